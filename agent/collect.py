@@ -15,9 +15,11 @@ from msgspec import Struct
 from agent.gpu_memory import GPU_COLLECTOR
 from agent.gpu_reader import GpuReader
 from agent.gpu_xids import GpuXids
-from agent.inference import FetchPage, engine_named, parse_metrics
 from agent.kernel_log import KernelLog
 from agent.mps import without_servers
+from agent.page_fetch import FetchPage
+from agent.pages import ServerPage, in_all
+from agent.settings import Instance
 from common.clock import Clock
 from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
 
@@ -28,12 +30,16 @@ MAX_ERROR_CHARS = 500
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A collector's share of a node report; `error` where it could not measure all of it."""
+    """A collector's share of a node report; `error` where it could not measure all of it.
+
+    is_page_whole: no value of the server's pages was dropped, of those that a load is made of.
+    """
 
     gpus: tuple[GpuReport, ...] | None = None
     lost_indices: tuple[int, ...] = ()
     host: HostReport | None = None
     inference: InferenceReport | None = None
+    is_page_whole: bool = True
     cost: CostReport | None = None
     error: str = ""
 
@@ -55,6 +61,8 @@ class Collected(Struct, frozen=True, kw_only=True):
     """GPUs that are lost and cannot be named by what was read."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
+    is_page_whole: bool = True
+    """See `Part`."""
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
 
@@ -75,6 +83,7 @@ async def collect_all(
         lost_indices=tuple(index for part in parts for index in part.lost_indices),
         host=_first(part.host for part in parts),
         inference=_first(part.inference for part in parts),
+        is_page_whole=all(part.is_page_whole for part in parts),
         cost=_first(part.cost for part in parts),
         collectors=tuple(report for _, report in results),
     )
@@ -191,17 +200,17 @@ class HostCollector:
 
 
 class InferenceCollector:
-    """Load of this node's inference server."""
+    """Load of this node's inference server, or of all of them together."""
 
     name = "inference"
 
     def __init__(
         self,
-        url: str,
-        engine: str,
+        instances: Sequence[Instance],
         *,
         timeout_s: float,
         fetch: FetchPage,
+        clock: Clock,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`is_wanted` says whether the server should be up: one that was stopped is no failure.
@@ -209,19 +218,24 @@ class InferenceCollector:
         Raises:
             ConfigError: there is no such engine.
         """
-        engine_named(engine)
-        self._url = url
-        self._engine = engine
+        self._pages = [ServerPage(one, fetch=fetch, clock=clock) for one in instances]
         self._timeout_s = timeout_s
-        self._fetch = fetch
         self._is_wanted = is_wanted
 
     async def collect(self) -> Part:
-        """The server's own numbers, or nothing while it should not be up."""
+        """The servers' own numbers, or nothing while they should not be up.
+
+        One page that cannot be read leaves the load of all unknown: a sum without it is too low.
+        """
         if not self._is_wanted():
             return Part()
-        page = await self._fetch(self._url, self._timeout_s)
-        return Part(inference=parse_metrics(page, self._engine))
+        readings = await asyncio.gather(*(page.read(self._timeout_s) for page in self._pages))
+        warnings = [reading.warning() for reading in readings]
+        return Part(
+            inference=in_all([reading.load() for reading in readings]),
+            is_page_whole=not any(warnings),
+            error="; ".join(filter(None, warnings)),
+        )
 
 
 class CostCollector:
@@ -300,14 +314,14 @@ def build_collectors(
     *,
     fetch: FetchPage,
     kernel_log: KernelLog | None = None,
-    metrics_url: str = "",
-    engine: str = "",
+    instances: Sequence[Instance] = (),
     timeout_s: float = 1.0,
     is_server_wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[Collector, ...]:
     """Every collector of a node.
 
-    The inference server's only where there is a `metrics_url`, the kernel log's where it is read.
+    The inference server's only where there is one that tells its load, the kernel log's where it is
+    read.
 
     Raises:
         ConfigError: there is no such engine.
@@ -321,10 +335,14 @@ def build_collectors(
     ]
     if kernel_log is not None:
         collectors.append(KernelLogCollector(kernel_log))
-    if metrics_url:
+    if instances:
         collectors.append(
             InferenceCollector(
-                metrics_url, engine, timeout_s=timeout_s, fetch=fetch, is_wanted=is_server_wanted
+                instances,
+                timeout_s=timeout_s,
+                fetch=fetch,
+                clock=clock,
+                is_wanted=is_server_wanted,
             )
         )
     return tuple(collectors)

@@ -28,6 +28,7 @@ from agent.life import Life
 from agent.machine import ThisMachine
 from agent.node import Node
 from agent.own_files import give_all
+from agent.probe import as_json, as_text, probe
 from agent.resort import last_resort
 from agent.sampling import make_sampler
 from agent.sessions import END_S
@@ -310,6 +311,13 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--go-home", action="store_true", help="bring a lent node home and exit")
     parser.add_argument("--check", action="store_true", help="check the files and exit")
+    parser.add_argument(
+        "--probe", action="store_true",
+        help="with --check: ask each metrics page once, and show what is understood of it",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", choices=["text", "json"], default="text", help="of --probe"
+    )
     parser.add_argument("--log-format", choices=["plain", "json"], default="plain")
     parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args(argv)
@@ -317,6 +325,8 @@ def main(argv: list[str] | None = None) -> int:
         args.state_dir = [None] * len(args.config)
     elif len(args.state_dir) != len(args.config):
         parser.error("--state-dir: give it once for each --config, or not at all")
+    if args.probe and not args.check:
+        parser.error("--probe: only with --check")
     set_up(level=args.log_level, style=args.log_format)
     named: list[tuple[Path, Path | None]] = list(zip(args.config, args.state_dir, strict=True))
     try:
@@ -324,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.fake_nvml is not None:
             load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
         if args.check:
-            return 0
+            return _probe([settings for _, settings in configs], args) if args.probe else 0
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(run_all(configs, fake_nvml=args.fake_nvml, is_going_home=args.go_home))
     except ArylError as error:
@@ -337,6 +347,13 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         systemd.stopping()
     return 0
+
+
+def _probe(configs: list[AgentSettings], args: argparse.Namespace) -> int:
+    """Show what each page says; the exit status is 1 where one tells no load."""
+    pages = asyncio.run(probe(configs, SystemClock()))
+    sys.stdout.write((as_json(pages) if args.output == "json" else as_text(pages)) + "\n")
+    return 0 if all(page.is_understood for page in pages) else 1
 
 
 def _configs(

@@ -1,317 +1,497 @@
-"""Inference load from the server's own Prometheus page. Must not know loans, roles or forecasts."""
+"""Inference load from what a server tells of itself. Pure; must not know loans, roles, forecasts,
+or how a page is fetched.
+
+A page is Prometheus' text format or a JSON document. What counts in it says a `MetricsSettings`, a
+site's own or one of `agent.engines`. A value that is no count is dropped, and the page is not: what
+was its last good value stands for it. Where nothing does, its number is unknown and not zero.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import math
-import socket
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import cast
 
+import msgspec
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.clock import Clock
-from common.errors import ConfigError, ProtocolError, Unavailable
+from agent.engines import Dialect, engine_named
+from agent.settings import Combine, CountSettings, MetricsSettings
+from common.decoding import UNREADABLE
+from common.errors import ConfigError, ProtocolError
 from common.messages import InferenceReport
 from common.model import MAX_INT
 
-MAX_PAGE_BYTES = 4_000_000
+COMMAND_OUTPUT = MetricsSettings(
+    running=(CountSettings(path="/running"),),
+    waiting=(CountSettings(path="/waiting"),),
+    succeeded=(CountSettings(path="/succeeded"),),
+    kv_cache=(CountSettings(path="/kv_cache_used_ratio", optional=True),),
+)
+"""What a command prints, as a JSON object."""
+SHORT = 8
+"""So much of a name is looked at first: few lines begin like one that matters."""
+MAX_LINE_CHARS = 120
+"""Of a line or a value that is told as dropped."""
+MAX_DROPPED = 5
+"""So many values are told as dropped, of more only how many."""
+
+_Heads = dict[str, tuple[str, Mapping[str, str]]]
 
 
-class Series(Struct, frozen=True):
-    """A sample name, and the labels that it must have to count."""
+class Sample(Struct, frozen=True, kw_only=True):
+    """One value of a page; `labels` are None where the line cannot be read at all.
+
+    value: None where it is no count. text: as the page has it, for people.
+    """
 
     name: str
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Mapping[str, str] | None
+    value: float | None
+    text: str
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """By which it is known again on the next page."""
+        return self.name, tuple(sorted((self.labels or {}).items()))
 
 
-class Quantity(Struct, frozen=True):
-    """The first alias that the page has is taken; `default` if it has none, None: it must.
+class Count(Struct, frozen=True, kw_only=True):
+    """What one `CountSettings` came to.
 
-    A default is right only for series that the engine makes at their first event.
-    is_labelled: a page that declares the family and has no sample of it means 0: the engine makes
-        each label set at its first event. A page that does not even declare it is another one.
+    value: None where the page does not say. samples: what of the page it is made of. dropped: those
+        of them that are no count; the last good value stands for each that has one.
     """
 
-    aliases: tuple[Series, ...]
-    default: float | None = None
-    is_labelled: bool = False
+    name: str
+    value: float | None
+    samples: tuple[Sample, ...] = ()
+    dropped: tuple[Sample, ...] = ()
 
 
-class Engine(Struct, frozen=True, kw_only=True):
-    """Where an engine says what; newer names come first."""
+class Quantity(Struct, frozen=True, kw_only=True):
+    """A number of the report, and the counts that are added up for it."""
 
+    name: str
+    value: float | None
+    counts: tuple[Count, ...]
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What a page says, also where that is not enough for a load."""
+
+    dialect: str
     running: Quantity
     waiting: Quantity
-    success: Quantity
-    kv_cache: tuple[Series, ...] = ()
+    succeeded: Quantity
+    kv_cache: Quantity
 
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        """Those that a load is made of."""
+        return self.running, self.waiting, self.succeeded
 
-def _gauge(*names: str) -> Quantity:
-    return Quantity(tuple(Series(name) for name in names))
+    @property
+    def dropped(self) -> tuple[Sample, ...]:
+        """Every value that is no count, of those that a load is made of."""
+        found = (count.dropped for one in self.quantities for count in one.counts)
+        return tuple(sample for dropped in found for sample in dropped)
 
+    def problem(self) -> str:
+        """Why there is no load; empty where there is one."""
+        counts = [count for one in self.quantities for count in one.counts]
+        none = [count for count in counts if count.value is None]
+        missing = [count.name for count in none if not count.dropped]
+        said = [f"no {name}" for name in missing]
+        said += [
+            f"{count.name}: {_short(count.dropped[0].text)}, expected a number from 0 to"
+            f" {MAX_INT:g}"
+            for count in none
+            if count.dropped
+        ]
+        said += [
+            f"{one.counts[0].name}: {one.value:g}, expected a number from 0 to {MAX_INT:g}"
+            for one in self.quantities
+            if one.value is not None and one.value > MAX_INT
+        ]
+        return ", ".join(said)
 
-def _lazy(*names: str) -> Quantity:
-    return Quantity(tuple(Series(name) for name in names), default=0.0)
+    def warning(self) -> str:
+        """Which values were dropped, in words; empty where none was."""
+        dropped = self.dropped
+        told = [_short(sample.text) for sample in dropped[:MAX_DROPPED]]
+        if len(dropped) > MAX_DROPPED:
+            told.append(f"and {len(dropped) - MAX_DROPPED} more")
+        return f"dropped, as they are no counts: {'; '.join(told)}" if told else ""
 
+    def load(self) -> InferenceReport:
+        """The load that the page tells.
 
-def _counter(*names: str) -> Quantity:
-    return Quantity(tuple(Series(name) for name in names), is_labelled=True)
-
-
-_TRT_LLM_SCHEDULED = Series("nv_trt_llm_request_metrics", (("request_type", "scheduled"),))
-_TRT_LLM_KV_CACHE = Series(
-    "nv_trt_llm_kv_cache_block_metrics", (("kv_cache_block_type", "fraction"),)
-)
-
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine(
-        running=_gauge("vllm:num_requests_running", "vllm_num_requests_running"),
-        waiting=_gauge("vllm:num_requests_waiting", "vllm_num_requests_waiting"),
-        success=_counter("vllm:request_success_total", "vllm_request_success_total"),
-        kv_cache=(
-            Series("vllm:kv_cache_usage_perc"),
-            Series("vllm:gpu_cache_usage_perc"),
-            Series("vllm_gpu_cache_usage_perc"),
-        ),
-    ),
-    "sglang": Engine(
-        running=_gauge("sglang:num_running_reqs", "sglang_num_running_reqs"),
-        waiting=_gauge("sglang:num_queue_reqs", "sglang_num_queue_reqs"),
-        success=_lazy("sglang:num_requests_total", "sglang_num_requests_total"),
-        kv_cache=(Series("sglang:token_usage"), Series("sglang_token_usage")),
-    ),
-    # Triton itself does not say how many requests run, its LLM backends do. Without one, only the
-    # success counter standing still shows that nothing runs.
-    "triton": Engine(
-        running=Quantity((_TRT_LLM_SCHEDULED, Series("vllm:num_requests_running")), default=0.0),
-        waiting=_gauge("nv_inference_pending_request_count"),
-        success=_gauge("nv_inference_request_success"),
-        kv_cache=(_TRT_LLM_KV_CACHE, Series("vllm:gpu_cache_usage_perc")),
-    ),
-    # TGI makes its counters at the first request, its gauges when the batcher starts.
-    "tgi": Engine(
-        running=_gauge("tgi_batch_current_size"),
-        waiting=_gauge("tgi_queue_size"),
-        success=_lazy("tgi_request_success", "tgi_request_success_total"),
-    ),
-}
-"""Names as of vLLM 0.4 to 0.11, SGLang 0.3 to 0.5, Triton 23.04 and later, TGI 1.4 to 3."""
-
-
-def engine_named(name: str) -> Engine:
-    """The alias table of this engine.
-
-    Raises:
-        ConfigError: there is no such engine.
-    """
-    try:
-        return ENGINES[name]
-    except KeyError:
-        known = ", ".join(sorted(ENGINES))
-        raise ConfigError(f"engine: {name!r} is not known, expected one of {known}") from None
-
-
-def parse_metrics(text: str, engine: str) -> InferenceReport:
-    """Load of an inference server from its metrics page.
-
-    Counts are summed over all label sets (models, ranks, finish reasons). The KV cache is that
-    of the fullest label set: one full engine delays its requests, whatever room the others have.
-
-    Raises:
-        ConfigError: there is no such engine.
-        ProtocolError: the page is not one of this engine, names what is missing; or a value or a
-            sum is no count, which the coordinator would refuse the whole report for.
-    """
-    table = engine_named(engine)
-    values = _values_by_series(text, _all_series(table))
-    for quantity in (table.running, table.waiting, table.success):
-        if quantity.is_labelled and not any(series in values for series in quantity.aliases):
-            values |= {series: [0.0] for series in quantity.aliases if _declares(text, series)}
-    missing = [
-        " or ".join(series.name for series in quantity.aliases)
-        for quantity in (table.running, table.waiting, table.success)
-        if quantity.default is None and not any(series in values for series in quantity.aliases)
-    ]
-    if missing:
-        raise ProtocolError(f"metrics page of {engine}: no {', no '.join(missing)}")
-    return InferenceReport(
-        running_count=_sum(table.running, values),
-        waiting_count=_sum(table.waiting, values),
-        success_total=_sum(table.success, values),
-        kv_cache_used_ratio=next(
-            (max(values[series]) for series in table.kv_cache if series in values), None
-        ),
-    )
-
-
-class RefusedError(Unavailable):
-    """No process listens where the server should."""
-
-
-class FetchPage(Protocol):
-    """The text at a URL within a time; `fetch_page` with a clock is one."""
-
-    async def __call__(self, url: str, timeout_s: float) -> str:
-        """As `fetch_page`."""
-        ...
-
-
-def page_fetcher(clock: Clock) -> FetchPage:
-    """What asks real servers."""
-
-    async def fetch(url: str, timeout_s: float) -> str:
-        return await fetch_page(url, timeout_s, clock=clock)
-
-    return fetch
-
-
-async def fetch_page(url: str, timeout_s: float, *, clock: Clock) -> str:
-    """The text at an http or https URL; redirects and proxies are not followed.
-
-    Takes at most `timeout_s`, and leaves nothing behind when it is cancelled before.
-
-    Raises:
-        ConfigError: no http or https URL.
-        RefusedError: no process listens at it.
-        Unavailable: no whole answer in time, or not a status of success.
-        ProtocolError: more than `MAX_PAGE_BYTES`, or not UTF-8.
-    """
-    fetch = _Fetch(url, timeout_s)
-    try:
-        async with clock.timeout(timeout_s):
-            data = await asyncio.to_thread(fetch.read)
-    except TimeoutError:
-        raise Unavailable(f"{url}: no whole answer within {timeout_s:g} s") from None
-    finally:
-        fetch.abort()
-    if len(data) > MAX_PAGE_BYTES:
-        raise ProtocolError(f"{url}: more than {MAX_PAGE_BYTES} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"{url}: not UTF-8: {error}") from error
-
-
-class _Fetch:
-    """One request in a thread, which `abort` ends from outside.
-
-    A socket's timeout is of each read: a server that sends a byte a second would hold the thread
-    for ever, and a few of them all threads that the agent writes its ledger with.
-    """
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        parts = checked_url(url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._url = url
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
-        self._socket: socket.socket | None = None
-        self._is_aborted = False
-
-    def read(self) -> bytes:
-        """The body, cut off behind `MAX_PAGE_BYTES`; blocks."""
-        try:
-            self._connection.connect()
-            # The connection forgets its socket as soon as the server says that it will close.
-            self._socket = self._connection.sock
-            if self._is_aborted:
-                raise ConnectionAbortedError("given up")
-            self._connection.request("GET", self._target)
-            reply = self._connection.getresponse()
-            if not 200 <= reply.status < 300:
-                raise Unavailable(f"{self._url}: status {reply.status} {reply.reason}")
-            data = reply.read(MAX_PAGE_BYTES + 1)
-            # http.client does not say so when a size was given, and half a page is a false load.
-            if reply.length and len(data) <= MAX_PAGE_BYTES:
-                raise Unavailable(f"{self._url}: broke off {reply.length} bytes before its end")
-        except ConnectionRefusedError as error:
-            raise RefusedError(f"{self._url}: {error}") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unavailable(f"{self._url}: {error}") from error
-        else:
-            return data
-        finally:
-            self._connection.close()
-
-    def abort(self) -> None:
-        """Have `read` end soon; harmless after its end."""
-        self._is_aborted = True
-        if self._socket is not None:
-            with suppress(OSError):
-                # Not SSLSocket's own: that would change the object under the thread's hands.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-
-
-def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
-    """The parts of a URL that can be fetched.
-
-    Raises:
-        ConfigError: no http or https URL; names the field.
-    """
-    try:
-        parts = urlsplit(url)
-        is_fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError as error:
-        raise ConfigError(f"{field}: {url!r}: {error}") from None
-    if not is_fit:
-        raise ConfigError(f"{field}: {url!r} is no http or https URL")
-    return parts
-
-
-def _all_series(table: Engine) -> tuple[Series, ...]:
-    quantities = (table.running, table.waiting, table.success)
-    return (*(series for quantity in quantities for series in quantity.aliases), *table.kv_cache)
-
-
-def _values_by_series(text: str, wanted: tuple[Series, ...]) -> dict[Series, list[float]]:
-    # Only the lines that matter are parsed: a page has thousands of histogram buckets, and the
-    # agent has a hundredth of a core.
-    names = tuple({series.name for series in wanted})
-    lines = [line for line in text.split("\n") if line.startswith(names)]
-    values: dict[Series, list[float]] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                for series in wanted:
-                    if sample.name == series.name and _has_labels(sample.labels, series):
-                        values.setdefault(series, []).append(float(sample.value))
-    except (ValueError, KeyError, IndexError) as error:
-        raise ProtocolError(f"metrics page: {error}") from error
-    for series, found in values.items():
-        for value in found:
-            _check_count(series, value)
-    return values
-
-
-def _declares(text: str, series: Series) -> bool:
-    """Whether a page has the family of a series, with or without a sample of it."""
-    # The text format names a counter's family as its samples, OpenMetrics without `_total`.
-    families = (series.name, series.name.removesuffix("_total"))
-    return any(line.startswith(f"# TYPE {name} ") for line in text.split("\n") for name in families)
-
-
-def _check_count(series: Series, value: float) -> None:
-    if not (math.isfinite(value) and 0 <= value <= MAX_INT):
-        raise ProtocolError(
-            f"metrics page: {series.name}: {value:g}, expected a number from 0 to {MAX_INT:g}"
+        Raises:
+            ProtocolError: it tells none; says what is missing or is no count.
+        """
+        problem = self.problem()
+        values = [one.value for one in self.quantities]
+        if problem or None in values:
+            raise ProtocolError(f"metrics page of {self.dialect}: {problem}")
+        running, waiting, succeeded = cast("list[float]", values)
+        return InferenceReport(
+            running_count=running,
+            waiting_count=waiting,
+            success_total=succeeded,
+            kv_cache_used_ratio=self.kv_cache.value,
         )
 
 
-def _has_labels(labels: Mapping[str, str], series: Series) -> bool:
-    return all(labels.get(key) == value for key, value in series.labels)
+class PageReader:
+    """Reads the pages of one server, and remembers the last good values of the newest one."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        self._dialects = tuple(dialects)
+        # Only the lines that matter are parsed: a page has thousands of histogram buckets, and the
+        # agent has a hundredth of a core.
+        self._names = frozenset(name for one in self._dialects for name in _series(one))
+        self._starts = tuple({name[:SHORT] for name in self._names})
+        self._last: dict[object, float] = {}
+        self._heads: _Heads = {}
+
+    @classmethod
+    def of(cls, engine: str, metrics: MetricsSettings | None = None) -> PageReader:
+        """By the names of a site, or else by those of an engine.
+
+        Raises:
+            ConfigError: there is no such engine.
+        """
+        if metrics is None:
+            return cls(engine_named(engine))
+        is_command = bool(metrics.command)
+        named = COMMAND_OUTPUT if is_command else metrics
+        return cls((Dialect(name="the command" if is_command else "the settings", metrics=named),))
+
+    def read(self, text: str) -> Reading:
+        """What a page says.
+
+        Raises:
+            ProtocolError: no JSON where it should be.
+        """
+        page: _Page
+        if self._names:
+            page = _Text(text, self._names, self._starts, self._heads)
+            self._heads = page.heads
+        else:
+            page = _Json(text)
+        dialect = self._dialect(page)
+        metrics = dialect.metrics
+        known: dict[object, float] = {}
+        reading = Reading(
+            dialect=dialect.name,
+            running=self._quantity("running", metrics.running, page, known),
+            waiting=self._quantity("waiting", metrics.waiting, page, known),
+            succeeded=self._quantity("succeeded", metrics.succeeded, page, known),
+            kv_cache=self._quantity("kv_cache", metrics.kv_cache, page, known),
+        )
+        self._last = known
+        return reading
+
+    def _dialect(self, page: _Page) -> Dialect:
+        """The first whose numbers the page has all of, else that of which it has the most."""
+        best, best_count = self._dialects[0], -1
+        for dialect in self._dialects:
+            if dialect.when is not None and not page.find(dialect.when):
+                continue
+            metrics = dialect.metrics
+            counts = [one for one in (*metrics.running, *metrics.waiting) if not one.optional]
+            found = [bool(page.find(one)) for one in counts]
+            found += [
+                bool(page.find(one)) or page.declares(one)
+                for one in metrics.succeeded
+                if not one.optional
+            ]
+            if all(found):
+                return dialect
+            if sum(found) > best_count:
+                best, best_count = dialect, sum(found)
+        return best
+
+    def _quantity(
+        self, name: str, settings: Sequence[CountSettings], page: _Page, known: dict[object, float]
+    ) -> Quantity:
+        counts = tuple(self._count(one, page, known, name) for one in settings)
+        values = [count.value for count in counts if count.value is not None]
+        value: float | None
+        if name == "kv_cache":  # what the page does not have is no empty cache
+            value = max(
+                (one.value for one in counts if one.samples and one.value is not None), default=None
+            )
+        else:
+            value = sum(values) if len(values) == len(counts) else None
+        return Quantity(name=name, value=value, counts=counts)
+
+    def _count(self, one: CountSettings, page: _Page, known: dict[object, float], of: str) -> Count:
+        """`of` is the quantity that it is of."""
+        samples = page.find(one)
+        name = one.path or " or ".join(one.series)
+        if not samples:
+            # A page that declares a counter and has no sample of it makes each label set at its
+            # first event. A page that does not even declare it is another one.
+            is_zero = one.optional or (of == "succeeded" and page.declares(one))
+            return Count(name=name, value=0.0 if is_zero else None)
+        is_max = one.combine == Combine.MAX or of == "kv_cache"
+        name = samples[0].name
+        values: list[tuple[Mapping[str, str], float]] = []
+        dropped: list[Sample] = []
+        for sample in samples:
+            value = sample.value
+            if value is None:
+                dropped.append(sample)
+                value = None if sample.labels is None else self._last.get(sample.key)
+            if value is not None:
+                known[sample.key] = value
+                values.append((sample.labels or {}, value))
+        return Count(
+            name=name,
+            value=_combined(one, values, is_max=is_max) if values else None,
+            samples=tuple(samples),
+            dropped=tuple(dropped),
+        )
 
 
-def _sum(quantity: Quantity, values: Mapping[Series, list[float]]) -> float:
-    for series in quantity.aliases:
-        if series in values:
-            total = sum(values[series])
-            _check_count(series, total)
-            return total
-    assert quantity.default is not None, "checked before"
-    return quantity.default
+def parse_metrics(text: str, engine: str) -> InferenceReport:
+    """Load of an inference server from one metrics page of an engine.
+
+    Raises:
+        ConfigError: there is no such engine.
+        ProtocolError: the page is not one of this engine, names what is missing; or no value of a
+            number, or its sum, is a count.
+    """
+    return PageReader.of(engine).read(text).load()
+
+
+def checked_metrics(metrics: MetricsSettings, field: str) -> None:
+    """Refuse what could never be read.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    lists = {"running": metrics.running, "waiting": metrics.waiting, "succeeded": metrics.succeeded}
+    lists["kv_cache"] = metrics.kv_cache
+    if metrics.command:
+        if any(lists.values()):
+            raise ConfigError(f"{field}.command: prints the numbers itself, expected no lists")
+        return
+    for name in ("running", "succeeded"):
+        if not lists[name]:
+            raise ConfigError(f"{field}.{name}: is required and missing, where there is no command")
+    are_json: set[bool] = set()
+    for name, counts in lists.items():
+        for number, one in enumerate(counts):
+            _check_count(one, f"{field}.{name}[{number}]")
+            are_json.add(bool(one.path))
+    if len(are_json) > 1:
+        raise ConfigError(f"{field}: a page has series or paths, not both")
+
+
+def _check_count(one: CountSettings, where: str) -> None:
+    if bool(one.series) == bool(one.path) or "" in one.series:
+        raise ConfigError(f"{where}: expected a series or a path")
+    if one.by and one.combine != Combine.MAX:
+        raise ConfigError(f"{where}.by: a sum is of all label sets; expected combine = 'max'")
+    if one.path and (one.labels or one.copies or one.by):
+        raise ConfigError(f"{where}.path: a JSON document has no labels")
+    if one.path and not one.path.startswith("/"):
+        raise ConfigError(f"{where}.path: {one.path!r}: expected a JSON pointer, as /a/b")
+
+
+# --- pages ------------------------------------------------------------------------------------
+
+
+class _Page:
+    """Where the samples of a `CountSettings` are found."""
+
+    def find(self, one: CountSettings) -> list[Sample]:
+        """All of them; none where the page does not have it."""
+        raise NotImplementedError
+
+    def declares(self, one: CountSettings) -> bool:
+        """Whether the page knows of it, with or without a sample."""
+        raise NotImplementedError
+
+
+class _Text(_Page):
+    """Prometheus' text format, of which each line stands alone: one that is broken costs one.
+
+    known: names and labels of lines before, by their text without the value: a page has the same
+        ones each second. heads: those of this page.
+    """
+
+    def __init__(
+        self, text: str, names: frozenset[str], starts: tuple[str, ...], known: _Heads
+    ) -> None:
+        self._text = text
+        self._samples: dict[str, list[Sample]] = {}
+        self.heads: _Heads = {}
+        for line in text.split("\n"):
+            if line.startswith(starts) and _name(line) in names:
+                sample = self._read(line.rstrip(), known)
+                self._samples.setdefault(sample.name, []).append(sample)
+
+    def _read(self, line: str, known: _Heads) -> Sample:
+        head, tail = _halves(line)
+        found = known.get(head)
+        if found is not None and (value := _number(tail)) is not None:
+            self.heads[head] = found
+            name, labels = found
+            return Sample(name=name, labels=labels, value=_as_count(value), text=line)
+        sample = _sample(line)
+        if sample.labels is not None and _number(tail) is not None:
+            self.heads[head] = sample.name, sample.labels
+        return sample
+
+    def find(self, one: CountSettings) -> list[Sample]:
+        for name in one.series:
+            found = [
+                sample
+                for sample in self._samples.get(name, ())
+                if sample.labels is None or _has_labels(sample.labels, one.labels)
+            ]
+            if found:
+                return found
+        return []
+
+    def declares(self, one: CountSettings) -> bool:
+        # The text format names a counter's family as its samples, OpenMetrics without `_total`.
+        return any(
+            self._text.startswith(f"# TYPE {family} ") or f"\n# TYPE {family} " in self._text
+            for name in one.series
+            for family in (name, name.removesuffix("_total").removesuffix("_count"))
+        )
+
+
+class _Json(_Page):
+    """A JSON document; a place that is no number is one that is no count."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._document: object = msgspec.json.decode(text)
+        except UNREADABLE as error:
+            raise ProtocolError(f"expected JSON: {error}") from None
+
+    def find(self, one: CountSettings) -> list[Sample]:
+        steps = [step.replace("~1", "/").replace("~0", "~") for step in one.path.split("/")[1:]]
+        return [
+            Sample(
+                name=one.path,
+                labels={"at": where},
+                value=_as_count(value),
+                text=f"{where}: {_short(msgspec.json.encode(value).decode())}",
+            )
+            for where, value in _places(self._document, steps, "")
+        ]
+
+    def declares(self, one: CountSettings) -> bool:
+        return False
+
+
+def _places(value: object, steps: Sequence[str], where: str) -> Iterator[tuple[str, object]]:
+    if not steps:
+        yield where, value
+        return
+    step, rest = steps[0], steps[1:]
+    items: dict[str, object]
+    if isinstance(value, dict):
+        items = {str(key): item for key, item in cast("dict[object, object]", value).items()}
+    elif isinstance(value, list):
+        items = {str(number): item for number, item in enumerate(cast("list[object]", value))}
+    else:
+        return
+    for key, item in items.items() if step == "*" else ((step, items.get(step)),):
+        if key in items:
+            yield from _places(item, rest, f"{where}/{key}")
+
+
+def _name(line: str) -> str:
+    return line.partition("{")[0].split(None, 1)[0]
+
+
+def _halves(line: str) -> tuple[str, str]:
+    """A line up to its value, and the rest of it."""
+    end = line.rfind("}") + 1 or line.find(" ")
+    return (line[:end], line[end:]) if end > 0 else (line, "")
+
+
+def _number(tail: str) -> float | None:
+    """The value in what stands behind the labels, perhaps before a time; None: it is not that."""
+    words = tail.split()
+    try:
+        return float(words[0]) if 1 <= len(words) <= 2 else None
+    except ValueError:
+        return None
+
+
+def _sample(line: str) -> Sample:
+    """One line of the text format, by the format's reference parser."""
+    parsed = _parsed(line)
+    if parsed is None and " # " in line:  # an exemplar, which only OpenMetrics has
+        parsed = _parsed(line.rpartition(" # ")[0])
+    if parsed is not None:
+        name, labels, value = parsed
+        return Sample(name=name, labels=labels, value=_as_count(value), text=line)
+    # Its value may be what is broken; then the labels say which sample it is.
+    parsed = _parsed(f"{line.rpartition(' ')[0]} NaN")
+    if parsed is not None:
+        return Sample(name=parsed[0], labels=parsed[1], value=None, text=line)
+    return Sample(name=_name(line), labels=None, value=None, text=line)
+
+
+def _parsed(line: str) -> tuple[str, Mapping[str, str], float] | None:
+    try:
+        for family in text_string_to_metric_families(line + "\n"):
+            for sample in family.samples:
+                return sample.name, sample.labels, float(sample.value)
+    except (ValueError, KeyError, IndexError):
+        pass
+    return None
+
+
+def _as_count(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value <= MAX_INT else None
+
+
+def _has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(
+        fnmatchcase(found, value) if (found := labels.get(key, "")) else not value
+        for key, value in wanted.items()
+    )
+
+
+def _combined(
+    one: CountSettings, values: Iterable[tuple[Mapping[str, str], float]], *, is_max: bool
+) -> float:
+    """The one number that all label sets make."""
+    once: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, value in values:
+        rest = tuple(sorted((k, v) for k, v in labels.items() if k not in one.copies))
+        # Only copies may share a key: two lines of one label set are two values elsewhere.
+        once[rest] = max(once.get(rest, 0.0), value) if one.copies else once.get(rest, 0.0) + value
+    if not is_max:
+        return sum(once.values())
+    groups: dict[object, float] = {}
+    for rest, value in once.items():
+        key = tuple(dict(rest).get(label, "") for label in one.by) if one.by else rest
+        groups[key] = groups.get(key, 0.0) + value
+    return max(groups.values())
+
+
+def _series(dialect: Dialect) -> Iterator[str]:
+    metrics = dialect.metrics
+    for counts in (metrics.running, metrics.waiting, metrics.succeeded, metrics.kv_cache):
+        for one in counts:
+            yield from one.series
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_LINE_CHARS else f"{text[: MAX_LINE_CHARS - 3]}..."

@@ -61,7 +61,11 @@ class ThisMachine:
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         """As `agent.server_processes`."""
-        return self._server_processes.beside(pids, url=server.health_url, units=server.units)
+        return self._server_processes.beside(
+            pids,
+            urls=[instance.health_url for instance in server.all_instances()],
+            units=server.units,
+        )
 
     def owner(self, pid: int) -> str:
         """By number: to ask for the name of a user may mean to ask another machine."""

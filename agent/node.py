@@ -78,6 +78,8 @@ class Sample(Struct, frozen=True, kw_only=True):
     """GPUs that NVML says are lost and that the look cannot name; the ledger may."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
+    is_page_whole: bool = True
+    """No value of the server's pages was dropped, of those that a load is made of."""
     is_healthy: bool = False
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
@@ -241,6 +243,7 @@ class Node:
             gpus=sample.gpus,
             sampled_at_s=sample.began_at_s,
             inference=sample.inference,
+            is_page_whole=sample.is_page_whole,
             page_error=_page_error(sample),
             is_healthy=sample.is_healthy,
             statuses=tuple(_fact(status) for status in statuses),

@@ -11,11 +11,12 @@ from agent.fake_fleet import load_fleet
 from agent.gpu_process import child_starter
 from agent.gpu_reader import GpuReader
 from agent.handover import are_unused
-from agent.inference import FetchPage, RefusedError, page_fetcher
 from agent.kernel_log import KernelLog
 from agent.kernel_log_readers import fake_opener, find_kernel_log
 from agent.node import Sample
-from agent.settings import AgentSettings, KernelLogChoice
+from agent.page_fetch import FetchPage, KeyUnreadableError, RefusedError, page_fetcher
+from agent.pages import can_tell
+from agent.settings import AgentSettings, Instance, KernelLogChoice
 from common.clock import Clock
 from common.errors import ArylError
 from common.messages import InferenceReport
@@ -51,14 +52,14 @@ class NodeSampler:
         self._fetch = fetch
         self._is_server_wanted = is_server_wanted
         self._is_health_wanted = is_health_wanted or is_server_wanted
-        server = settings.server
+        self._instances = () if settings.server is None else settings.server.all_instances()
+        can_all_tell = all(map(can_tell, self._instances))
         self._collectors = build_collectors(
             reader,
             clock,
             fetch=fetch,
             kernel_log=kernel_log,
-            metrics_url="" if server is None else server.metrics_url,
-            engine="" if server is None else server.engine,
+            instances=self._instances if can_all_tell else (),
             timeout_s=settings.collect_deadline_s,
             is_server_wanted=is_server_wanted,
         )
@@ -86,20 +87,28 @@ class NodeSampler:
             lost_indices=collected.lost_indices,
             host=collected.host,
             inference=inference,
+            is_page_whole=collected.is_page_whole,
             is_healthy=is_healthy,
             cost=collected.cost,
             collectors=collected.collectors,
         )
 
     async def _health(self) -> tuple[bool, bool]:
-        """Whether the server answers its health check, and whether its port refuses."""
-        server = self._settings.server
-        if server is None or not self._is_health_wanted():
+        """Whether every server answers its health check, and whether the port of each refuses."""
+        if not self._instances or not self._is_health_wanted():
             return False, False
+        seen = await asyncio.gather(*map(self._health_of, self._instances))
+        return all(is_healthy for is_healthy, _ in seen), all(is_refused for _, is_refused in seen)
+
+    async def _health_of(self, instance: Instance) -> tuple[bool, bool]:
         deadline_s = self._settings.collect_deadline_s
+        url = instance.health_url
         try:
             async with self._clock.timeout(deadline_s):
-                await self._fetch(server.health_url, deadline_s)
+                try:
+                    await self._fetch(url, deadline_s, instance.access)
+                except KeyUnreadableError:  # a way home has no credentials, and most need none here
+                    await self._fetch(url, deadline_s)
         except RefusedError:
             return False, True
         except (ArylError, TimeoutError):

@@ -169,7 +169,8 @@ class Idleness:
     waiting, the success counter still, two samples in a row.
 
     A page that cannot be read shows no rest, nor does a late health check beside it: a server that
-    stalls has its requests still. Of one that is gone the sample itself says that it has none.
+    stalls has its requests still. No more does a page of which a value was dropped. Of a server
+    that is gone the sample itself says that it has none.
     """
 
     def __init__(self) -> None:
@@ -186,11 +187,12 @@ class Idleness:
             return False
         self._sampled_at_s = facts.sampled_at_s
         page, last = facts.inference, self._page
-        if page is None:
+        if page is None or not facts.is_page_whole:
             if self._unread_since_s is None:
                 self._unread_since_s = facts.sampled_at_s
             self._samples = 0
-            self.why = "waits for the server's metrics page, which cannot be read"
+            how = "cannot be read" if page is None else "has values that are no counts"
+            self.why = f"waits for the server's metrics page, which {how}"
             return False
         self._page, self._unread_since_s = page, None
         in_flight = page.running_count + page.waiting_count

@@ -59,20 +59,26 @@ class ServerProcesses:
         self._sockets: dict[int, list[tuple[int, Path, str]]] = {}
         self._looks_in_vain = 0
 
-    def beside(self, pids: Iterable[int], *, url: str, units: Sequence[str]) -> set[int] | None:
+    def beside(
+        self, pids: Iterable[int], *, urls: Iterable[str], units: Sequence[str]
+    ) -> set[int] | None:
         """Those of `pids` that are alive and not the server's; None: nobody can tell.
 
         Nobody can where none of them would be the server's: it has its GPUs, so it was not found.
 
         Args:
-            url: of its health check. units: names in the paths of its control groups.
+            urls: of its health checks. units: names in the paths of its control groups.
         """
         alive = {pid: family for pid in pids if (family := lineage(pid, proc=self._proc))}
         groups = {pid: self._groups(str(pid)) for pid in alive}
         if units:
             own = {pid for pid in alive if any(_has(path, units) for path in groups[pid])}
         else:
-            own = self._of_listeners(alive, groups, self._listeners(_port_of(url)))
+            listeners = [self._listeners(_port_of(url)) for url in urls]
+            # One that does not listen may have its processes all the same: they are no strangers.
+            if not all(listeners):
+                return None
+            own = self._of_listeners(alive, groups, {pid for one in listeners for pid in one})
         if not own:
             return None
         return alive.keys() - own

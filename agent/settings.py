@@ -45,21 +45,161 @@ class KernelLogChoice(StrEnum):
     OFF = "off"
 
 
+class Combine(StrEnum):
+    """What the label sets of a series make together."""
+
+    SUM = "sum"
+    MAX = "max"
+
+
+class CountSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One number of a page: a series of Prometheus' text format, or a place in a JSON document."""
+
+    series: Annotated[
+        tuple[str, ...],
+        Meta(description="name of a series; of several names the first that the page has counts"),
+    ] = ()
+    labels: Annotated[
+        dict[str, str],
+        Meta(
+            description="labels that must have these values to count; `*` stands for anything, an"
+            " empty text for no such label"
+        ),
+    ] = {}
+    copies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="labels in which only copies of a number differ, as of ranks that all tell"
+            " the same requests: the largest of them counts"
+        ),
+    ] = ()
+    by: Annotated[
+        tuple[str, ...],
+        Meta(description="label sets that are alike in these labels are added up before `combine`"),
+    ] = ()
+    combine: Annotated[
+        Combine, Meta(description="sum or max of the label sets, or of the places that fit `path`")
+    ] = Combine.SUM
+    path: Annotated[
+        str,
+        Meta(
+            description="instead of a series: JSON pointer, as /stats/running; `*` is each item of"
+            " a list or object"
+        ),
+    ] = ""
+    optional: Annotated[
+        bool, Meta(description="a page that does not have it means 0; else its load is unknown")
+    ] = False
+
+
+class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is in flight and what has succeeded, by the names of a server's own; each list is added
+    up. A preset of it is what `engine` names."""
+
+    running: Annotated[
+        tuple[CountSettings, ...], Meta(description="requests that the server works on")
+    ] = ()
+    waiting: Annotated[
+        tuple[CountSettings, ...],
+        Meta(description="requests that wait for that; none: `running` counts them too"),
+    ] = ()
+    succeeded: Annotated[
+        tuple[CountSettings, ...],
+        Meta(description="requests since the server's start that are done: a counter"),
+    ] = ()
+    kv_cache: Annotated[
+        tuple[CountSettings, ...],
+        Meta(description="share of the KV cache in use, 0 to 1; the largest counts, for people"),
+    ] = ()
+    command: Annotated[
+        Argv,
+        Meta(
+            description="instead of a page: prints a JSON object of running, waiting and succeeded;"
+            " run without a shell, as the agent's user, at each report"
+        ),
+    ] = ()
+
+
+class PageAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the agent shows a page who it is, and whom it trusts. Only paths: no key is in here."""
+
+    bearer_path: Annotated[
+        str, Meta(description="file with a key, sent as `Authorization: Bearer`; mode 0600")
+    ] = ""
+    basic_path: Annotated[
+        str, Meta(description="file with user:password, sent as `Authorization: Basic`; mode 0600")
+    ] = ""
+    tls_ca_path: Annotated[
+        str, Meta(description="CA certificates to trust instead of the system's, for https")
+    ] = ""
+
+
+class InstanceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several servers on a node; what it does not say is as in `server`."""
+
+    health_url: Annotated[str, Meta(description="answers 200 when this server can serve")]
+    metrics_url: Annotated[
+        str, Meta(description="its page; none: `command` of its metrics is asked")
+    ] = ""
+    engine: Annotated[str | None, Meta(description="as server.engine")] = None
+    metrics: Annotated[MetricsSettings | None, Meta(description="as server.metrics")] = None
+    access: Annotated[PageAccess | None, Meta(description="as server.access")] = None
+
+
+class Instance(Struct, frozen=True, kw_only=True):
+    """One server of a node, with all that is said of it; `field` is where in the settings."""
+
+    field: str
+    health_url: str
+    metrics_url: str
+    engine: str
+    metrics: MetricsSettings | None
+    access: PageAccess
+
+
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The inference server of this node, and the commands that move it.
+    """The inference server of this node, or several, and the commands that move them all.
 
     A command is run without a shell, must be idempotent, and says success by exit code 0. Its
     environment has ARYL_NODE, ARYL_SERVICE and ARYL_GPU_UUIDS (with commas between).
     """
 
-    health_url: Annotated[str, Meta(description="answers 200 when the server can serve")]
-    metrics_url: Annotated[str, Meta(description="the server's own Prometheus page")]
-    engine: Annotated[str, Meta(description="vllm, sglang, triton or tgi")] = "vllm"
+    health_url: Annotated[
+        str,
+        Meta(
+            description="answers 200 when the server can serve; required, unless there are"
+            " `instances`"
+        ),
+    ] = ""
+    metrics_url: Annotated[
+        str,
+        Meta(description="the server's own metrics page; required, unless a command is asked"),
+    ] = ""
+    engine: Annotated[
+        str,
+        Meta(
+            description="vllm, sglang, triton, trtllm, dynamo, nim, llamacpp or tgi: whose names"
+            " the page has; `metrics` stands in its place"
+        ),
+    ] = "vllm"
+    metrics: Annotated[
+        MetricsSettings | None, Meta(description="names of any other page, or a command")
+    ] = None
+    access: Annotated[
+        PageAccess, Meta(description="keys and certificates for page and health check")
+    ] = PageAccess()
+    instances: Annotated[
+        tuple[InstanceSettings, ...],
+        Meta(
+            description="several servers on this node, instead of `health_url` and `metrics_url`:"
+            " their load is the sum, and all must be healthy"
+        ),
+    ] = ()
     units: Annotated[
         tuple[str, ...],
         Meta(
             description="systemd units, scopes or slices that the server runs in: a GPU process of"
-            " no other is its own. None: those of whoever listens at health_url's port"
+            " no other is its own. None: those of whoever listens at a health_url's port"
         ),
     ] = ()
     start: Annotated[Argv, Meta(min_length=1, description="start the server")]
@@ -69,6 +209,32 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hook_timeout_s: Annotated[
         PositiveFloat, Meta(description="a command that takes longer is ended and counts as failed")
     ] = 60.0
+
+    def all_instances(self) -> tuple[Instance, ...]:
+        """Each server of the node, with what it takes from this table."""
+        if not self.instances:
+            return (
+                Instance(
+                    field="server",
+                    health_url=self.health_url,
+                    metrics_url=self.metrics_url,
+                    engine=self.engine,
+                    metrics=self.metrics,
+                    access=self.access,
+                ),
+            )
+        return tuple(
+            Instance(
+                field=f"server.instances[{number}]",
+                health_url=one.health_url,
+                metrics_url=one.metrics_url,
+                engine=one.engine or self.engine,
+                # An engine of its own is named to be read by it.
+                metrics=one.metrics or (None if one.engine else self.metrics),
+                access=one.access or self.access,
+            )
+            for number, one in enumerate(self.instances)
+        )
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,14 +18,16 @@ from msgspec import structs
 
 from agent import boots
 from agent.accounts import worker_account
+from agent.engines import ENGINES, engine_named
 from agent.go_home import is_away
 from agent.holder import lock_path
-from agent.inference import ENGINES, checked_url, engine_named
+from agent.inference import checked_metrics
 from agent.kept_settings import kept
 from agent.ledger import peek
 from agent.moving import left_pool
+from agent.page_fetch import checked_access, checked_url, less_user
 from agent.server_processes import checked_units
-from agent.settings import AgentSettings, Starter
+from agent.settings import AgentSettings, Instance, InstanceSettings, ServerSettings, Starter
 from agent.shim_files import is_locked
 from agent.state import Memory
 from common import mqttrules, natsrules
@@ -36,6 +38,9 @@ from common.failure_rules import read_rules
 from common.settings import drop_ins, load
 
 log = logging.getLogger(__name__)
+
+ENGINE = next(iter(ENGINES))
+"""Of a way home by settings whose own is not known."""
 
 
 def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
@@ -124,10 +129,32 @@ def _check_server(settings: AgentSettings) -> None:
         return
     if warning := settings.warning():
         log.warning("%s", warning)
-    engine_named(server.engine)
-    checked_url(server.metrics_url, "server.metrics_url")
-    checked_url(server.health_url, "server.health_url")
+    if server.instances:
+        for name in ("health_url", "metrics_url"):
+            if getattr(server, name):
+                raise ConfigError(f"server.{name}: stands in each of server.instances instead")
+    for instance in server.all_instances():
+        _check_instance(instance, may_be_plain=settings.insecure)
     checked_units(server.units)
+
+
+def _check_instance(one: Instance, *, may_be_plain: bool) -> None:
+    """As `_check_server`, of one of its servers."""
+    engine_named(one.engine)
+    if one.metrics is not None:
+        checked_metrics(one.metrics, f"{one.field}.metrics")
+    has_command = one.metrics is not None and bool(one.metrics.command)
+    urls = {"health_url": one.health_url, "metrics_url": one.metrics_url}
+    for name, url in urls.items():
+        field = f"{one.field}.{name}"
+        if name == "metrics_url" and has_command:
+            if url:
+                raise ConfigError(f"{field}: {one.field}.metrics.command is asked instead")
+            continue
+        if not url:
+            raise ConfigError(f"{field}: is required and missing")
+        checked_url(url, field)
+        checked_access(one.access, f"{one.field}.access", url=url, may_be_plain=may_be_plain)
 
 
 # --- the way home ---------------------------------------------------------------------------
@@ -290,11 +317,48 @@ def _named_state_dir(path: Path) -> Path | None:
 def _for_way_home(settings: AgentSettings) -> AgentSettings:
     """Less what it does not need; no worker is started on it, and as root none could be.
 
-    An engine that is not known costs the load on its page, which nobody is told of then.
+    A page that cannot be asked or read by the settings costs the load on it, which nobody is told
+    of then. A password in a URL is not sent, and would have the agent refuse the URL.
     """
     server = settings.server
-    if server is not None and server.engine not in ENGINES:
-        server = structs.replace(server, metrics_url="")
     return structs.replace(
-        settings, server=server, failure_rules="", job_user="", is_root_allowed=False
+        settings,
+        server=None if server is None else _server_for_way_home(server),
+        failure_rules="",
+        job_user="",
+        is_root_allowed=False,
     )
+
+
+def _server_for_way_home(server: ServerSettings) -> ServerSettings:
+    try:
+        for one in server.all_instances():
+            engine_named(one.engine)
+            if one.metrics is not None:
+                checked_metrics(one.metrics, one.field)
+    except ConfigError:
+        server = structs.replace(
+            server,
+            metrics_url="",
+            engine=ENGINE,
+            metrics=None,
+            instances=tuple(
+                InstanceSettings(health_url=one.health_url, access=one.access)
+                for one in server.instances
+            ),
+        )
+    with suppress(ValueError):
+        server = structs.replace(
+            server,
+            health_url=less_user(server.health_url),
+            metrics_url=less_user(server.metrics_url),
+            instances=tuple(
+                structs.replace(
+                    one,
+                    health_url=less_user(one.health_url),
+                    metrics_url=less_user(one.metrics_url),
+                )
+                for one in server.instances
+            ),
+        )
+    return server

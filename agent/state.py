@@ -199,8 +199,9 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     sampled_at_s: when the sample was begun that gpus, inference and is_healthy are of.
     gpus: None before the first sample.
-    inference, is_healthy: of the inference server. page_error: why its metrics page cannot be read;
-        empty where it can, or was not asked.
+    inference, is_healthy: of the inference server. is_page_whole: each value of its page that
+        matters is a count; else the last good ones stand for some in `inference`. page_error: why
+        its metrics page cannot be read, or not all of it; empty where it can, or was not asked.
     trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
     owners: of those, their user and program, by pid.
     suspects: those beside a server that will be among them if they stay.
@@ -216,6 +217,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     sampled_at_s: float = 0.0
     gpus: tuple[GpuReport, ...] | None = None
     inference: InferenceReport | None = None
+    is_page_whole: bool = True
     page_error: str = ""
     is_healthy: bool = False
     statuses: tuple[WorkerFact, ...] = ()

@@ -146,6 +146,7 @@ class Bench:
         self.others: tuple[int, ...] = ()
         """GPUs whose process is alive and no worker's, while they change hands."""
         self.page: InferenceReport | None = None
+        self.is_page_whole = True
         self.is_healthy = False
         self.workers: dict[WorkerKey, WorkerFact] = {}
         self.leaving: frozenset[WorkerKey] = frozenset()
@@ -169,6 +170,7 @@ class Bench:
                 gpus=two_gpus(self.pids, sick=self.sick, memory_used_bytes=self.memory_used_bytes),
                 sampled_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
                 inference=self.page,
+                is_page_whole=self.is_page_whole,
                 is_healthy=self.is_healthy,
                 statuses=tuple(self.workers.values()),
                 leaving=self.leaving,

@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+from msgspec import structs
 
 from agent.collect import (
     MAX_ERROR_CHARS,
@@ -20,10 +21,12 @@ from agent.collect import (
     collect_all,
 )
 from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.inference import MAX_PAGE_BYTES, page_fetcher
+from agent.page_fetch import MAX_PAGE_BYTES, page_fetcher
+from agent.settings import Instance, InstanceSettings
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport
+from tests.agent.bench import SERVER
 from tests.agent.page_server import LIMIT_S, PageServer, make_pages
 from tests.fakeclock import FakeClock
 
@@ -54,9 +57,17 @@ class Stuck:
         raise AssertionError
 
 
+def instances(*urls: str, engine: str = "vllm") -> tuple[Instance, ...]:
+    """A server for each page."""
+    pages = tuple(InstanceSettings(health_url=url, metrics_url=url) for url in urls)
+    return structs.replace(SERVER, engine=engine, instances=pages).all_instances()
+
+
 async def collect_page(url: str, *, deadline_s: float = DEADLINE_S) -> Collected:
     """One round of a host and an inference collector on this page."""
-    inference = InferenceCollector(url, "vllm", timeout_s=deadline_s, fetch=FETCH)
+    inference = InferenceCollector(
+        instances(url), timeout_s=deadline_s, fetch=FETCH, clock=SystemClock()
+    )
     return await collect_all((HostCollector(), inference), SystemClock(), deadline_s)
 
 
@@ -95,7 +106,7 @@ async def test_a_node_has_one_collector_per_thing_and_a_page_only_with_a_server(
     names = [collector.name for collector in build_collectors(reader, clock, fetch=FETCH)]
     assert names == ["gpu", "host", "cost"]
     more = build_collectors(
-        reader, clock, fetch=FETCH, metrics_url="http://127.0.0.1:1/metrics", engine="vllm"
+        reader, clock, fetch=FETCH, instances=instances("http://127.0.0.1:1/metrics")
     )
     assert [collector.name for collector in more] == [*names, "inference"]
 
@@ -183,7 +194,7 @@ async def test_the_page_of_a_server_is_its_load(pages: PageServer) -> None:
         ("renamed", "no vllm:num_requests_running"),
         ("denied", "status 401"),
         ("nonsense", "two"),
-        ("absurd", "1e+308"),
+        ("absurd", "1e308"),
         ("binary", "UTF-8"),
         ("huge", str(MAX_PAGE_BYTES)),
         ("broken", "broke off"),
@@ -235,7 +246,11 @@ async def test_pages_that_hang_never_take_the_threads_of_the_ledger(pages: PageS
 async def test_a_server_that_should_not_be_up_is_not_asked(pages: PageServer) -> None:
     """On a lent node its absence is no failure, and no news either."""
     collector = InferenceCollector(
-        f"{pages.url}/vllm", "vllm", timeout_s=DEADLINE_S, fetch=FETCH, is_wanted=lambda: False
+        instances(f"{pages.url}/vllm"),
+        timeout_s=DEADLINE_S,
+        fetch=FETCH,
+        clock=SystemClock(),
+        is_wanted=lambda: False,
     )
     assert await collector.collect() == Part()
     assert pages.asked == []
@@ -253,7 +268,12 @@ async def test_a_url_that_names_no_server_is_the_operators_mistake(url: str) -> 
 def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
     """A typing error in the settings shows at the start, not once a second for ever."""
     with pytest.raises(ConfigError, match="vlm"):
-        InferenceCollector("http://127.0.0.1:1/metrics", "vlm", timeout_s=1.0, fetch=FETCH)
+        InferenceCollector(
+            instances("http://127.0.0.1:1/metrics", engine="vlm"),
+            timeout_s=1.0,
+            fetch=FETCH,
+            clock=SystemClock(),
+        )
 
 
 # --- own cost ----------------------------------------------------------------------------------

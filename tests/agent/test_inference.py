@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.inference import ENGINES, MAX_PAGE_BYTES, fetch_page, page_fetcher, parse_metrics
+from agent.engines import ENGINES
+from agent.inference import PageReader, Reading, checked_metrics, parse_metrics
+from agent.page_fetch import MAX_PAGE_BYTES, fetch_page, page_fetcher
+from agent.settings import MetricsSettings
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
@@ -32,11 +37,24 @@ def page(name: str) -> str:
     ("name", "engine", "running", "waiting", "success", "kv_cache"),
     [
         ("vllm", "vllm", 7, 1, 123, 0.5),
-        ("vllm_old", "vllm", 4, 6, 12, 0.75),
+        ("vllm_old", "vllm", 4, 15, 12, 0.75),
         ("vllm_idle", "vllm", 0, 0, 0, None),
         ("sglang", "sglang", 12, 3, 4096, 0.375),
         ("triton", "triton", 0, 5, 75, None),
         ("triton_trtllm", "triton", 8, 0, 900, 0.0625),
+        ("vllm_ray", "vllm", 5, 1, 16, 0.25),
+        ("vllm_ray_fresh", "vllm", 5, 1, 0, 0.25),
+        ("sglang_ranks", "sglang", 9, 2, 17, 0.5),
+        ("sglang_decode", "sglang", 0, 7, 7, None),
+        ("sglang_prefill", "sglang", 1, 10, 9, None),
+        ("triton_ensemble", "triton", 8, 33, 50, 0.5),
+        ("triton_vllm", "triton", 8, 26, 100, 0.75),
+        ("trtllm", "trtllm", 3, 2, 6, 0.125),
+        ("dynamo", "dynamo", 4, 0, 20, None),
+        ("dynamo_frontend", "dynamo", 6, 0, 32, None),
+        ("nim", "nim", 3, 1, 11, 0.5),
+        ("vllm", "nim", 7, 1, 123, 0.5),
+        ("llamacpp", "llamacpp", 1, 2, 1700, None),
         ("tgi", "tgi", 6, 2, 40, None),
         ("tgi_fresh", "tgi", 0, 0, 0, None),
     ],
@@ -56,7 +74,8 @@ def test_each_engine_is_read_by_its_own_names(
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_a_page_that_is_no_metrics_page_names_what_it_lacks(engine: str) -> None:
     """An HTML page is refused for every engine, with the name of a series that was expected."""
-    expected = ENGINES[engine].waiting.aliases[0].name
+    metrics = ENGINES[engine][0].metrics
+    expected = next(one.series[0] for one in metrics.running + metrics.waiting if not one.optional)
     with pytest.raises(ProtocolError, match=expected):
         parse_metrics("<html><body>502 Bad Gateway</body></html>", engine)
 
@@ -102,8 +121,136 @@ def test_counts_whose_sum_is_none_are_refused() -> None:
 
 def test_an_unknown_engine_is_the_operators_mistake() -> None:
     """A name that is in no table is a ConfigError that says which names are."""
-    with pytest.raises(ConfigError, match="sglang, tgi, triton, vllm"):
+    with pytest.raises(ConfigError, match="sglang, tgi, triton, trtllm, vllm"):
         parse_metrics("", "llama")
+
+
+# --- values that are no counts ---------------------------------------------------------------
+
+
+def dropping(text: str, engine: str = "vllm") -> Reading:
+    return PageReader.of(engine).read(text)
+
+
+def test_one_bad_value_is_dropped_and_its_page_is_not() -> None:
+    """The other ranks count, and what was dropped is told."""
+    reading = dropping(page("vllm_nan"))
+    assert reading.load().running_count == 2
+    assert 'num_requests_running{engine="0",model_name="tiny-chat"} NaN' in reading.warning()
+
+
+@pytest.mark.parametrize("bad", ["NaN", "two", "-1", "+Inf", "1e300"])
+def test_the_last_good_value_stands_for_one_that_is_dropped(bad: str) -> None:
+    """A counter would fall without it, and a load would be lower than it is."""
+    reader = PageReader.of("vllm")
+    good = page("vllm")
+    before = reader.read(good).load()
+    spoilt = re.sub(r"(num_requests_running|request_success_total)({.*}) .*", rf"\1\2 {bad}", good)
+    assert spoilt != good
+    for _ in range(2):
+        reading = reader.read(spoilt)
+        assert reading.load() == before
+        assert reading.warning()
+    assert not reader.read(good).warning()
+
+
+@pytest.mark.parametrize(
+    "name", ["num_requests_running", "num_requests_waiting", "request_success"]
+)
+def test_a_number_of_which_no_value_is_good_is_unknown_and_not_zero(name: str) -> None:
+    """Where nothing was read before, nothing stands for it."""
+    spoilt = re.sub(rf"({name}\S*) .*", r"\1 NaN", page("vllm"))
+    with pytest.raises(ProtocolError, match=name):
+        dropping(spoilt).load()
+
+
+def test_a_broken_line_costs_itself_only() -> None:
+    """Labels that do not end, an exemplar, a time: each line is read by itself."""
+    text = (
+        'vllm:num_requests_running{engine="0 3.0\n'
+        'vllm:num_requests_running{engine="1"} 4.0 1795909999.123\n'
+        'vllm:num_requests_waiting{engine="1"} 1.0\n'
+        'vllm:request_success_total{engine="1"} 10.0 # {trace_id="a"} 1.0 1795909999.1\n'
+    )
+    reading = dropping(text)
+    load = reading.load()
+    assert (load.running_count, load.waiting_count, load.success_total) == (4, 1, 10)
+    assert len(reading.dropped) == 1
+
+
+# --- a site's own names ----------------------------------------------------------------------
+
+
+def named(text: str) -> MetricsSettings:
+    """Settings as in a file."""
+    metrics = msgspec.toml.decode(text, type=MetricsSettings)
+    checked_metrics(metrics, "server.metrics")
+    return metrics
+
+
+OWN = """
+running = [{ series = ["gone", "busy"], labels = { kind = "llm-*", shadow = "" } }]
+waiting = [{ series = ["queue"], combine = "max" }, { series = ["late"], optional = true }]
+succeeded = [{ series = ["done_total"], copies = ["rank"] }]
+"""
+OWN_PAGE = """
+busy{kind="llm-a"} 2
+busy{kind="llm-b"} 3
+busy{kind="llm-b",shadow="yes"} 100
+busy{kind="other"} 100
+busy_total{kind="llm-a"} 100
+queue{level="1"} 4
+queue{level="2"} 6
+done_total{model="a",rank="0"} 10
+done_total{model="a",rank="1"} 9
+done_total{model="b",rank="0"} 5
+"""
+
+
+def test_a_site_s_own_series_are_filtered_and_put_together_as_it_says() -> None:
+    """By name and labels; the sum or the largest; copies once."""
+    load = PageReader.of("vllm", named(OWN)).read(OWN_PAGE).load()
+    assert load == InferenceReport(running_count=5, waiting_count=6, success_total=15)
+
+
+JSON = """
+running = [{ path = "/models/*/busy" }]
+waiting = [{ path = "/queues/0/a~1b", combine = "max" }]
+succeeded = [{ path = "/done" }]
+"""
+
+
+def test_a_json_document_is_read_by_pointers() -> None:
+    """`*` is each item; what is no number is dropped like any other value."""
+    text = '{"models": {"a": {"busy": 1}, "b": {"busy": 2}}, "queues": [{"a/b": 4}], "done": 9}'
+    reader = PageReader.of("vllm", named(JSON))
+    assert reader.read(text).load() == InferenceReport(
+        running_count=3, waiting_count=4, success_total=9
+    )
+    reading = reader.read(text.replace("9}", '"nine"}'))
+    assert reading.load().success_total == 9
+    assert "/done" in reading.warning()
+    with pytest.raises(ProtocolError, match="JSON"):
+        reader.read("<html>")
+    with pytest.raises(ProtocolError, match="no /done"):
+        reader.read('{"models": [{"busy": 1}], "queues": [{"a/b": 0}]}').load()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("running = []", "running: is required"),
+        ('command = ["a"]\nrunning = [{ series = ["a"] }]', "command: prints"),
+        ("running = [{}]\nsucceeded = [{}]", r"running\[0\]: expected a series or a path"),
+        ('running = [{ path = "a" }]\nsucceeded = [{ path = "/a" }]', "JSON pointer"),
+        ('running = [{ path = "/a" }]\nsucceeded = [{ series = ["a"] }]', "not both"),
+        ('running = [{ series = ["a"], by = ["b"] }]\nsucceeded = [{ path = "/" }]', "by: a sum"),
+    ],
+)
+def test_names_that_could_never_be_read_are_refused(text: str, words: str) -> None:
+    """The error names the field."""
+    with pytest.raises(ConfigError, match=words):
+        named(text)
 
 
 @given(text=st.text(alphabet='tgi_queue_szbachrn{}="\\ \n#019.e+-', max_size=80))
@@ -127,9 +274,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """200 with a body, a redirect, or 404."""
-        if self.path == "/moved":
+        places = {"/moved": "/metrics", "/round": "/round"}
+        if self.path in places:
             self.send_response(302)
-            self.send_header("Location", "/metrics")
+            self.send_header("Location", places[self.path])
             self.end_headers()
             return
         body = self.bodies.get(self.path)
@@ -159,9 +307,9 @@ async def test_a_page_is_fetched_over_http(base_url: str) -> None:
     assert await fetch_page(f"{base_url}/metrics", 5.0, clock=SystemClock()) == "tgi_queue_size 1\n"
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/moved"])
-async def test_any_answer_but_200_is_unavailable(base_url: str, path: str) -> None:
-    """Neither an error nor a redirect is followed or parsed."""
+@pytest.mark.parametrize("path", ["/nothing", "/round"])
+async def test_no_page_is_unavailable(base_url: str, path: str) -> None:
+    """Neither an error page nor a redirect without end is parsed."""
     with pytest.raises(Unavailable, match=path):
         await fetch_page(base_url + path, 5.0, clock=SystemClock())
 

@@ -17,7 +17,6 @@ from agent.collect import CostCollector, build_collectors
 from agent.fake_fleet import FakeFleet, parse_fleet
 from agent.fake_kernel_log import FakeLogSettings, lines_of, written
 from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.inference import page_fetcher
 from agent.kernel_log import (
     Entry,
     KernelLog,
@@ -33,6 +32,7 @@ from agent.kernel_log_readers import (
     journal_opener,
     kmsg_opener,
 )
+from agent.page_fetch import page_fetcher
 from agent.settings import KernelLogChoice
 from common.clock import SystemClock
 from common.errors import ProtocolError

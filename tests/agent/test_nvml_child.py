@@ -16,7 +16,7 @@ import pytest
 from agent.gpu_process import ChildProcess, child_starter
 from agent.gpu_reader import GpuReader, ProcessStarter, ReaderProcess
 from agent.gpu_wire import ASK, ChildSettings, Sample, sample_of
-from agent.inference import page_fetcher
+from agent.page_fetch import page_fetcher
 from agent.sampling import NodeSampler
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable

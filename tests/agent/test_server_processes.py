@@ -72,10 +72,10 @@ def test_the_listener_its_session_and_its_descendants_are_the_servers(
     with server(*arguments) as (url, pid, child), running("sleep", "600") as stranger:
         pids = {pid, child, stranger.pid}
         for _ in range(2):
-            assert seen.beside(pids, url=url, units=()) == {stranger.pid}
+            assert seen.beside(pids, urls=[url], units=()) == {stranger.pid}
         with server() as (other_url, other, _):
-            assert seen.beside({*pids, other}, url=url, units=()) == {stranger.pid, other}
-            assert seen.beside({pid, other}, url=other_url, units=()) == {pid}
+            assert seen.beside({*pids, other}, urls=[url], units=()) == {stranger.pid, other}
+            assert seen.beside({pid, other}, urls=[other_url], units=()) == {pid}
 
 
 def test_who_computes_beside_who_listens_is_the_servers() -> None:
@@ -90,7 +90,7 @@ def test_who_computes_beside_who_listens_is_the_servers() -> None:
             port, compute = map(int, launcher.stdout.readline().split())
             url = f"http://127.0.0.1:{port}/health"
             pids = {compute, stranger.pid}
-            assert ServerProcesses().beside(pids, url=url, units=()) == {stranger.pid}
+            assert ServerProcesses().beside(pids, urls=[url], units=()) == {stranger.pid}
         finally:
             launcher.communicate("")
 
@@ -101,7 +101,7 @@ def test_who_has_ended_is_nobody() -> None:
     with server() as (url, pid, _):
         with running("sleep", "600") as stranger:
             pass
-        assert seen.beside({pid, stranger.pid}, url=url, units=()) == set()
+        assert seen.beside({pid, stranger.pid}, urls=[url], units=()) == set()
 
 
 def test_another_server_at_the_same_port_is_found_in_its_place() -> None:
@@ -109,7 +109,7 @@ def test_another_server_at_the_same_port_is_found_in_its_place() -> None:
     seen = ServerProcesses()
     with ExitStack() as stack:
         url, pid, _ = stack.enter_context(server())
-        assert seen.beside({pid}, url=url, units=()) == set()
+        assert seen.beside({pid}, urls=[url], units=()) == set()
         stack.pop_all().close()
         port = url.rpartition(":")[2].removesuffix("/health")
         code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); "
@@ -117,7 +117,7 @@ def test_another_server_at_the_same_port_is_found_in_its_place() -> None:
         with running(sys.executable, "-c", code) as again, running("sleep", "600") as stranger:
             assert again.stdout is not None
             assert again.stdout.readline() == "up\n"
-            assert seen.beside({again.pid, stranger.pid}, url=url, units=()) == {stranger.pid}
+            assert seen.beside({again.pid, stranger.pid}, urls=[url], units=()) == {stranger.pid}
 
 
 def test_nobody_is_accused_where_the_server_has_no_gpu_process_that_we_see() -> None:
@@ -125,8 +125,8 @@ def test_nobody_is_accused_where_the_server_has_no_gpu_process_that_we_see() -> 
     seen = ServerProcesses()
     with running("sleep", "600") as somebody:
         with server() as (url, _, _):
-            assert seen.beside({somebody.pid}, url=url, units=()) is None
-        assert seen.beside({somebody.pid}, url=url, units=()) is None
+            assert seen.beside({somebody.pid}, urls=[url], units=()) is None
+        assert seen.beside({somebody.pid}, urls=[url], units=()) is None
 
 
 # --- of other machines ------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Proc:
     ) -> set[int] | None:
         """Those of these that are not the server's."""
         seen = seen or ServerProcesses(proc=self.path)
-        return seen.beside(pids, url="http://127.0.0.1:8000/health", units=units)
+        return seen.beside(pids, urls=["http://127.0.0.1:8000/health"], units=units)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.inference import page_fetcher
 from agent.node import Sample
+from agent.page_fetch import page_fetcher
 from agent.sampling import NO_SERVER, NodeSampler
 from agent.server import SAMPLES_AT_REST
 from agent.state import HookKind

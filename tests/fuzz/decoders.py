@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from agent import fake_fleet, gpu_wire, kernel_log_readers, ledger, worker_record
-from agent.inference import ENGINES, parse_metrics
+from agent.engines import ENGINES
+from agent.inference import parse_metrics
 from agent.settings import AgentSettings
 from agent.shim_files import STATUS_FILE, read_json
 from agent.state import Memory
