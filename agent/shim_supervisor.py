@@ -11,7 +11,7 @@ import os
 import select
 import signal
 
-from agent import shim_files, shim_pause, shim_sockets, shim_stop
+from agent import shim_files, shim_memory, shim_pause, shim_sockets, shim_stop
 from agent.shim_probe import Probe
 from agent.shim_status import Status, read_checkpoint, read_number, read_progress
 from agent.shim_worker import Worker
@@ -76,6 +76,7 @@ class Supervisor:
             self._poll.register(fd, select.POLLIN)
         if self._checkpoint_root:
             self._look_at_baseline()
+        self._oom_kills = shim_memory.oom_kills()
         self._worker = self._start_worker()
         self._status = Status(spec, self._worker.pid, self._worker.start_ticks)
         self._status.write(is_durable=True)
@@ -117,7 +118,9 @@ class Supervisor:
         with contextlib.suppress(OSError):  # it may have written a lot since the last look
             shim_files.cut_log(shim_files.LOG_FILE, self._log_max_bytes)
         # The very last act: whoever reads it may remove the directory.
-        self._status.end(self._worker.exit_code, self._worker.error)
+        code, error = self._worker.exit_code, self._worker.error
+        killed = shim_memory.why_killed(code, self._oom_kills, shim_memory.oom_kills())
+        self._status.end(code, error or killed)
 
     def _has_ended(self) -> bool:
         if self._worker.exit_code is None:

@@ -114,6 +114,8 @@ def worker_environment(
     if order.spec.launcher == Launcher.TORCHRUN and not order.key.is_store:
         # Else ranks that stay look for the new round's store where the old round's was.
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if order.spec.launcher == Launcher.NONE and not order.key.is_store:
+        given |= _ranks(order)
     defaults = {
         "HOME": account.home if account is not None else home,
         "PATH": DEFAULT_PATH,
@@ -122,6 +124,24 @@ def worker_environment(
         "LOGNAME": user,
     }
     return defaults | order.spec.env | given
+
+
+def _ranks(order: WorkerOrder) -> dict[str, str]:
+    """What `env://` of PyTorch and all that builds on it read, of a worker that no launcher starts.
+
+    Each worker stands for a machine with one process, wherever it runs: it sees no GPUs but its
+    own, so `torch.cuda.set_device(LOCAL_RANK)` has to be given 0, and gangs need not lie evenly,
+    which frameworks assume that reckon a rank from NODE_RANK, LOCAL_RANK and processes per node.
+    A job of one worker gets no LOCAL_RANK: Lightning and Accelerate take it for a sign that another
+    process was started for each GPU.
+    """
+    spec, rank = order.spec, str(order.key.worker_index)
+    ranks = {"RANK": rank, "WORLD_SIZE": str(order.worker_count), "NODE_RANK": rank}
+    after_prerun = spec.prerun.gang
+    is_gang = spec.workers_on(order.gpu_type).max > 1
+    if is_gang or (after_prerun is not None and after_prerun.workers.max > 1):
+        ranks |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return ranks
 
 
 def search_path(order: WorkerOrder) -> str:

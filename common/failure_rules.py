@@ -42,6 +42,10 @@ MOST_EXIT_CODE = 255
 MOST_SIGNALS = 64
 """Their numbers are no greater (signal(7))."""
 
+_MEETING_AGAIN = re.compile(rb"^aryl-launcher: .*: meeting again$", re.MULTILINE)
+_AFTER_ANOTHER = re.compile(rb"^aryl-launcher: .* after worker \d+ had failed$", re.MULTILINE)
+"""What such a worker tells of a broken connection is no root cause: another's word counts more."""
+
 Steps = Annotated[int, Meta(ge=0, le=3)]
 
 
@@ -189,7 +193,14 @@ class FailureRules:
         Args:
             error: what its supervisor said of it.
         """
-        told = _readable(log[-TAIL_BYTES:], error)
+        log = since_last_meeting(log[-TAIL_BYTES:])
+        found = self._classify(log, exit_code, error)
+        if found.retry == RetryClass.BACK_OFF and _AFTER_ANOTHER.search(log):
+            found = msgspec.structs.replace(found, is_explicit=False)
+        return found
+
+    def _classify(self, log: bytes, exit_code: int | None, error: str) -> Failure:
+        told = _readable(log, error)
         text = "\n".join([line.text for line in told])
         for each in self._sites:
             found = _seen(each, text, exit_code)
@@ -242,6 +253,13 @@ class FailureRules:
                         is_aside=lines.is_aside(number),
                         steps_after_cause=rule.steps_after_cause,
                     )
+
+
+def since_last_meeting(log: bytes) -> bytes:
+    """What a log tells since the gang last met again, by the word of Aryl's launcher of torchrun:
+    all before it is of failures that a change of membership explains, and that were got over."""
+    ends = [match.end() for match in _MEETING_AGAIN.finditer(log)]
+    return log[ends[-1] :] if ends else log
 
 
 def _is_signal(exit_code: int | None) -> bool:

@@ -266,6 +266,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         ctx.tell(job.job_id, "flexible worker lost", ending.in_words)
     else:
         _fault(ctx, job, worker.node, ending)
+    retrying.peer_left(job, worker, ended_at_s)
     _settle(ctx, job)
 
 

@@ -119,6 +119,9 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
     counts: its own faults so far, by reason.
     is_charged: the latest one counts on the job's budget.
+    in_a_row: so many charged ones since an attempt ran well; the pause grows with it.
+    forgiven: so many charged ones count on the budget no more, since it ran well after them.
+    peer_left_at_s: when a flexible worker last left while its gang went on.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
     prerun_attempts: so many of its attempts were pre-runs, once it is a gang.
@@ -136,6 +139,9 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     attempt: int = 0
     counts: dict[str, int] = field(default_factory=dict[str, int])
     is_charged: bool = False
+    in_a_row: int = 0
+    forgiven: int = 0
+    peer_left_at_s: float | None = None
     at_s: float | None = None
     avoided: dict[NodeName, Avoided] = field(default_factory=dict[NodeName, Avoided])
     no_loan_until_s: float | None = None

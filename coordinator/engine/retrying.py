@@ -15,17 +15,18 @@ thing, or where the job fits nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
 from common.failures import Failure, RetryClass, is_more_telling
-from common.model import JobState, NodeName
-from coordinator.engine import avoiding
+from common.model import JobState, NodeName, StopReason
+from coordinator.engine import avoiding, ended, estimates
 from coordinator.engine.context import Context
 from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry
+from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.words import counted
 
 REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
 
@@ -42,37 +43,128 @@ def own_fault(
     retry.at_s, retry.avoided, retry.node_faults = None, {}, 0
     retry.failed_on = [node]
     # Only a word of the log makes a fault free: any program can end by a signal of its own.
-    retry.is_charged = not (uses_class and failure and failure.is_free and failure.is_explicit)
+    is_free = bool(uses_class and failure and failure.is_free and failure.is_explicit)
+    retry.is_charged = not (is_free or _follows_a_peer(ctx, job))
+    if _ran_well(ctx, job):
+        retry.in_a_row, retry.counts = 0, {}
+        if estimates.has_saved(job):
+            retry.forgiven = job.own_fault_count
     job.own_fault_count += retry.is_charged
+    retry.in_a_row += retry.is_charged
     if failure is not None:
         retry.counts[failure.reason] = retry.counts.get(failure.reason, 0) + 1
         _suspect(ctx, job, node, failure)
-    codes = job.spec.retry.on_exit_codes
-    is_listed = not codes or ending.exit_code in codes
-    if retry.is_charged and not (is_listed and job.own_fault_count <= job.spec.retry.max_restarts):
+    if _why_no_more(job, ctx.settings, ending.exit_code):
         return False
-    if failure is None or not uses_class:
-        return True
-    if not codes and not _is_worth_it(failure, retry.counts[failure.reason]):
-        return False
-    _prepare(ctx, job, node, failure)
+    _prepare(ctx, job, node, failure if uses_class else None)
     return True
 
 
-def _is_worth_it(failure: Failure, count: int) -> bool:
-    """Whether another try after so many failures of this reason may end otherwise."""
-    if failure.retry == RetryClass.NEVER:
+def _ran_well(ctx: Context, job: JobEntry) -> bool:
+    """Whether the attempt that fails now ran for long enough to end a row of faults."""
+    ran_at_s = job.attempt_ran_at_s
+    if ran_at_s is None:
         return False
-    return failure.most_retries is None or count <= failure.most_retries
+    return ended.waits_since_s(job, ctx.now_s) - ran_at_s >= ctx.settings.retry_reset_s
 
 
-def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure) -> None:
-    """Where and when the next try is made."""
+def peer_left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
+    """A worker has ended; of a flexible one its gang is smaller from then on and meets again."""
+    if worker.is_flexible and job.after_vacating is None:
+        job.retry.peer_left_at_s = ended_at_s
+
+
+def _follows_a_peer(ctx: Context, job: JobEntry) -> bool:
+    """Whether it only saw a connection break, while or just after a flexible worker left the gang.
+
+    A broken connection alone proves nothing: a peer that fails by itself breaks it as well.
+    """
+    retry, ran_at_s = job.retry, job.attempt_ran_at_s
+    if retry.failure is None or retry.failure.retry != RetryClass.BACK_OFF or ran_at_s is None:
+        return False
+    if any(worker.stop == StopReason.RELEASE for worker in job.workers.values()):
+        return True
+    left_at_s = retry.peer_left_at_s
+    if left_at_s is None or left_at_s < ran_at_s:
+        return False
+    return ended.waits_since_s(job, ctx.now_s) - left_at_s <= ctx.settings.resize_p99_s
+
+
+def restarts_used(job: JobEntry) -> int:
+    """How many of its `retry.max_restarts` are spent; its latest fault is one more than it has when
+    that ended it."""
+    return job.own_fault_count - job.retry.forgiven
+
+
+def why_ended(job: JobEntry, settings: EngineSettings) -> str:
+    """In words, the rule by which a job's own fault was its last, and the way out; empty for a job
+    that another thing ended, or that is tried again."""
+    failed = job.state == JobState.FAILED or job.after_vacating == AfterVacating.FAIL
+    if not failed or job.retry.attempt != job.attempt or job.retry.node_faults:
+        return ""
+    return _why_no_more(job, settings, job.exit_code)
+
+
+def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None) -> str:
+    """The same of a fault that was just counted; empty if another try follows it.
+
+    What the user listed goes before the failure class; nothing goes before the budget.
+    """
+    spec, retry = job.spec.retry, job.retry
+    used, most, codes = restarts_used(job), spec.max_restarts, spec.on_exit_codes
+    if retry.is_charged and codes and exit_code not in codes:
+        listed = ", ".join(str(code) for code in codes)
+        is_told = exit_code is not None
+        own = f"exit code {exit_code} is" if is_told else "an end without exit code is"
+        out = f": list {exit_code} there to have it tried again" if is_told else ""
+        return f"{own} not among retry.on_exit_codes ({listed}){out}"
+    if retry.is_charged and used > most:
+        if not most:
+            return "retry.max_restarts is 0: set it to have a job tried again after its own faults"
+        return (
+            f"all {most} restarts of retry.max_restarts are used: resubmit it, with more if it "
+            "should be tried for longer"
+        )
+    failure = retry.failure
+    if failure is None or not settings.retry_by_failure_class or codes:
+        return ""
+    if failure.retry == RetryClass.NEVER:
+        why = "it would fail again on every node (failure class never)"
+    elif _is_spent(failure, retry.counts):
+        times = counted(failure.most_retries or 0, "time")
+        why = f"this failure is tried again {times} at most (most_retries of its rule)"
+    else:
+        return ""
+    left = max(0, most - used + retry.is_charged)
+    out = "" if exit_code is None else f": list {exit_code} in retry.on_exit_codes to use them"
+    unused = f"; {left} of {counted(most, 'restart')} left unused{out}" if left else ""
+    return f"{failure.title}: {why}{unused}"
+
+
+def _is_spent(failure: Failure, counts: Mapping[str, int]) -> bool:
+    """Whether its rule allows no more tries after that reason; the packaged ones set no limit."""
+    most = failure.most_retries
+    return most is not None and counts.get(failure.reason, 0) > most
+
+
+def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | None) -> None:
+    """Where and when the next try is made.
+
+    After the first fault of a row it may be at once, as most failures that pass are of one node;
+    after more of them there is a pause whatever the class: what fails in a second would else take
+    its GPUs from others sixty times in a minute.
+    """
     retry, settings = job.retry, ctx.settings
-    if failure.retry == RetryClass.BACK_OFF:
-        retry.at_s = ctx.now_s + _back_off_s(settings, retry.counts[failure.reason])
-    elif failure.retry == RetryClass.ELSEWHERE and _fits_without(ctx, job, [node]):
+    pause_s = _back_off_s(settings, retry.in_a_row - 1) if retry.in_a_row > 1 else 0.0
+    if failure is not None and failure.retry == RetryClass.BACK_OFF:
+        pause_s = max(pause_s, _back_off_s(settings, retry.counts[failure.reason]))
+    elif (
+        failure is not None
+        and failure.retry == RetryClass.ELSEWHERE
+        and _fits_without(ctx, job, [node])
+    ):
         avoiding.leave(retry, [node], ctx.now_s + settings.retry_avoid_s, is_own_fault=True)
+    retry.at_s = ctx.now_s + pause_s if pause_s else None
 
 
 def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool = False) -> None:
@@ -224,17 +316,40 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None
     retry, failure = job.retry, ending.failure
     if ending.refused:
         _refused_too(ctx, job, node, ending)
+    elif ending.is_node_fault:
+        _node_was_gone(ctx, job, node, ending)
     if failure is None or retry.attempt != job.attempt or job.after_vacating not in REVISABLE:
         return
     first = retry.failure
     if not is_more_telling(failure, first):
         return
     job.own_fault_count -= retry.is_charged
+    retry.in_a_row -= retry.is_charged
     if first is not None:
-        retry.counts[first.reason] -= 1
+        retry.counts[first.reason] -= 1  # it is counted as this one
     may_retry = own_fault(ctx, job, node, Ending(exit_code=job.exit_code, failure=failure))
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
     ctx.tell(job.job_id, "root cause", f"{node}: {failure}")
+
+
+def _node_was_gone(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
+    """A node of a gang that is ending was lost: then it is why the others' connection broke, and
+    they were heard first, as nobody is sooner silent than lost."""
+    retry, first = job.retry, job.retry.failure
+    is_its_own = retry.attempt == job.attempt and retry.is_charged and not retry.node_faults
+    if not is_its_own or job.after_vacating not in REVISABLE:
+        return
+    if first is None or first.retry != RetryClass.BACK_OFF:
+        return
+    job.own_fault_count -= 1
+    retry.in_a_row -= 1
+    retry.counts[first.reason] = max(0, retry.counts.get(first.reason, 0) - 1)
+    retry.is_charged = False
+    job.node_fault_count += 1
+    job.error = ending.in_words
+    node_fault(ctx, job, node)
+    job.after_vacating = AfterVacating.REQUEUE
+    ctx.tell(job.job_id, "root cause", f"{node}: {ending.in_words}")
 
 
 def _refused_too(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
@@ -289,10 +404,19 @@ def why_waiting(job: JobEntry, now_s: float) -> str:
     """
     retry, what = job.retry, _what_failed(job)
     if rests(job) and retry.at_s is not None:
-        return f"tries again in {max(0.0, retry.at_s - now_s):.0f} s: {_placed(what, job)}"
+        which = _which_restart(job)
+        return f"tries again in {max(0.0, retry.at_s - now_s):.0f} s{which}: {_placed(what, job)}"
     if not (said := avoiding.told(job, now_s)):
         return ""
     return f"tries {said}, others at once: {_placed(what, job)}"
+
+
+def _which_restart(job: JobEntry) -> str:
+    """Of how many, where it is its own fault that it waits for."""
+    retry = job.retry
+    if retry.node_faults or not retry.is_charged:
+        return ""
+    return f" (restart {restarts_used(job)} of {job.spec.retry.max_restarts})"
 
 
 def why_not_lent(job: JobEntry, now_s: float) -> tuple[str, ...]:

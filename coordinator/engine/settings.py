@@ -138,6 +138,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "takes nothing new for so long"
         ),
     ] = 600.0
+    retry_reset_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="an attempt that ran this long ends a row of own faults: the next pause is "
+            "short again, and with a verified checkpoint of its own the budget whole"
+        ),
+    ] = 3600.0
     retry_avoid_s: Annotated[
         NonNegativeFloat,
         Meta(description="a job waits so long for other nodes than the one on which it failed"),

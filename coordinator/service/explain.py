@@ -39,6 +39,8 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
 
 def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
     if ends := ending.said(entry, now_s=at_s):
+        if ended_by := retrying.why_ended(entry, engine.settings):
+            ends = (*ends, ended_by)
         return (*ends, *_unknown(engine, entry, at_s))
     match entry.state:
         case JobState.PENDING:
@@ -63,7 +65,9 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
         case JobState.CANCELLED:
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
-            return (entry.error,) if entry.error else ()
+            ended_by = retrying.why_ended(entry, engine.settings)
+            not_again = f"it is not tried again: {ended_by}" if ended_by else ""
+            return tuple(why for why in (entry.error, not_again) if why)
 
 
 def _or_last_event(engine: Engine, now_s: float | None) -> float:
@@ -106,6 +110,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     said = retrying.why_failed(entry)
     if said and not retrying.why_waiting(entry, now_s):
         reasons.append(f"its latest try ended: {said}")
+    reasons += _restarts(entry)
     if entry.preemption_count:
         reasons.append(f"it was preempted {counted(entry.preemption_count, 'time')}")
     if entry.node_fault_count:
@@ -114,10 +119,19 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     return reasons
 
 
+def _restarts(entry: JobEntry) -> list[str]:
+    """How much of its budget is used, of a job that has failed by its own fault."""
+    used, most = retrying.restarts_used(entry), entry.spec.retry.max_restarts
+    return [f"{used} of {counted(most, 'restart')} used (retry.max_restarts)"] if used else []
+
+
 def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
     flexible = sum(1 for worker in entry.workers.values() if worker.is_flexible)
     running = counted(entry.running_workers, "worker runs", "workers run")
     said = [f"{running}, {flexible} of them flexible"]
+    if entry.endpoint:
+        said.append(f"its rendezvous is at {entry.endpoint}")
+    said += _restarts(entry)
     lent = sorted(
         {
             worker.node

@@ -18,7 +18,15 @@ from agent.worker_spec import (
     worker_environment,
 )
 from common.clock import SystemClock
-from common.model import GpuRequest, GpuUuid, Launcher
+from common.model import (
+    STORE_INDEX,
+    GpuRequest,
+    GpuUuid,
+    Launcher,
+    PrerunGang,
+    PrerunSpec,
+    WorkerRange,
+)
 from tests.agent.worker_house import make_order
 
 ENDPOINT = "node-1:29400"
@@ -101,6 +109,11 @@ def test_the_environment_of_a_worker() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "MASTER_ADDR": "node-1",
         "MASTER_PORT": "29400",
+        "RANK": "3",
+        "WORLD_SIZE": "2",
+        "NODE_RANK": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
         "HOME": "/home/u",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
@@ -110,7 +123,44 @@ def test_the_environment_of_a_worker() -> None:
     }
 
 
-@given(st.sampled_from(["ARYL_JOB_ID", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR"]), st.text())
+RANKS = {"RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+
+
+@given(st.integers(1, 64), st.data())
+def test_each_worker_of_a_plain_gang_is_a_machine_of_one_process(
+    workers: int, data: st.DataObject
+) -> None:
+    """Ranks are consistent by every formula of the frameworks, wherever the workers run; a single
+    worker is told of no other process beside it."""
+    index = data.draw(st.integers(0, workers - 1))
+    order = make_order("x", workers=(workers, workers), index=index)
+    given_ranks = worker_environment(order, endpoint=ENDPOINT)
+    assert int(given_ranks["RANK"]) == index < int(given_ranks["WORLD_SIZE"]) == workers
+    has_local = {name in given_ranks for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    assert has_local == {workers > 1}
+    local, of = int(given_ranks.get("LOCAL_RANK", 0)), int(given_ranks.get("LOCAL_WORLD_SIZE", 1))
+    assert int(given_ranks["NODE_RANK"]) * of + local == index
+    assert local < len(given_ranks["CUDA_VISIBLE_DEVICES"].split(","))
+
+
+def test_a_launcher_and_a_rendezvous_store_are_given_no_rank() -> None:
+    """torchrun gives its ranks their own; a store is none."""
+    launcher = make_order("x", launcher=Launcher.TORCHRUN, workers=(2, 2))
+    store = make_order("x", workers=(2, 2), index=STORE_INDEX)
+    for order in (launcher, store):
+        assert not RANKS & worker_environment(order, endpoint=ENDPOINT).keys()
+
+
+def test_the_pre_run_of_a_gang_is_a_gang_of_one() -> None:
+    """Its command is the gang's, and meets as that does."""
+    order = make_order("x")
+    gang = PrerunGang(workers=WorkerRange(min=2, max=2), gpus_per_worker=1)
+    spec = msgspec.structs.replace(order.spec, prerun=PrerunSpec(time_s=9.0, gang=gang))
+    found = worker_environment(msgspec.structs.replace(order, spec=spec), endpoint=ENDPOINT)
+    assert (found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("1", "0")
+
+
+@given(st.sampled_from(["ARYL_JOB_ID", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "RANK"]), st.text())
 def test_a_job_cannot_take_other_gpus_by_its_environment(name: str, value: str) -> None:
     """What Aryl grants is not what a job asks for in its env."""
     plain = worker_environment(make_order("x"), endpoint=ENDPOINT)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.failure_rules import read_rules
 from common.failures import Failure
-from common.model import JobId, JobState, NodeName, RetrySpec
+from common.model import Checkpoint, JobId, JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import JobCancelRequested
+from coordinator.engine.retrying import restarts_used
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import JobEntry
 from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Resize
+from coordinator.service import explain
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state
 
@@ -22,6 +29,30 @@ BACKOFF_S = 30.0
 def settings(**changed: object) -> EngineSettings:
     """Those of a cell with nothing but training nodes."""
     return replace(EngineSettings(policy="fifo", min_runtime_s=0.0), **changed)
+
+
+def rest(house: House, job: JobEntry) -> float:
+    """Wait until its pause is over; how long that was."""
+    at_s = job.retry.at_s
+    if at_s is None:
+        return 0.0
+    wait_s = at_s - house.engine.state.now_s
+    house.wait(wait_s)
+    return wait_s
+
+
+def again(house: House, job: JobEntry) -> float:
+    """The same, and have it run once more on a node that it does not leave alone."""
+    wait_s = rest(house, job)
+    house.start(job, "t0" if "t0" not in job.retry.avoid_nodes else "t1")
+    house.settle()
+    assert state(job) == JobState.RUNNING
+    return wait_s
+
+
+def why(house: House, job: JobEntry) -> str:
+    """What its user reads of it."""
+    return "; ".join(explain.job(house.engine, job))
 
 
 def running(
@@ -46,15 +77,16 @@ def fail(house: House, job: JobEntry, failure: Failure | str | None, index: int 
 
 @pytest.mark.parametrize(
     ("reason", "tries"),
-    [("syntax_error", 0), ("no_signature", 1), ("cuda_failure", 3), (None, 3)],
+    [("syntax_error", 0), ("no_signature", 3), ("cuda_failure", 3), (None, 3)],
 )
 def test_the_class_decides_within_the_job_s_own_budget(reason: str | None, tries: int) -> None:
-    """Hopeless failures are not tried again, vague ones once, others as often as allowed."""
+    """Hopeless failures are not tried again, others as often as their user allows."""
     house = House(training=3, inference=0, settings=settings())
     job = running(house, "t0", max_restarts=3)
     for _ in range(tries):
         fail(house, job, reason)
         assert state(job) == JobState.PENDING
+        rest(house, job)
         house.start(job, "t0" if "t0" not in job.retry.avoid_nodes else "t1")
     fail(house, job, reason)
     assert state(job) == JobState.FAILED
@@ -110,7 +142,8 @@ def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() ->
         fail(house, job, "mpi_error")
         assert job.retry.at_s == house.engine.state.now_s + wait_s
         assert not house.engine.snapshot().jobs
-        told = (f"tries again in {wait_s:.0f} s: MPI error (t0)",)
+        which = f"restart {job.own_fault_count} of 9"
+        told = (f"tries again in {wait_s:.0f} s ({which}): MPI error (t0)",)
         assert house.engine.blockers(job.job_id) == told
         house.wait(wait_s - 1.0)
         assert not house.engine.snapshot().jobs
@@ -202,7 +235,163 @@ def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
     house = House(training=2, inference=0, settings=settings())
     job = running(house, "t0")
     fail(house, job, "mpi_error")
-    again = Engine(settings(), decode_state(house.engine.encode_state()))
-    assert again.state.jobs[job.job_id].retry == job.retry
-    assert again.blockers(job.job_id)
-    assert NodeName("t0") in again.state.nodes
+    reborn = Engine(settings(), decode_state(house.engine.encode_state()))
+    assert reborn.state.jobs[job.job_id].retry == job.retry
+    assert reborn.blockers(job.job_id)
+    assert NodeName("t0") in reborn.state.nodes
+
+
+@pytest.mark.parametrize("reason", ["no_signature", "traceback_from_crash", "mpi_error", None])
+def test_sixty_restarts_are_sixty_with_a_pause_that_grows(reason: str | None) -> None:
+    """Whatever passes is tried as often as its user says, never sixty times in a minute."""
+    house = House(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    job = running(house, "t0", max_restarts=60)
+    pauses: list[float] = []
+    for _ in range(60):
+        fail(house, job, reason)
+        assert state(job) == JobState.PENDING
+        pauses.append(again(house, job))
+    fail(house, job, reason)
+    assert state(job) == JobState.FAILED
+    assert pauses == sorted(pauses)
+    assert pauses[1:3] == ([60.0, 120.0] if reason == "mpi_error" else [30.0, 60.0])
+    assert pauses[-1] == house.engine.settings.retry_backoff_max_s
+    assert "all 60 restarts of retry.max_restarts are used" in why(house, job)
+
+
+def save(house: House, job: JobEntry) -> None:
+    """Its attempt has a verified checkpoint."""
+    job.checkpoint = Checkpoint(step=1, path="/c", is_verified=True)
+    job.checkpoint_at_s = house.sim.loop.now_s
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.sampled_from([60.0, 3599.0, 3600.0, 9000.0]), st.booleans()), max_size=6
+    )
+)
+@example(runs=[(60.0, False), (60.0, False), (3600.0, True), (60.0, False)])
+@settings_of(max_examples=20)
+def test_good_running_sets_back_the_pause_and_with_a_save_the_budget(
+    runs: list[tuple[float, bool]],
+) -> None:
+    """The pause by running alone; the budget only by work that a next attempt need not do again,
+    or a fault that comes after each two hours would be tried for ever."""
+    house = House(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    job = running(house, "t0", max_restarts=2)
+    used = row = 0
+    for ran_s, is_saved in runs:
+        house.wait(ran_s)
+        if is_saved:
+            save(house, job)
+        fail(house, job, None)
+        row = 1 if ran_s >= 3600.0 else row + 1
+        used = 1 if ran_s >= 3600.0 and is_saved else used + 1
+        assert (job.retry.in_a_row, restarts_used(job)) == (row, used)
+        if used > 2:
+            assert state(job) == JobState.FAILED
+            return
+        assert again(house, job) == (0.0 if row == 1 else 30.0 * 2 ** (row - 2))
+
+
+def test_a_job_in_its_pause_can_be_cancelled_and_says_what_it_waits_for() -> None:
+    """Which restart, of how many, and when."""
+    house = House(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
+    job = running(house, "t0", max_restarts=60)
+    fail(house, job, None)
+    again(house, job)
+    assert "1 of 60 restarts used" in why(house, job)
+    fail(house, job, None)
+    assert "tries again in 30 s (restart 2 of 60): exit code 1" in why(house, job)
+    house.engine.handle(
+        JobCancelRequested(job_id=job.job_id, by="t/u"), now_s=house.engine.state.now_s
+    )
+    house.settle()
+    assert state(job) == JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "retry", "said"),
+    [
+        ("syntax_error", RetrySpec(max_restarts=3), "list 1 in retry.on_exit_codes"),
+        ("syntax_error", RetrySpec(max_restarts=3), "3 of 3 restarts left unused"),
+        ("cuda_failure", RetrySpec(max_restarts=3, on_exit_codes=(7,)), "list 1 there"),
+        ("cuda_failure", RetrySpec(), "retry.max_restarts is 0"),
+        ("once", RetrySpec(max_restarts=9), "most_retries of its rule"),
+    ],
+)
+def test_what_ended_a_job_is_told_with_the_way_out(
+    reason: str, retry: RetrySpec, said: str
+) -> None:
+    """A user reads which rule it was, and what to write for another end."""
+    house = House(training=2, inference=0, settings=settings())
+    job = running(house, "t0")
+    job.spec = replace(job.spec, retry=retry)
+    failure = RULES.failure("cuda_failure" if reason == "once" else reason)
+    if reason == "once":
+        failure = replace(failure, most_retries=0)
+    fail(house, job, failure)
+    assert state(job) == JobState.FAILED
+    assert said in why(house, job)
+
+
+def test_a_job_that_its_own_fault_did_not_end_tells_no_rule_of_retries() -> None:
+    """One that was cancelled after a fault has nothing to set right."""
+    house = House(training=2, inference=0, settings=settings())
+    job = running(house, "t0", max_restarts=3)
+    fail(house, job, None)
+    house.engine.handle(
+        JobCancelRequested(job_id=job.job_id, by="t/u"), now_s=house.engine.state.now_s
+    )
+    house.settle()
+    assert state(job) == JobState.CANCELLED
+    assert "retry." not in why(house, job)
+
+
+@pytest.mark.parametrize(
+    ("reason", "after_s", "is_free"),
+    [("mpi_error", 5.0, True), ("mpi_error", 31.0, False), ("traceback_from_crash", 5.0, False)],
+)
+def test_a_survivor_that_loses_a_peer_which_left_costs_no_restart(
+    reason: str, after_s: float, *, is_free: bool
+) -> None:
+    """A flexible worker was asked to leave: the connection that breaks then is no fault of the
+    job's. Later, or with another failure, it is."""
+    house = House(training=3, inference=0, settings=settings())
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, "t0", flexible=("t1",))
+    house.settle()
+    flexible = job.workers[1]
+    house.decide(
+        Resize(job_id=job.job_id, removed_workers=(flexible.key.worker_index,), reason="test")
+    )
+    house.wait(after_s)
+    fail(house, job, reason)
+    assert state(job) == (JobState.PENDING if is_free else JobState.FAILED)
+    assert restarts_used(job) == (0 if is_free else 1)
+
+
+def test_a_base_worker_that_is_done_early_makes_no_fault_free() -> None:
+    """A gang whose first worker leaves with success would else break, free, for ever."""
+    house = House(training=2, inference=0, settings=settings())
+    job = running(house, "t0", "t1", max_restarts=0)
+    house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 0)
+    house.settle()
+    fail(house, job, "mpi_error", index=1)
+    assert state(job) == JobState.FAILED
+
+
+@pytest.mark.parametrize(("reason", "is_node_s"), [("mpi_error", True), ("cuda_failure", False)])
+def test_a_node_that_was_lost_explains_what_its_peers_saw(reason: str, *, is_node_s: bool) -> None:
+    """The others' connection breaks at once; that a node is dead is known later. It is the node's
+    fault then, free of charge, also where the job has no restart; another failure stays its own."""
+    house = House(training=3, inference=0, settings=settings(), delays=Delays(stop_s=5.0))
+    job = running(house, "t0", "t1", max_restarts=0)
+    house.toggle_deaf(NodeName("t1"))
+    fail(house, job, reason, index=0)
+    house.sim.nodes[NodeName("t1")].boot()
+    house.wait(10.0)
+    assert state(job) == (JobState.PENDING if is_node_s else JobState.FAILED)
+    assert restarts_used(job) == (0 if is_node_s else 1)
+    assert job.node_fault_count == int(is_node_s)
+    assert ("t1" in job.retry.avoid_nodes) == is_node_s
