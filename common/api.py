@@ -272,6 +272,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     loads_unknown: tuple[str, ...] | UnsetType = UNSET
     """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
     are any, as above."""
+    stalled_jobs: int | UnsetType = UNSET
+    """Of the running ones, those that are STALLED. Only while there are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -27,6 +27,9 @@ from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry
 
+STALLED = "stalled"
+"""The reason of an attempt that was ended as it told no progress any more; see `stalls`."""
+
 REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
 
 
@@ -49,6 +52,7 @@ def own_fault(
         _suspect(ctx, job, node, failure)
     codes = job.spec.retry.on_exit_codes
     is_listed = not codes or ending.exit_code in codes
+    is_listed |= failure is not None and failure.reason == STALLED  # it has no exit code
     if retry.is_charged and not (is_listed and job.own_fault_count <= job.spec.retry.max_restarts):
         return False
     if failure is None or not uses_class:

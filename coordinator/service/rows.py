@@ -20,7 +20,7 @@ from common.api import (
 )
 from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine import accounting, returns, unknown_loads, waiting
+from coordinator.engine import accounting, returns, stalls, unknown_loads, waiting
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.sharing import keys_of
@@ -62,16 +62,25 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         failure=job.retry.failure,
         waited_s=waiting.spent_s(job, now_s),
         blockers=_blockers(engine, job, now_s),
+        stalled_s=_set(stalls.quiet_s(job, now_s)),
+        resize_cost_s=_set(job.resizes.cost_s),
+        lost_gpu_s=job.lost_gpu_s or UNSET,
     )
+
+
+def _set(value: float | None) -> float | UnsetType:
+    return UNSET if value is None else value
 
 
 def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
     """What keeps a job that waits: first that nothing is decided, then what a pass would say. Of
-    a suspended one who computes in its place, of others what becomes of them as they end."""
+    a suspended one who computes in its place, of a stalled one what it told last, of others what
+    becomes of them as they end."""
     if job.state == JobState.SUSPENDED:
         return (suspended.said(engine, job, now_s=now_s),)
     if job.state != JobState.PENDING:
-        return ending.said(job, now_s=now_s)
+        stalled = stalls.in_words(job, now_s)
+        return (stalled,) if stalled else ending.said(job, now_s=now_s)
     found = engine.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 
@@ -390,6 +399,7 @@ def status(
         is_recalled=state.is_recalled or UNSET,
         reports_shed=reports_shed or UNSET,
         loads_unknown=_of_unknown_load(engine) or UNSET,
+        stalled_jobs=sum(1 for job in live if job.gaps.stalled_since_s is not None) or UNSET,
     )
 
 
