@@ -5,15 +5,15 @@ which the job got no further: from its last step before the change to its first 
 the steps that it did again because it went back to a save. Both are one sum. The price is the time
 that passed since the change, less the new steps at the pace of the new gang.
 
-The pace is the median over the gaps between words, so the one gap that holds the restart does not
-count. A gang may compute on for a while before it restarts, as under torchrun, whose agents look
-for new members from time to time. A measurement therefore ends `SETTLING_S` after the change.
+A gang may compute on for a while before it restarts, as under torchrun, whose agents look for new
+members from time to time. A measurement therefore ends `SETTLING_S` after the change at the
+earliest, and not before the last gaps between words show a steady pace.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -23,7 +23,9 @@ SETTLING_S = 90.0
 MEASURED_WITHIN_S = 300.0
 """A measurement that takes longer is given up: the words are too rare to tell a pause from pace."""
 STEADY_GAPS = 3
-"""Gaps between words of the new gang that a measurement needs."""
+"""Gaps between words of the new gang in a row whose paces must be alike."""
+STEADY_RATIO = 2.0
+"""The slowest of them takes at most so many times what the fastest takes for a step."""
 WORDS_KEPT = 64
 """Above it every other word of a measurement is dropped."""
 RECENT_PRICES = 5
@@ -82,13 +84,13 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         A change that comes before the job told of the last one is part of it. Otherwise the last
         one ends here.
 
-        Returns the last one, if it was still being measured and enough was told of it.
+        Returns the last one, if it was still being measured and its gang had a steady pace.
         """
         if attempt != self.attempt or not self.words:
             return None
         if self.since_s is not None and self.settled_at_s is None:
             return None
-        ended = self._price(now_s, attained_gpu_s, least=2) if self.since_s is not None else None
+        ended = self._price(now_s, attained_gpu_s)
         self._note(ended)
         last = self.words[-1]
         pace_s = median(self.paces_s) if self.paces_s else None
@@ -135,8 +137,11 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         passed_s = at_s - self.settled_at_s
         if passed_s < SETTLING_S:
             return None
-        found = self._price(now_s, attained_gpu_s, least=STEADY_GAPS)
-        if found is not None or passed_s > MEASURED_WITHIN_S:
+        if passed_s > MEASURED_WITHIN_S:
+            self._end()
+            return None
+        found = self._price(now_s, attained_gpu_s)
+        if found is not None:
             self._note(found)
             self._end()
         return found
@@ -146,7 +151,7 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         self.words, self.paces_s, self.since_s, self.settled_at_s = [], [], None, None
 
     def _end(self) -> None:
-        self.paces_s = self._paces_s()[-RECENT_PACES:]
+        self.paces_s = self._paces_s(RECENT_PACES)
         self.words, self.since_s, self.settled_at_s = self.words[-1:], None, None
 
     def _note(self, price: Price | None) -> None:
@@ -155,20 +160,23 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
             del self.recent_s[:-RECENT_PRICES]
             self.lost_gpu_s += price.gpu_s
 
-    def _paces_s(self) -> list[float]:
-        """Seconds a step in each gap between two words of the gang as it is now."""
+    def _paces_s(self, latest: int) -> list[float]:
+        """Seconds a step in each of the latest gaps between words, where steps were done."""
         return [
             (after.at_s - before.at_s) / (after.step - before.step)
-            for before, after in pairwise(self.words)
+            for before, after in pairwise(self.words[-1 - latest :])
             if after.step > before.step
         ]
 
-    def _price(self, now_s: float, attained_gpu_s: float, *, least: int) -> Price | None:
-        paces_s = self._paces_s()
-        if self.since_s is None or len(paces_s) < least:
+    def _price(self, now_s: float, attained_gpu_s: float) -> Price | None:
+        if self.since_s is None or len(self.words) <= STEADY_GAPS:
             return None
-        last = self.words[-1]
-        took_s = last.at_s - self.since_s - (last.step - self.from_step) * median_low(paces_s)
+        paces_s = self._paces_s(STEADY_GAPS)
+        if len(paces_s) < STEADY_GAPS or max(paces_s) > STEADY_RATIO * min(paces_s):
+            return None
+        last, first = self.words[-1], self.words[-1 - STEADY_GAPS]
+        pace_s = (last.at_s - first.at_s) / (last.step - first.step)
+        took_s = last.at_s - self.since_s - (last.step - self.from_step) * pace_s
         took_s = max(0.0, took_s)
         gpus = (attained_gpu_s - self.attained_gpu_s) / max(now_s - self.since_s, 1e-9)
         return Price(took_s, max(0.0, gpus) * took_s, self.attained_gpu_s)
