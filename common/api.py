@@ -280,6 +280,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     nodes_closed: int | UnsetType = UNSET
     """Nodes that take nothing new by themselves, see `NodeRow.closed`. Only while there are any, as
     above."""
+    stalled_jobs: int | UnsetType = UNSET
+    """Of the running ones, those that are STALLED. Only while there are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -98,6 +98,7 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from _command_misfits("command", spec.command)
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
     yield from _too_many(spec)
+    yield "stall_timeout_s", _stall_misfit(spec)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
         yield "gpu.heterogeneous_speed_ratio", "it needs two or more types in gpu.types to span"
     yield "profile", spec.profile.misfit()
@@ -123,6 +124,12 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             f"{spec.checkpoint.signal!r}, expected a signal name such as SIGTERM or SIGUSR1",
         )
     yield _size_misfit(spec)
+
+
+def _stall_misfit(spec: JobSpec) -> str:
+    if spec.stall_timeout_s is None or spec.retry.max_restarts:
+        return ""
+    return "it starts the job again within retry.max_restarts, which is 0; expected at least 1"
 
 
 def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:

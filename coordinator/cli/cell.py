@@ -118,8 +118,8 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         (
             "jobs",
-            f"{found.running_jobs} running{_suspended(found)}, {found.starting_jobs} starting, "
-            f"{found.pending_jobs} pending",
+            f"{found.running_jobs} running{_stalled(found)}{_suspended(found)}, "
+            f"{found.starting_jobs} starting, {found.pending_jobs} pending",
         ),
         *_without_room(found),
         *_gpus_out(found),
@@ -147,6 +147,11 @@ def _closed(found: Status) -> str:
 def _shed(count: int) -> str:
     """That reports are shed, and what that costs."""
     return f"{counted(count, 'report')} shed so far: only the newest of each node is read"
+
+
+def _stalled(found: Status) -> str:
+    """Of those that run, the ones that tell no progress any more, where there are any."""
+    return f" ({found.stalled_jobs} STALLED)" if found.stalled_jobs else ""
 
 
 def _suspended(found: Status) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from common.api import (
     ClosedRow,
     JobRow,
@@ -25,7 +27,7 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
         Column("NAME", lambda r: r.name, is_elastic=True),
         Column("TENANT", lambda r: r.tenant, is_wide=True),
         Column("USER", lambda r: r.user, is_wide=True),
-        Column("STATE", lambda r: r.state),
+        Column("STATE", job_state),
         Column("WORKERS", workers, is_number=True, rank=1),
         Column("GPUS", lambda r: str(r.gpus), is_number=True),
         Column("PROGRESS", progress, is_number=True, rank=3),
@@ -40,6 +42,11 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
         Column("NODES", lambda r: ",".join(r.nodes), is_wide=True),
         Column("WHY", why, is_elastic=True, rank=5),
     ]
+
+
+def job_state(row: JobRow) -> str:
+    """The state; `STALLED` of one that runs and tells no progress any more."""
+    return str(row.state) if row.stalled_s is UNSET else "STALLED"
 
 
 def workers(row: JobRow) -> str:

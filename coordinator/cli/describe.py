@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from rich.text import Text
 
 from common.api import (
@@ -83,7 +83,7 @@ def _headline(found: Description) -> Text:
     state = ""
     match row:
         case JobRow():
-            state = str(row.state)
+            state = columns.job_state(row)
         case NodeRow():
             state = columns.role(row)
         case LoanRow():
@@ -138,7 +138,7 @@ def _job(row: JobRow, now_s: float) -> Pairs:
         ("job", row.job_id),
         ("name", row.name),
         ("owner", f"{row.tenant}/{row.user}"),
-        ("state", row.state),
+        ("state", _state(row)),
         ("workers", columns.workers(row)),
         ("gpus", f"{row.gpus} held, {row.gpus_per_worker} per worker"),
         ("nodes", ", ".join(row.nodes)),
@@ -149,11 +149,23 @@ def _job(row: JobRow, now_s: float) -> Pairs:
         ("attempt", str(row.attempt)),
         ("preemptions", str(row.preemption_count)),
         ("progress", _steps(row)),
+        ("resize cost", _known_s(row.resize_cost_s)),
+        ("gpu-s lost", "" if row.lost_gpu_s is UNSET else render.number(row.lost_gpu_s)),
         ("exit code", render.number(row.exit_code)),
         ("error", row.error),
         ("failure", _failure(row)),
         ("waited for", _waited(row)),
     ]
+
+
+def _state(row: JobRow) -> str:
+    if row.stalled_s is UNSET:
+        return row.state
+    return f"{row.state}, STALLED for {render.duration(row.stalled_s)}"
+
+
+def _known_s(seconds: float | UnsetType) -> str:
+    return "" if seconds is UNSET else f"{render.number(seconds)} s"
 
 
 def _failure(row: JobRow) -> str:

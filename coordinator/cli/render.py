@@ -32,6 +32,7 @@ STYLES = {
     "on_loan": "cyan",
     "on loan": "cyan",
     "warming": "cyan",
+    "STALLED": "red",
     "pending": "yellow",
     "draining": "yellow",
     "vacating": "yellow",

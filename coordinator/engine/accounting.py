@@ -78,6 +78,9 @@ class Figures(Struct, frozen=True, kw_only=True):
     turn_back_s: ReclaimTimes = ReclaimTimes()
     turn_backs_late: int = 0
     jobs_rejected: int = 0
+    resize_lost_gpu_s: float = 0.0
+    """The part of `lost_gpu_s` that resizes cost; the rest is of preemptions."""
+    stalls: int = 0
 
 
 def plain(value: Struct) -> dict[str, object]:
@@ -208,7 +211,7 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         reclaim_s=_times(counters.reclaim_s),
         reclaims_late=counters.reclaims_late,
         preemptions=counters.preemptions,
-        lost_gpu_s=counters.preemption_cost_gpu_s,
+        lost_gpu_s=counters.preemption_cost_gpu_s + counters.resize_cost_gpu_s,
         flexible_workers_released=counters.flexible_workers_released,
         resizes=counters.resizes,
         gang_timeouts=counters.gang_timeouts,
@@ -219,6 +222,8 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         turn_back_s=_times(counters.turn_back_s),
         turn_backs_late=counters.turn_backs_late,
         jobs_rejected=counters.jobs_rejected,
+        resize_lost_gpu_s=counters.resize_cost_gpu_s,
+        stalls=counters.stalls,
     )
 
 

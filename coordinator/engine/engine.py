@@ -37,6 +37,7 @@ from coordinator.engine import (
     retrying,
     sharing,
     silence,
+    stalls,
     tenants,
     timeouts,
     unknown_loads,
@@ -64,6 +65,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
     PassDue,
     ProgressReported,
+    ProgressStopped,
     RecordsLost,
 )
 from coordinator.engine.loan_entries import Recommendation
@@ -181,6 +183,8 @@ class Engine:
                 jobs.cancel(ctx, event)
             case ProgressReported():
                 progress.reported(ctx, event)
+            case ProgressStopped():
+                stalls.stopped(ctx, event)
             case NodeSilent():
                 silence.silent(ctx, event)
             case LoadMeasured():
@@ -314,6 +318,10 @@ class Engine:
     def awaited_silence_s(self) -> dict[NodeName, float]:
         """For LOST nodes, the `unanswered_s` at which a `NodeSilent` changes something."""
         return silence.awaited(self.state, self.settings)
+
+    def watched_stalls(self, now_s: float) -> dict[JobId, stalls.Watch]:
+        """Jobs of which a `ProgressStopped` changes something, and the silence that it takes."""
+        return stalls.watched(self.state, self.settings, now_s)
 
     def snapshot(self) -> ClusterSnapshot:
         """What a policy would see now; for `explain` and `plan`."""

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from common.messages import OrderPhase
 from common.model import JobSpec, JobState
 from coordinator.engine.ended import HEARD_LATE_S
+from coordinator.engine.resize_costs import ResizeCosts
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry, WorkerEntry
+from coordinator.engine.step_gaps import StepGaps
 from coordinator.engine.step_times import StepTimes
 from coordinator.policies.sources import Source
 
@@ -255,6 +257,7 @@ def attempt_ended(job: JobEntry) -> None:
 def forget_measured(job: JobEntry) -> None:
     """What its attempts told of its length is of another gang than the next one is."""
     job.measured_work_s, job.longest_work_s, job.steps = None, 0.0, StepTimes()
+    job.resizes, job.gaps = ResizeCosts(lost_gpu_s=job.resizes.lost_gpu_s), StepGaps()
 
 
 def _work_s(job: JobEntry) -> float:

@@ -163,6 +163,7 @@ class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported")
     """How far a running attempt is; one fact per job and pass.
 
     saved_ago_s: how long before this fact the job claimed the checkpoint, in seconds.
+    told_ago_s: how long before this fact its node first reported this progress, in seconds.
     """
 
     job_id: JobId
@@ -170,6 +171,18 @@ class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported")
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
     saved_ago_s: float = 0.0
+    told_ago_s: float = 0.0
+
+
+class ProgressStopped(Fact, frozen=True, kw_only=True, tag="progress_stopped"):
+    """A running attempt tells no new step and no new save, though all its nodes are heard.
+
+    quiet_s: for how long the reports of its nodes show that. What nobody reported is not in it.
+    """
+
+    job_id: JobId
+    attempt: int
+    quiet_s: float
 
 
 class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
@@ -281,6 +294,7 @@ Event = (
     | JobCancelRequested
     | NodeReported
     | ProgressReported
+    | ProgressStopped
     | NodeSilent
     | LoadMeasured
     | LoadUnknown

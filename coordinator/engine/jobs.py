@@ -40,13 +40,39 @@ ACTIVE_JOB_STATES = frozenset(
 )
 
 
+RESTARTS_SILENCE = frozenset({JobEvent.GANG_READY, JobEvent.RESIZED, JobEvent.RESUME})
+"""After these a job is silent for a while, as its ranks meet anew."""
+
+
 def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
     """Move a job along its life cycle and tell its story."""
     job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    if job.gaps.stalled_since_s is not None:
+        stall_over(ctx, job, f"it is {job.state}")
+    if event in RESTARTS_SILENCE:
+        job.gaps.changed(ctx.now_s)
     if job.wait.kind:
         waiting.settle(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
     ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
+
+
+def stall_over(ctx: Context, job: JobEntry, why: str) -> None:
+    """A job is STALLED no more."""
+    since_s, job.gaps.stalled_since_s = job.gaps.stalled_since_s, None
+    ctx.changed_jobs[job.job_id] = None
+    ctx.tell(job.job_id, "stall over", f"after {ctx.now_s - (since_s or ctx.now_s):.0f} s: {why}")
+
+
+def gang_changes(ctx: Context, job: JobEntry) -> None:
+    """Workers of a gang that runs come or go: what that costs it is measured from here.
+
+    Call it when its work up to now is settled and before its workers are others.
+    """
+    job.gaps.changed(ctx.now_s)
+    price = job.resizes.changes(ctx.now_s, job.attained_gpu_s, attempt=job.attempt)
+    if price is not None:
+        losses.resized(ctx, job, price)
 
 
 def submit(ctx: Context, event: JobSubmitted) -> None:
@@ -130,6 +156,8 @@ def stop_workers(
     """
     estimates.settle_work(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
+    if reason == StopReason.RELEASE and any(_computes(job, index) for index in only or ()):
+        gang_changes(ctx, job)
     for index, worker in job.workers.items():
         if worker.stop is not None or (only is not None and index not in only):
             continue
@@ -140,6 +168,12 @@ def stop_workers(
         ctx.touch(worker.node)  # the others learn the new worker count
     ctx.needs_pass = True
     leave_reservations(ctx, job)
+
+
+def _computes(job: JobEntry, index: int) -> bool:
+    """Whether a worker of the gang was ordered to run and not to stop."""
+    worker = job.workers.get(index)
+    return worker is not None and worker.stop is None and worker.order == OrderPhase.RUN
 
 
 def leave_reservations(ctx: Context, job: JobEntry) -> None:
@@ -223,6 +257,7 @@ def end_resize_when_done(ctx: Context, job: JobEntry) -> None:
     if added and all(is_ready(worker) for worker in added):
         estimates.settle_work(job, ctx.now_s)
         ctx.changed_jobs[job.job_id] = None
+        gang_changes(ctx, job)
         for worker in added:
             worker.order = OrderPhase.RUN
         for worker in job.workers.values():
@@ -240,6 +275,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         _store_gone(ctx, job, worker, ending)
         return
     estimates.settle_work(job, ctx.now_s)
+    _leaves_gang(ctx, job, worker)
     ended_at_s = ctx.now_s if ending.ended_at_s is None else ending.ended_at_s
     stake = estimates.stake(job, ctx.now_s, ended_at_s)  # with the work of this worker
     ending = replace(ending, has_begun=worker.phase != WorkerPhase.REFUSED)
@@ -268,6 +304,12 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         _fault(ctx, job, worker.node, ending)
     retrying.peer_left(job, worker, ended_at_s)
     _settle(ctx, job)
+
+
+def _leaves_gang(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    """A worker that was not told to go is gone: where its gang goes on, that is a resize."""
+    if _computes(job, worker.key.worker_index) and _goes_on_without(job, worker):
+        gang_changes(ctx, job)
 
 
 def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending) -> None:
@@ -334,8 +376,25 @@ def _sent_home(
     preempt(ctx, job, why, loan=ctx.loan_of(worker.node), stake=stake)
 
 
-def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
-    """Three budgets never mix: preemptions and node faults are free, own faults are counted."""
+def end_stalled(ctx: Context, job: JobEntry, ending: Ending) -> None:
+    """A job that tells no progress any more is asked to save and to leave, by its own fault."""
+    node = job.workers[min(job.workers)].node
+    _fault(ctx, job, node, ending, asks=StopReason.PREEMPT)
+    conclude_if_vacated(ctx, job)
+
+
+def _fault(
+    ctx: Context,
+    job: JobEntry,
+    node: NodeName,
+    ending: Ending,
+    *,
+    asks: StopReason = StopReason.FINISHED,
+) -> None:
+    """Three budgets never mix: preemptions and node faults are free, own faults are counted.
+
+    asks: what its other workers are told.
+    """
     if job.state not in ACTIVE_JOB_STATES:
         return
     ending = retrying.judged(ctx, job, node, ending)
@@ -350,7 +409,7 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     said += f": {ending.failure}" if ending.failure else ""
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
     fire(ctx, job, JobEvent.WORKER_FAILED, f"{ending.whose}: {said}")
-    stop_workers(ctx, job, StopReason.FINISHED)
+    stop_workers(ctx, job, asks)
 
 
 def _settle(ctx: Context, job: JobEntry) -> None:

@@ -12,6 +12,7 @@ from coordinator.engine import jobs, losses, parts, rebuilding, sharing, stores
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import OrdersRecovered
 from coordinator.engine.nodes import acknowledge
+from coordinator.engine.resize_costs import ResizeCosts
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.sources import Source
 
@@ -129,6 +130,7 @@ def _drop_older_attempt(ctx: Context, job: JobEntry) -> None:
         release_gpus(ctx, worker.node, worker.key)
     losses.settle(ctx, old)
     job.lost_gpu_s = old.lost_gpu_s
+    job.resizes = ResizeCosts(recent_s=old.resizes.recent_s, lost_gpu_s=old.resizes.lost_gpu_s)
     stores.ended(ctx, old)
 
 

@@ -1,4 +1,4 @@
-"""What preemptions cost, in GPU-seconds of work. Must not know why, nor what a policy predicted.
+"""What preemptions and resizes cost, in GPU-seconds. Must not know why, nor what was predicted.
 
 A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
 then is the work since its last verified checkpoint, and what its gang computes on until one of its
@@ -24,6 +24,7 @@ from common.model import StopReason
 from coordinator.engine import estimates
 from coordinator.engine.context import Context
 from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.resize_costs import Price
 from coordinator.engine.state import JobEntry, LossEntry, WorkerEntry
 
 COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
@@ -126,6 +127,26 @@ def settle(ctx: Context, job: JobEntry) -> None:
 def close(job: JobEntry) -> None:
     """The next attempt is placed: late news changes nothing any more."""
     job.loss = None
+
+
+def resized(ctx: Context, job: JobEntry, price: Price) -> None:
+    """A resize was measured: what its gang stood still or did again is lost.
+
+    That work is at stake no more, so no later preemption books it a second time. What was saved
+    since the resize covers it already.
+    """
+    ctx.changed_jobs[job.job_id] = None
+    job.lost_gpu_s += price.gpu_s
+    ctx.state.counters.resize_cost_gpu_s += price.gpu_s
+    if job.saved_gpu_s <= price.since_gpu_s:
+        at_stake_gpu_s = max(0.0, job.attained_gpu_s - job.saved_gpu_s)
+        job.saved_gpu_s += min(price.gpu_s, at_stake_gpu_s)
+    ctx.tell(
+        job.job_id,
+        "resize measured",
+        f"its gang made no new work for {price.took_s:.1f} s, {price.gpu_s:.0f} GPU-seconds lost; "
+        f"a resize of this job counts as {job.resizes.cost_s or 0.0:.1f} s from now on",
+    )
 
 
 def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:

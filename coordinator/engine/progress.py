@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from common.model import Checkpoint
-from coordinator.engine import estimates, losses, prerun
+from common.messages import OrderPhase
+from common.model import Checkpoint, JobState
+from coordinator.engine import estimates, jobs, losses, prerun
 from coordinator.engine.context import Context
 from coordinator.engine.events import ProgressReported, WorkerFact
 from coordinator.engine.state import JobEntry
@@ -15,6 +16,7 @@ def reported(ctx: Context, event: ProgressReported) -> None:
     if job is None or event.attempt != job.attempt:
         return
     ctx.changed_jobs[job.job_id] = None
+    _word(ctx, job, event)
     if event.progress is not None:
         if job.attempt_ran_at_s is not None and job.progress is not None:
             resumed_below = event.progress.step < job.progress_at_start
@@ -25,6 +27,43 @@ def reported(ctx: Context, event: ProgressReported) -> None:
         job.progress_gpu_s = job.attained_gpu_s
     if event.checkpoint is not None:
         _checkpoint(ctx, job, event.checkpoint, ctx.ago(event.saved_ago_s))
+
+
+def _word(ctx: Context, job: JobEntry, event: ProgressReported) -> None:
+    """News of its steps or saves: it is not stalled, and a resize may be measured by it.
+
+    The same again, as to a new leader, is no news.
+    """
+    is_step = event.progress is not None and event.progress != job.progress
+    is_save = event.checkpoint is not None and event.checkpoint != job.checkpoint
+    if job.attempt_ran_at_s is None or not (is_step or is_save):
+        return
+    at_s = max(ctx.ago(event.told_ago_s), job.attempt_ran_at_s)
+    if job.gaps.stalled_since_s is not None:
+        jobs.stall_over(ctx, job, "it told a step" if is_step else "it told a save")
+    job.gaps.told(at_s, attempt=job.attempt)
+    if event.progress is None or not is_step or job.state == JobState.PREEMPTING:
+        return
+    estimates.settle_work(job, ctx.now_s)
+    price = job.resizes.told(
+        event.progress.step,
+        at_s,
+        attempt=job.attempt,
+        is_settled=job.state == JobState.RUNNING and _is_settled(job),
+        now_s=ctx.now_s,
+        attained_gpu_s=job.attained_gpu_s,
+    )
+    if price is not None:
+        losses.resized(ctx, job, price)
+
+
+def _is_settled(job: JobEntry) -> bool:
+    """Whether all its workers compute, and have their GPUs for themselves."""
+    run = OrderPhase.RUN
+    return all(
+        worker.stop is None and worker.order == run and worker.share == 1.0
+        for worker in job.workers.values()
+    )
 
 
 def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s: float) -> None:

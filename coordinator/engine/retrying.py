@@ -28,6 +28,9 @@ from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.words import counted
 
+STALLED = "stalled"
+"""The reason of an attempt that was ended as it told no progress any more; see `stalls`."""
+
 REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
 
 
@@ -112,7 +115,9 @@ def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None)
     """
     spec, retry = job.spec.retry, job.retry
     used, most, codes = restarts_used(job), spec.max_restarts, spec.on_exit_codes
-    if retry.is_charged and codes and exit_code not in codes:
+    # An attempt that was ended for its silence has no exit code that anybody could list.
+    is_stalled = retry.failure is not None and retry.failure.reason == STALLED
+    if retry.is_charged and codes and exit_code not in codes and not is_stalled:
         listed = ", ".join(str(code) for code in codes)
         is_told = exit_code is not None
         own = f"exit code {exit_code} is" if is_told else "an end without exit code is"

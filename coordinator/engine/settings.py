@@ -116,6 +116,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonNegativeFloat,
         Meta(description="how long a gang stands still when its worker count changes"),
     ] = 30.0
+    stalled_after_s: Annotated[
+        NonNegativeFloat,
+        Meta(
+            description="a job that told progress is STALLED after so long without any, or after "
+            "ten times its usual gap if that is longer"
+        ),
+    ] = 120.0
     silence_margin_s: Annotated[
         NonNegativeFloat,
         Meta(description="added to a job's `stop_after_s` and grace before it restarts elsewhere"),

@@ -118,6 +118,7 @@ def put_aside(ctx: Context, job: JobEntry, reason: str) -> None:
     estimates.settle_work(job, ctx.now_s)
     jobs.fire(ctx, job, JobEvent.SUSPEND, reason)
     job.suspended_at_s = ctx.now_s
+    job.resizes.forget()
     job.is_packed = False
     ctx.state.suspended_jobs[job.job_id] = None
     _order_anew(ctx, job)

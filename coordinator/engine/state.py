@@ -38,6 +38,8 @@ from coordinator.engine.marks import (
     TrespassStory,
     WaitEntry,
 )
+from coordinator.engine.resize_costs import ResizeCosts
+from coordinator.engine.step_gaps import StepGaps
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
@@ -328,11 +330,13 @@ class JobEntry(Struct, kw_only=True):
     is_promised: bool = False
     """Its deadline had been promised to it when it started for the first time."""
     steps: StepTimes = field(default_factory=StepTimes)
+    resizes: ResizeCosts = field(default_factory=ResizeCosts)
+    gaps: StepGaps = field(default_factory=StepGaps)
     expected_work_s: float = 0.0
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""
     lost_gpu_s: float = 0.0
-    """GPU-seconds of work that its preemptions threw away; see `losses`."""
+    """GPU-seconds that its preemptions and resizes cost; see `losses`. `resizes` has the latter."""
     loss: LossEntry | None = None
     """Of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
@@ -350,7 +354,8 @@ class JobEntry(Struct, kw_only=True):
     migration: Migration | None = None
     migration_count: int = 0
     saved_gpu_s: float = 0.0
-    """GPU-seconds attained when its last verified save was made, or else when its attempt began."""
+    """GPU-seconds attained when its last verified save was made, or else when its attempt began;
+    with what was booked as lost since."""
     progress_gpu_s: float = 0.0
     """GPU-seconds attained when it last said how far it is."""
     is_recovered: bool = False

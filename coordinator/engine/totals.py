@@ -24,6 +24,10 @@ class Counters(Struct, kw_only=True):
     turn_backs: int = 0
     turn_backs_late: int = 0
     resizes: int = 0
+    resize_cost_gpu_s: float = 0.0
+    """GPU-seconds without new work around resizes, of jobs that tell their progress."""
+    stalls: int = 0
+    """Times that a job was found STALLED."""
     suspensions: int = 0
     migrations: int = 0
     migration_cost_gpu_s: float = 0.0

@@ -23,7 +23,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """The flexible demand of one elastic job.
 
     work_s: worker-seconds left, in workers of the GPU type it runs on.
-    current: flexible workers it has now; each one more or less costs `change_cost_s`.
+    current: flexible workers it has now; each one more or less costs `change_cost_s`, and a
+        change by any number `resize_cost_s`, in seconds.
     weight: how much a second of its running time counts; above 1 where others wait for its end.
     rates: worker-seconds of work a second with the base and k flexible workers, for each k from 0
         to `extra_max` at least; empty: in proportion to the workers, as in the paper.
@@ -35,8 +36,14 @@ class Group(Struct, frozen=True, kw_only=True):
     gpus_per_worker: int
     current: int = 0
     change_cost_s: float = 0.0
+    resize_cost_s: float = 0.0
     weight: float = 1.0
     rates: tuple[float, ...] = ()
+
+    @property
+    def is_curved(self) -> bool:
+        """Whether its gains may rise from worker to worker; else each one more brings less."""
+        return bool(self.rates) or self.resize_cost_s > 0.0
 
     def value_s(self, extra: int) -> float:
         """Seconds of running time, by weight, that `extra` workers save, less what the change
@@ -45,7 +52,10 @@ class Group(Struct, frozen=True, kw_only=True):
             saved_s = self.work_s / self.rates[0] - self.work_s / self.rates[extra]
         else:
             saved_s = jct_reduction_s(self.work_s, self.base_workers, extra)
-        return self.weight * saved_s - self.change_cost_s * abs(extra - self.current)
+        cost_s = self.change_cost_s * abs(extra - self.current)
+        if self.resize_cost_s and extra != self.current:
+            cost_s += self.resize_cost_s
+        return self.weight * saved_s - cost_s
 
     def best(self, low: int, high: int) -> int:
         """The fewest flexible workers from `low` to `high` that are worth as much as any."""
@@ -73,7 +83,7 @@ def solve(
 
 def _best_alone(group: Group) -> int:
     """What a group climbs to where there is room for all, by the steps of `solve_greedy`."""
-    if group.rates:
+    if group.is_curved:
         return solve_greedy([group], group.extra_max * group.gpus_per_worker)[0]
     count, value_s = 0, group.value_s(0)
     while count < group.extra_max:
@@ -125,7 +135,7 @@ def solve_greedy(groups: Sequence[Group], capacity_gpus: int) -> tuple[int, ...]
     def take(index: int, more: int) -> bool:
         group, count = groups[index], answer[index]
         fitting = min(more, left[0] // group.gpus_per_worker)
-        if fitting and group.rates:
+        if fitting and group.is_curved:
             fitting = group.best(count, count + fitting) - count
         left[0] -= fitting * group.gpus_per_worker
         answer[index] += fitting
@@ -146,7 +156,7 @@ def climb(groups: Sequence[Group], counts: list[int], take: Callable[[int, int],
     ladders = {
         index: ladder(group, counts[index])[::-1]
         for index, group in enumerate(groups)
-        if group.rates
+        if group.is_curved
     }
 
     def offer(index: int) -> None:

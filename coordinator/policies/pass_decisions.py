@@ -28,11 +28,13 @@ def resizes(
         if not share.removed and not share.added:
             continue
         stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
+        measured_s = share.job.resize_cost_s
         decision = Resize(
             job_id=share.job.job_id,
             added=tuple(share.added),
             removed_workers=tuple(sorted(worker.worker_index for worker in share.removed)),
-            predicted_cost_gpu_s=resize_cost_s * stalled_gpus,
+            predicted_cost_gpu_s=stalled_gpus
+            * (resize_cost_s if measured_s is None else measured_s),
             reason=_why_resized(share, beneficiaries),
         )
         (gone if share.removed else grown).append(decision)

@@ -3,8 +3,8 @@
 The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
 stopped over and over, and who was stopped runs for so long once it runs again), and with it the
 start that was to have the GPUs. So a policy is told beforehand, and is asked again when the first
-of them may be stopped. A resize rests likewise (`resize_cooldown_s`), but no policy is kept to
-that. Must not know the engine.
+of them may be stopped. A resize rests likewise (`resize_cooldown_s`, and longer where resizes of
+the job were measured to be dear), but no policy is kept to that. Must not know the engine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from msgspec.structs import replace
 from common.model import JobState
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+RESTS_PER_COST = 10.0
+"""A job rests so many times what a resize of it costs: growing takes up a tenth of its time."""
 
 
 def allocated(
@@ -60,5 +63,8 @@ def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
     """When the cooldown after a job's last resize is over; None: it is by now."""
     if job.last_resized_at_s is None:
         return None
-    at_s = job.last_resized_at_s + snapshot.resize_cooldown_s
+    rest_s = snapshot.resize_cooldown_s
+    if job.resize_cost_s is not None:
+        rest_s = max(rest_s, RESTS_PER_COST * job.resize_cost_s)
+    at_s = job.last_resized_at_s + rest_s
     return at_s if at_s > snapshot.now_s else None

@@ -3,7 +3,8 @@
 Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each
 pass. Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less
 must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one
-job shrinks for another only when the net gain is positive after both have paid.
+job shrinks for another only when the net gain is positive after both have paid. Of a job whose
+resizes were measured the price is known: each resize must save that, however many workers it moves.
 
 A job whose profile tells its speed at each size is worth what that says, not what the paper's
 linear rule would: it is offered no size that is no faster than a smaller one.
@@ -73,6 +74,7 @@ def _above(group: Group, fixed: int) -> Group:
         gpus_per_worker=group.gpus_per_worker,
         current=group.current - fixed,
         change_cost_s=group.change_cost_s,
+        resize_cost_s=group.resize_cost_s,
         weight=group.weight,
         rates=group.rates[fixed:],
     )
@@ -136,7 +138,7 @@ def _add(room: Room, share: Share, group: Group, count: int) -> int:
     """As many workers more as have a place, and no more of them than help; how many."""
     placements = fill(room, share.job, share.gpu_type, count, is_flexible=True)
     placed = placed_count(placements)
-    if group.rates and placed:
+    if group.is_curved and placed:
         helping = group.best(share.count, share.count + placed) - share.count
         if helping < placed:  # the rest of the way through a dip has no place
             placed = helping
@@ -154,7 +156,7 @@ def _take_back(room: Room, share: Share, group: Group, workers: Iterable[WorkerV
             share.removed.remove(worker)
             room.keep(worker)
             back.append(worker)
-    if group.rates and back:
+    if group.is_curved and back:
         kept = group.best(share.count - len(back), share.count) - (share.count - len(back))
         for worker in back[kept:]:
             share.removed.append(worker)

@@ -109,7 +109,8 @@ class Share:
         """To how many flexible workers it grows from so many, which are fewer than `most`."""
         if not self.rates:
             return count + 1
-        return next(iter(ladder(self._group(0.0, current=count, most=self.most), count)), self.most)
+        group = self._group(0.0, current=count, most=self.most, is_free=True)
+        return next(iter(ladder(group, count)), self.most)
 
     def left_s(self, count: int, *, spans_types: bool) -> float:
         """Running time left with so many flexible workers."""
@@ -126,6 +127,14 @@ class Share:
         left = max(0, self.count - worker_count)
         return self.weight * (self.saved_s(self.count) - self.saved_s(left))
 
+    def change_cost_s(self, resize_cost_s: float, count: int) -> float:
+        """Running time that a change by so many workers costs: what was measured of its resizes,
+        else `resize_cost_s` for each worker. A job that starts in this pass pays nothing."""
+        if self.is_new or not count:
+            return 0.0
+        measured_s = self.job.resize_cost_s
+        return resize_cost_s * count if measured_s is None else measured_s
+
     def group(self, resize_cost_s: float) -> Group:
         """The knapsack's view; what base demand has taken cannot come back in this pass."""
         kept = self.current - len(self.removed)
@@ -136,14 +145,19 @@ class Share:
         """The same as if nothing had been taken yet; it grows no more."""
         return self._group(resize_cost_s, current=self.current, most=self.current)
 
-    def _group(self, resize_cost_s: float, *, current: int, most: int) -> Group:
+    def _group(
+        self, resize_cost_s: float, *, current: int, most: int, is_free: bool = False
+    ) -> Group:
+        measured_s = None if self.is_new or is_free else self.job.resize_cost_s
+        each_s = 0.0 if self.is_new or measured_s is not None else resize_cost_s
         return Group(
             work_s=self.work_s,
             base_workers=self.span.min,
             extra_max=most,
             gpus_per_worker=self.job.gpus_per_worker,
             current=current,
-            change_cost_s=0.0 if self.is_new else resize_cost_s,
+            change_cost_s=each_s,
+            resize_cost_s=measured_s or 0.0,
             weight=self.weight,
             rates=self.rates,
         )

@@ -31,15 +31,17 @@ def why_not_larger(
         return (f"it was resized a moment ago and rests for {rest_s - snapshot.now_s:.0f} s more",)
     if is_barred:
         return ("it does not grow while jobs wait",)
-    target = share.next_count(share.count)
+    is_measured = job.resize_cost_s is not None  # then one resize costs as much as another
+    target = share.most if is_measured else share.next_count(share.count)
     now_left_s = share.left_s(share.count, spans_types=share.spans_types)
     saved_s = now_left_s - share.left_s(target, spans_types=share.spans_types)
     more = target - share.count
-    if share.weight * saved_s <= resize_cost_s * more:
+    cost_s = share.change_cost_s(resize_cost_s, more)
+    if share.weight * saved_s <= cost_s:
         would = "one worker more would save" if more == 1 else f"{more} workers more would save"
         return (
             f"it does not grow: {would} {saved_s:.1f} s of what it is thought to have left, and a "
-            f"resize costs {resize_cost_s * more:g} s",
+            f"resize {'of it was measured to cost' if is_measured else 'costs'} {cost_s:.4g} s",
         )
     if more > 1:
         return (
@@ -73,7 +75,7 @@ def _at_best(share: Share, resize_cost_s: float) -> str:
     return (
         f"it does not grow: by its profile it is fastest with {base + share.most} workers; to go "
         f"down to them would save {max(0.0, saved_s):.1f} s, and a resize costs "
-        f"{resize_cost_s * (share.current - share.most):g} s"
+        f"{share.change_cost_s(resize_cost_s, share.current - share.most):.4g} s"
     )
 
 

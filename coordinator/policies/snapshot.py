@@ -174,6 +174,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     saves_when_asked: bool = False
     wasted_gpu_s: float = 0.0
     last_resized_at_s: float | None = None
+    resize_cost_s: float | None = None
+    """Running time that a resize of it costs, as measured of its latest ones; None: none was."""
     tenant: str = ""
     user: str = ""
     app: str | None = None

@@ -110,7 +110,7 @@ def _saved_s(share: Share, placements: list[Placement], resize_cost_s: float) ->
         return 0.0
     before_s = share.left_s(share.count, spans_types=share.spans_types)
     after_s = share.left_s(share.count + more, spans_types=True)
-    return before_s - after_s - (0.0 if share.is_new else resize_cost_s * more)
+    return before_s - after_s - share.change_cost_s(resize_cost_s, more)
 
 
 def _gpus(room: Room, share: Share, placements: list[Placement]) -> int:

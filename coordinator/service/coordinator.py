@@ -27,6 +27,7 @@ from coordinator.engine.events import (
     NodeSilent,
     OrdersRecovered,
     ProgressReported,
+    ProgressStopped,
 )
 from coordinator.service import guarantees_kept, intake
 from coordinator.service.asking import LedgerAsker
@@ -419,7 +420,7 @@ class Coordinator:
                 self.refused_reports.note(event.node, why)
             case NodeSilent():
                 self.folder.forget_silence(event.node)
-            case ProgressReported():
+            case ProgressReported() | ProgressStopped():
                 self.folder.forget_progress(event.job_id)
             case LoadUnknown():
                 self.folder.loads.tell_again(event)
@@ -469,7 +470,13 @@ class Coordinator:
                 self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s
             )
             proven = (event for event in proving if event.node not in self.inflow)
-            for event in (*self.folder.due(now_s=now_s, unread=self.inflow), *proven):
+            stopped = self.folder.stopped(
+                self.engine.watched_stalls(self.decider.time.now_s()),
+                now_s=now_s,
+                unread=self.inflow,
+            )
+            due = self.folder.due(now_s=now_s, unread=self.inflow)
+            for event in (*due, *proven, *stopped):
                 self.decider.post(event)
             self.decider.wake()
 

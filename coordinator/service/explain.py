@@ -17,6 +17,7 @@ from coordinator.engine import (
     retrying,
     returns,
     silence,
+    stalls,
     stores,
 )
 from coordinator.engine.context import Context
@@ -58,7 +59,8 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
             drained, lost = drains.of_job(engine, entry, at_s), _unknown(engine, entry, at_s)
-            return (*_running(engine, entry), *drained, *lost, *_awaited(entry))
+            stalled = _stalled(entry, at_s)
+            return (*stalled, *_running(engine, entry), *drained, *lost, *_awaited(entry))
         case JobState.SUSPENDED:
             said = suspended.said(engine, entry, now_s=at_s)
             return (said, *drains.of_job(engine, entry, at_s), *_unknown(engine, entry, at_s))
@@ -68,6 +70,20 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
             ended_by = retrying.why_ended(entry, engine.settings)
             not_again = f"it is not tried again: {ended_by}" if ended_by else ""
             return tuple(why for why in (entry.error, not_again) if why)
+
+
+def _stalled(entry: JobEntry, at_s: float) -> tuple[str, ...]:
+    """That a running job tells no progress any more, and what becomes of it."""
+    words = stalls.in_words(entry, at_s)
+    if not words:
+        return ()
+    timeout_s = entry.spec.stall_timeout_s
+    if timeout_s is None:
+        then = "it goes on as it is: it has no stall_timeout_s"
+    else:
+        left_s = max(0.0, timeout_s - (stalls.quiet_s(entry, at_s) or 0.0))
+        then = f"it is started again in {left_s:.0f} s (stall_timeout_s {timeout_s:g} s)"
+    return (f"STALLED: {words}", then)
 
 
 def _or_last_event(engine: Engine, now_s: float | None) -> float:

@@ -22,12 +22,15 @@ from coordinator.engine.events import (
     NodeReported,
     NodeSilent,
     ProgressReported,
+    ProgressStopped,
     TrespassFact,
     WorkerFact,
 )
+from coordinator.engine.stalls import Watch
 from coordinator.service.gpu_facts import NO_CATALOGUE, Catalogue
 from coordinator.service.loads import Loads
 from coordinator.service.rivals import Rivals
+from coordinator.service.words import Words
 
 
 class Folder:
@@ -64,6 +67,7 @@ class Folder:
         self._facts: dict[NodeName, NodeReported] = {}
         self._silent: set[NodeName] = set()
         self._progress: dict[JobId, ProgressReported] = {}
+        self._words = Words(lost_after_s=lost_after_s)
         self.loads = Loads(load_period_s)
 
     def forget_facts(self) -> None:
@@ -83,6 +87,7 @@ class Folder:
     def forget_progress(self, job_id: JobId) -> None:
         """Say this job's progress again."""
         self._progress.pop(job_id, None)
+        self._words.forget_stop(job_id)
 
     def remove_node(self, node: NodeName) -> None:
         """It is no node of the cell any more; with its next report it is a new one."""
@@ -91,6 +96,7 @@ class Folder:
         self.heard_at_s.pop(node, None)
         self._silent_since_s.pop(node, None)
         self.loads.remove(node)
+        self._words.remove(node)
         self._silent.discard(node)
 
     def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
@@ -134,6 +140,7 @@ class Folder:
         for node, silent_since_s in self._silent_since_s.items():
             self._silent_since_s[node] = self._later(silent_since_s)
         self.loads.missed(missed_s, now_s=now_s)
+        self._words.missed(missed_s)
         return missed_s
 
     def _later(self, at_s: float) -> float:
@@ -167,6 +174,7 @@ class Folder:
         was_silent = node in self._silent
         self._silent.discard(node)
         self.loads.note(report, now_s=since_s)
+        self._words.note(report, now_s=now_s)
         rival = self.rivals.told(node, now_s=now_s)
         facts = facts_of(report, rival=rival, catalogue=self._catalogue)
         if not was_silent and not _is_news(facts, self._facts.get(node)):
@@ -202,6 +210,7 @@ class Folder:
     def _new_progress(self, now_s: float) -> list[Event]:
         best: dict[JobId, ProgressReported] = {}
         saved_at_s: dict[JobId, float] = {}
+        told_at_s: dict[JobId, float] = {}
         for node, report in self.reports.items():
             for worker in report.workers:
                 if worker.progress is None and worker.checkpoint is None:
@@ -216,6 +225,7 @@ class Folder:
                         progress=worker.progress,
                         checkpoint=checkpoint,
                     )
+                    told_at_s[key.job_id] = self._words.since_s(node, key, now_s)
                     if worker.checkpoint is not None:
                         saved_at_s[key.job_id] = self.heard_at_s[node] - worker.saved_ago_s
         events: list[Event] = []
@@ -223,7 +233,8 @@ class Folder:
             if self._progress.get(job_id) != best[job_id]:
                 self._progress[job_id] = best[job_id]
                 ago_s = max(0.0, now_s - saved_at_s.get(job_id, now_s))
-                events.append(structs.replace(best[job_id], saved_ago_s=ago_s))
+                told_s = max(0.0, now_s - told_at_s[job_id])
+                events.append(structs.replace(best[job_id], saved_ago_s=ago_s, told_ago_s=told_s))
         for job_id in [job_id for job_id in self._progress if job_id not in best]:
             del self._progress[job_id]
         return events
@@ -253,6 +264,12 @@ class Folder:
             if unanswered_s >= enough_s:
                 found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
         return found
+
+    def stopped(
+        self, watched: Mapping[JobId, Watch], *, now_s: float, unread: Container[str] = ()
+    ) -> list[ProgressStopped]:
+        """Watched jobs that tell no progress, by the reports of all nodes that they run on."""
+        return self._words.stopped(watched, self.reports, self.heard_at_s, now_s, unread)
 
 
 def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int) -> bool:

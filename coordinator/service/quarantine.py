@@ -19,6 +19,7 @@ from coordinator.engine.events import (
     NodeSilent,
     OrdersRecovered,
     ProgressReported,
+    ProgressStopped,
 )
 
 FIRST_S = 60.0
@@ -71,8 +72,8 @@ def source_of(event: Event) -> str:
     match event:
         case NodeReported() | OrdersRecovered() | NodeSilent() | LoadUnknown():
             return f"{type(event).__name__} of node {event.node}"
-        case ProgressReported():
-            return f"ProgressReported of job {event.job_id}"
+        case ProgressReported() | ProgressStopped():
+            return f"{type(event).__name__} of job {event.job_id}"
         case LoadMeasured():
             return f"LoadMeasured of service {event.service}"
         case _:

@@ -21,7 +21,7 @@ from common.api import (
 )
 from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine import accounting, gpu_faults, returns, unknown_loads, waiting
+from coordinator.engine import accounting, gpu_faults, returns, stalls, unknown_loads, waiting
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
@@ -64,16 +64,25 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         failure=job.retry.failure,
         waited_s=waiting.spent_s(job, now_s),
         blockers=_blockers(engine, job, now_s),
+        stalled_s=_set(stalls.quiet_s(job, now_s)),
+        resize_cost_s=_set(job.resizes.cost_s),
+        lost_gpu_s=job.lost_gpu_s or UNSET,
     )
+
+
+def _set(value: float | None) -> float | UnsetType:
+    return UNSET if value is None else value
 
 
 def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
     """What keeps a job that waits: first that nothing is decided, then what a pass would say. Of
-    a suspended one who computes in its place, of others what becomes of them as they end."""
+    a suspended one who computes in its place, of a stalled one what it told last, of others what
+    becomes of them as they end."""
     if job.state == JobState.SUSPENDED:
         return (suspended.said(engine, job, now_s=now_s),)
     if job.state != JobState.PENDING:
-        return ending.said(job, now_s=now_s)
+        stalled = stalls.in_words(job, now_s)
+        return (stalled,) if stalled else ending.said(job, now_s=now_s)
     found = engine.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 
@@ -407,6 +416,7 @@ def status(
         gpus_out=gpu_faults.shares(state)[1] or UNSET,
         gpu_breaker=_breaker(engine) or UNSET,
         nodes_closed=sum(1 for node in nodes if closed(engine, node, now_s=now_s)) or UNSET,
+        stalled_jobs=sum(1 for job in live if job.gaps.stalled_since_s is not None) or UNSET,
     )
 
 

@@ -253,11 +253,16 @@ class Plan:
     def _grow(self, share: Share) -> None:
         """One step after the other, while each saves more than its rendezvous cost."""
         job = share.job
-        cost_s = 0.0 if share.is_new else self._unmet.resize_cost_s
+        cost_s = self._unmet.resize_cost_s
+        is_measured = job.resize_cost_s is not None  # it pays once, for all that it grows by
         count = share.count
         while count < share.most:
             target = share.next_count(count)
-            if share.saved_s(target) - share.saved_s(count) <= cost_s * (target - count):
+            is_first = count == share.current and not share.removed
+            paid_for = share.most if is_measured else target
+            price_s = share.change_cost_s(cost_s, target - count)
+            price_s = 0.0 if is_measured and not is_first else price_s
+            if share.saved_s(paid_for) - share.saved_s(count) <= price_s:
                 return
             put = self._put_flexible(share, count, target - count)
             count += put
@@ -276,8 +281,7 @@ class Plan:
             used, _ = self._seats(job, kinds, more, is_flexible=True)
         before_s = share.left_s(count, spans_types=share.spans_types)
         after_s = share.left_s(count + more, spans_types=True)
-        cost_s = 0.0 if share.is_new else self._unmet.resize_cost_s
-        if before_s - after_s > cost_s * more:
+        if before_s - after_s > share.change_cost_s(self._unmet.resize_cost_s, more):
             for place, gpus in used:
                 self._take(place, gpus)
 
