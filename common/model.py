@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, NewType
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from common.profile import NO_PROFILE, JobProfile
 
@@ -184,6 +184,8 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     max_restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     on_exit_codes: tuple[Annotated[int, Meta(ge=-64, le=255)], ...] = ()
+    reset_after_s: JobSeconds | UnsetType = UNSET
+    """An agent of an older version refuses an order that has it."""
 
 
 class PrerunGang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

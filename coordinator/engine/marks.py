@@ -119,8 +119,8 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
     counts: its own faults so far, by reason.
     is_charged: the latest one counts on the job's budget.
-    in_a_row: so many charged ones since an attempt ran well; the pause grows with it.
-    forgiven: so many charged ones count on the budget no more, since it ran well after them.
+    in_a_row: so many own faults since an attempt ran well; the pause grows with it.
+    forgiven: so many charged ones count on the budget no more, by `retry.reset_after_s`.
     peer_left_at_s: when a flexible worker last left while its gang went on.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.

@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.failures import Failure, RetryClass, is_more_telling
 from common.model import JobState, NodeName, StopReason
-from coordinator.engine import avoiding, ended, estimates
+from coordinator.engine import avoiding, ended
 from coordinator.engine.context import Context
 from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
@@ -48,12 +49,13 @@ def own_fault(
     # Only a word of the log makes a fault free: any program can end by a signal of its own.
     is_free = bool(uses_class and failure and failure.is_free and failure.is_explicit)
     retry.is_charged = not (is_free or _follows_a_peer(ctx, job))
-    if _ran_well(ctx, job):
-        retry.in_a_row, retry.counts = 0, {}
-        if estimates.has_saved(job):
-            retry.forgiven = job.own_fault_count
+    ran_s, reset_after_s = _ran_s(ctx, job), job.spec.retry.reset_after_s
+    if ran_s >= ctx.settings.retry_reset_s:
+        retry.in_a_row = 0
+    if reset_after_s is not UNSET and ran_s >= reset_after_s:
+        retry.forgiven = job.own_fault_count
     job.own_fault_count += retry.is_charged
-    retry.in_a_row += retry.is_charged
+    retry.in_a_row += 1
     if failure is not None:
         retry.counts[failure.reason] = retry.counts.get(failure.reason, 0) + 1
         _suspect(ctx, job, node, failure)
@@ -63,12 +65,10 @@ def own_fault(
     return True
 
 
-def _ran_well(ctx: Context, job: JobEntry) -> bool:
-    """Whether the attempt that fails now ran for long enough to end a row of faults."""
+def _ran_s(ctx: Context, job: JobEntry) -> float:
+    """How long the attempt that fails now ran."""
     ran_at_s = job.attempt_ran_at_s
-    if ran_at_s is None:
-        return False
-    return ended.waits_since_s(job, ctx.now_s) - ran_at_s >= ctx.settings.retry_reset_s
+    return 0.0 if ran_at_s is None else ended.waits_since_s(job, ctx.now_s) - ran_at_s
 
 
 def peer_left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
@@ -127,8 +127,8 @@ def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None)
         if not most:
             return "retry.max_restarts is 0: set it to have a job tried again after its own faults"
         return (
-            f"all {most} restarts of retry.max_restarts are used: resubmit it, with more if it "
-            "should be tried for longer"
+            f"{counted(most, 'restart')} of retry.max_restarts used, none is left: submit it "
+            "again, with more of them if it is to be tried for longer"
         )
     failure = retry.failure
     if failure is None or not settings.retry_by_failure_class or codes:
@@ -160,16 +160,15 @@ def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | Non
     its GPUs from others sixty times in a minute.
     """
     retry, settings = job.retry, ctx.settings
-    pause_s = _back_off_s(settings, retry.in_a_row - 1) if retry.in_a_row > 1 else 0.0
-    if failure is not None and failure.retry == RetryClass.BACK_OFF:
-        pause_s = max(pause_s, _back_off_s(settings, retry.counts[failure.reason]))
-    elif (
+    is_passing = failure is not None and failure.retry == RetryClass.BACK_OFF
+    pauses = retry.in_a_row if is_passing else retry.in_a_row - 1
+    if (
         failure is not None
         and failure.retry == RetryClass.ELSEWHERE
         and _fits_without(ctx, job, [node])
     ):
         avoiding.leave(retry, [node], ctx.now_s + settings.retry_avoid_s, is_own_fault=True)
-    retry.at_s = ctx.now_s + pause_s if pause_s else None
+    retry.at_s = ctx.now_s + _back_off_s(settings, pauses) if pauses else None
 
 
 def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool = False) -> None:
@@ -329,7 +328,7 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None
     if not is_more_telling(failure, first):
         return
     job.own_fault_count -= retry.is_charged
-    retry.in_a_row -= retry.is_charged
+    retry.in_a_row -= 1
     if first is not None:
         retry.counts[first.reason] -= 1  # it is counted as this one
     may_retry = own_fault(ctx, job, node, Ending(exit_code=job.exit_code, failure=failure))

@@ -149,7 +149,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         PositiveFloat,
         Meta(
             description="an attempt that ran this long ends a row of own faults: the next pause is "
-            "short again, and with a verified checkpoint of its own the budget whole"
+            "short again"
         ),
     ] = 3600.0
     retry_avoid_s: Annotated[

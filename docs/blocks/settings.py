@@ -33,7 +33,10 @@ _JOB_NOTES = {
     "checkpoint": "how to ask it to save",
     "retry": "its budget for its own faults; preemptions and node faults are free of it",
     "retry.max_restarts": "own faults after which it is started again",
-    "retry.on_exit_codes": "only these exit codes are tried again; empty means any",
+    "retry.on_exit_codes": "only these exit codes are tried again, whatever the failure class; "
+    "empty means any, but for the class `never`",
+    "retry.reset_after_s": "an attempt that ran this long makes `max_restarts` whole again; none: "
+    "it counts for the job's whole life. All agents must be of this version",
     "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
     "rendezvous": "where its gang meets, if that is a program of its own",
     "app": "name of a group of trials of its tenant, which the policy `themis` serves as one; "

@@ -31,6 +31,26 @@ async def test_a_hopeless_failure_is_told_and_not_tried_again(tmp_path: Path) ->
         assert any("Syntax error" in line.reason for line in found.story)
 
 
+async def test_a_plain_gang_has_its_ranks_and_a_crash_says_what_ended_it(tmp_path: Path) -> None:
+    """Both attempts run, each worker with a rank of its own; then the budget is named."""
+    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
+        script = (
+            'echo "$RANK $NODE_RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE" >> '
+            f"{tmp_path}/$ARYL_ATTEMPT.$RANK; until [ -s {tmp_path}/$ARYL_ATTEMPT.0 ] && "
+            f"[ -s {tmp_path}/$ARYL_ATTEMPT.1 ]; do sleep 0.05; done; exit 3"
+        )
+        gang = house.shell("gang", script, worker_count=2, gpus=4)
+        job_id = await house.submit(msgspec.structs.replace(gang, retry=RetrySpec(max_restarts=1)))
+        await house.until_state(job_id, JobState.FAILED)
+        found = await house.client.ask(Describe(kind="job", name=job_id), Description)
+        assert found.job is not None
+        assert (found.job.attempt, found.job.exit_code) == (2, 3)
+        assert any("1 restart of retry.max_restarts used" in why for why in found.why)
+        told = {f"{at}.{rank}" for at in (1, 2) for rank in (0, 1)}
+        ranks = {name: (tmp_path / name).read_text().strip() for name in told}
+        assert ranks == {name: f"{name[2]} {name[2]} of 2, 0 of 1" for name in told}
+
+
 async def test_a_fault_of_a_node_is_tried_again_on_the_other_one(tmp_path: Path) -> None:
     """The next attempt avoids the node on which the first one failed."""
     async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:

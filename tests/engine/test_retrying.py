@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.failure_rules import read_rules
 from common.failures import Failure
-from common.model import Checkpoint, JobId, JobState, NodeName, RetrySpec
+from common.model import JobId, JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import JobCancelRequested
 from coordinator.engine.retrying import restarts_used
@@ -256,37 +256,30 @@ def test_sixty_restarts_are_sixty_with_a_pause_that_grows(reason: str | None) ->
     assert pauses == sorted(pauses)
     assert pauses[1:3] == ([60.0, 120.0] if reason == "mpi_error" else [30.0, 60.0])
     assert pauses[-1] == house.engine.settings.retry_backoff_max_s
-    assert "all 60 restarts of retry.max_restarts are used" in why(house, job)
-
-
-def save(house: House, job: JobEntry) -> None:
-    """Its attempt has a verified checkpoint."""
-    job.checkpoint = Checkpoint(step=1, path="/c", is_verified=True)
-    job.checkpoint_at_s = house.sim.loop.now_s
+    assert "60 restarts of retry.max_restarts used, none is left" in why(house, job)
 
 
 @given(
-    runs=st.lists(
-        st.tuples(st.sampled_from([60.0, 3599.0, 3600.0, 9000.0]), st.booleans()), max_size=6
-    )
+    runs=st.lists(st.sampled_from([60.0, 3599.0, 3600.0, 9000.0]), max_size=6),
+    resets=st.booleans(),
 )
-@example(runs=[(60.0, False), (60.0, False), (3600.0, True), (60.0, False)])
+@example(runs=[60.0, 60.0, 9000.0, 60.0], resets=True)
 @settings_of(max_examples=20)
-def test_good_running_sets_back_the_pause_and_with_a_save_the_budget(
-    runs: list[tuple[float, bool]],
+def test_good_running_sets_back_the_pause_and_the_budget_where_its_user_says_so(
+    runs: list[float], *, resets: bool
 ) -> None:
-    """The pause by running alone; the budget only by work that a next attempt need not do again,
-    or a fault that comes after each two hours would be tried for ever."""
+    """A fault that comes after each two hours would be tried for ever: only a user knows better."""
     house = House(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
     job = running(house, "t0", max_restarts=2)
+    if resets:
+        retry = replace(job.spec.retry, reset_after_s=7200.0)
+        job.spec = replace(job.spec, retry=retry)
     used = row = 0
-    for ran_s, is_saved in runs:
+    for ran_s in runs:
         house.wait(ran_s)
-        if is_saved:
-            save(house, job)
         fail(house, job, None)
         row = 1 if ran_s >= 3600.0 else row + 1
-        used = 1 if ran_s >= 3600.0 and is_saved else used + 1
+        used = 1 if ran_s >= 7200.0 and resets else used + 1
         assert (job.retry.in_a_row, restarts_used(job)) == (row, used)
         if used > 2:
             assert state(job) == JobState.FAILED
