@@ -9,7 +9,7 @@ import re
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -85,8 +85,9 @@ def _read(text: str, name: str, by_xid: dict[int, Entry], ecc: Entry) -> Catalog
 
 def _where(text: str) -> str:
     """The first entry of a file that does not fit, for an error that does not name it."""
-    xids = parse_toml(text).get("xid")
-    for key, entry in xids.items() if isinstance(xids, dict) else ():
+    xids = cast("object", parse_toml(text).get("xid"))
+    entries = cast("dict[str, object]", xids) if isinstance(xids, dict) else {}
+    for key, entry in entries.items():
         try:
             msgspec.convert(entry, SiteEntry)
         except msgspec.ValidationError:
