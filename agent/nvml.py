@@ -567,11 +567,17 @@ class _Reading:
         return tuple(name for name, bit in THROTTLE_REASONS.items() if bits and bits & bit)
 
     def recovery_action(self, handle: Handle) -> RecoveryAction | None:
-        """What the driver asks for; drivers that know no such field tell nothing."""
-        values = self._ask(
-            "recovery action", lambda: self._api.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
-        )
-        if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        """What the driver asks for; drivers that know no such field tell nothing.
+
+        It is no reading of the device, so it does not show that the device answers.
+        """
+        try:
+            values = self._api.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
+        except NvmlFault as error:
+            if error.value in _WHOLE:
+                raise
+            return None
+        if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
             return None
         return RECOVERY_ACTIONS.get(values[0].value.uiVal, RecoveryAction.UNKNOWN)
 

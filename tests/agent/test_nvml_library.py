@@ -41,7 +41,9 @@ gpu = [
 ]
 """
 PARTED = GPUS.replace("power_limit_w = 400", 'power_limit_w = 400, mig = ["1g.10gb", "3g.40gb"]')
-FIELDS = [name for name in GpuReport.__struct_fields__ if name != "memory_total_bytes"]
+NOT_READ = {"memory_total_bytes", "recovery_action"}
+"""Kept from an earlier reading, and told by few drivers."""
+FIELDS = [name for name in GpuReport.__struct_fields__ if name not in NOT_READ]
 PROGRAMS = Path(sys.executable).parent
 """Where the development dependencies have their commands."""
 

@@ -133,11 +133,13 @@ ALONE = {
     "gandiva:migrates": (4, "false"),
     "gandiva:packs": (16, "false"),
     "philly:holders": (4, "0"),
+    "pollux:spans_apart": (1, "false"),
     "qos-elasticflow:restart_s": (9, "0"),
-    "qos-elasticflow:slot_s": (21, "5"),
+    "qos-elasticflow:slot_s": (12, "5"),
     "tetris:fairness": (1, "0.9"),
+    "themis-simple:aim": (3, "first"),
     "themis:patience": (6, "0"),
-    "themis:payment": (16, "none"),
+    "themis:payment": (27, "none"),
     "tiresias-dlas:mixes_units": (6, "false"),
 }
 """Knobs that need other jobs, or another value: both."""

@@ -106,7 +106,7 @@ def test_a_pass_without_those_that_gave_way_does_not_count_where_it_stops_somebo
         waits("other", "c", 8),
         tenants=(TenantView(name="b", guarantee_gpus=4), C),
     )
-    made = allocated(without_short, snapshot, b"")
+    made = allocated(without_short, snapshot, b"", by_weight=False)
     assert (names(made.decisions, Start), names(made.decisions, Preempt)) == ({"long"}, set())
     assert made.wake_at_s == snapshot.now_s + SHARES_AGAIN_S
 

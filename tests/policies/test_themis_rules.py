@@ -157,7 +157,7 @@ def test_an_app_has_the_highest_priority_of_its_jobs(ranks: tuple[int, int, int]
     ]
     for seed in range(1, 9):
         found = played(f"themis:seed={seed}", [*others, *trials], {"n1": 4})
-        assert found.keys() == {"t0"}  # of its trials the one with the least left goes first
+        assert found.keys() == {f"t{ranks.index(3)}"}  # and nothing of a lower priority before it
 
 
 # --- hidden payments ----------------------------------------------------------------------------

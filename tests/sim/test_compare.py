@@ -82,7 +82,7 @@ def endless(tmp_path: Path) -> list[Task]:
             cluster="1x8",
             options=RunOptions(policy=policy, saves=Saves.ON_REQUEST, idle_events=100),
         )
-        for policy in ("fifo", "gandiva-sets:least_turn_ratio=0", "sjf")
+        for policy in ("fifo", "gandiva:slice_s=1", "sjf")
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_never_ends_does_not_cost_the_others(tmp_path: Path) -> None:
     runs = list(compare(endless(tmp_path), unfinished=told.append))
     assert [run.result.policy for run in runs] == ["fifo", "sjf"]
     [why] = told
-    assert "gandiva-sets:least_turn_ratio=0 makes no headway" in why
+    assert "gandiva:slice_s=1 makes no headway" in why
     with pytest.raises(UnfinishedError, match="no headway"):
         list(compare(endless(tmp_path)))
 
