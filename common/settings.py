@@ -292,7 +292,8 @@ def _default_text(field: inspect.Field) -> str:
     value: Any = field.default
     if value is msgspec.NODEFAULT:
         factory: Any = field.default_factory
-        value = factory()
+        # Neither, and not required: UNSET, which is not sent at all.
+        value = None if factory is msgspec.NODEFAULT else factory()
     return _toml(value)
 
 
