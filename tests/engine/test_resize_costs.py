@@ -89,7 +89,7 @@ def test_one_odd_resize_does_not_make_the_cost() -> None:
 
 @pytest.mark.parametrize("every_s", [130.0, 400.0])
 def test_words_that_come_rarely_measure_nothing(every_s: float) -> None:
-    """A pause cannot be told from a pace by words that are minutes apart."""
+    """Words minutes apart cannot tell a pause from a pace; the assumed cost stays."""
     costs = ResizeCosts()
     for number in range(20):
         at_s = number * every_s
@@ -173,7 +173,7 @@ def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
 def test_a_released_worker_is_a_resize_as_well() -> None:
     """A reclaim that takes a flexible worker restarts the gang like any resize."""
     house = House(training=2, inference=0)
-    job, _ = resized(house)
+    job, _step = resized(house)
     house.sim.engine.state.counters.resize_cost_gpu_s = 0.0
     [flexible] = [index for index, worker in job.workers.items() if worker.is_flexible]
     ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)

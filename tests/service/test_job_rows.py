@@ -112,7 +112,7 @@ def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
 
 
 def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
-    """Its line, its page, the glance at the cell and the explanation; its state stays what it is."""
+    """Its line, the glance at the cell and the explanation say so; its state stays what it is."""
     house = House()
     folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
     job = stalled(house)
