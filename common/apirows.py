@@ -55,13 +55,13 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     blockers: tuple[str, ...] = ()
     """Why it does not start; of a suspended one who computes; what becomes of one that ends; of a
     stalled one what it told last."""
-    stalled_s: float | UnsetType = UNSET
+    stalled_s: float | UnsetType | None = UNSET
     """For how long it has told no progress. Only while it is STALLED: a caller of an older version
     refuses it."""
-    resize_cost_s: float | UnsetType = UNSET
+    resize_cost_s: float | UnsetType | None = UNSET
     """Seconds of running time that one of its resizes costs, the median of the latest. Only once
     one was measured, as above."""
-    lost_gpu_s: float | UnsetType = UNSET
+    lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
 
 

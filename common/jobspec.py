@@ -127,7 +127,7 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _stall_misfit(spec: JobSpec) -> str:
-    if spec.stall_timeout_s is None or spec.retry.max_restarts:
+    if spec.stall_timeout_s is msgspec.UNSET or spec.retry.max_restarts:
         return ""
     return "it starts the job again within retry.max_restarts, which is 0; expected at least 1"
 
@@ -148,7 +148,8 @@ def _size_misfit(spec: JobSpec) -> tuple[str, str]:
     size_bytes = len(msgspec.msgpack.encode(spec))
     if size_bytes <= MAX_SPEC_BYTES:
         return "", ""
-    fields = msgspec.structs.asdict(spec)
+    told = msgspec.structs.asdict(spec).items()
+    fields = {name: value for name, value in told if value is not msgspec.UNSET}
     largest = max(fields, key=lambda name: len(msgspec.msgpack.encode(fields[name])))
     return largest, (
         f"with it the job has {size_bytes} bytes, expected at most {MAX_SPEC_BYTES}; "

@@ -243,8 +243,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     time_limit_s: JobSeconds | None = None
     stop_after_s: JobSeconds | None = None
     """A worker without contact to the coordinator for so long is stopped; None: never."""
-    stall_timeout_s: JobSeconds | None = None
-    """A job that told progress and tells none for so long is started again; None: never."""
+    stall_timeout_s: JobSeconds | UnsetType = UNSET
+    """A job that told progress and tells none for so long is started again. An agent of an older
+    version refuses an order that has it."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
-
 from common.api import (
     ClosedRow,
     JobRow,
@@ -46,7 +44,7 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
 
 def job_state(row: JobRow) -> str:
     """The state; `STALLED` of one that runs and tells no progress any more."""
-    return str(row.state) if row.stalled_s is UNSET else "STALLED"
+    return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)
 
 
 def workers(row: JobRow) -> str:

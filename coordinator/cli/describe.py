@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct, UnsetType
 from rich.text import Text
 
 from common.api import (
@@ -149,8 +149,8 @@ def _job(row: JobRow, now_s: float) -> Pairs:
         ("attempt", str(row.attempt)),
         ("preemptions", str(row.preemption_count)),
         ("progress", _steps(row)),
-        ("resize cost", _known_s(row.resize_cost_s)),
-        ("gpu-s lost", "" if row.lost_gpu_s is UNSET else render.number(row.lost_gpu_s)),
+        ("resize cost", _known(row.resize_cost_s, " s")),
+        ("gpu-s lost", _known(row.lost_gpu_s)),
         ("exit code", render.number(row.exit_code)),
         ("error", row.error),
         ("failure", _failure(row)),
@@ -159,13 +159,13 @@ def _job(row: JobRow, now_s: float) -> Pairs:
 
 
 def _state(row: JobRow) -> str:
-    if row.stalled_s is UNSET:
+    if not isinstance(row.stalled_s, float):
         return row.state
     return f"{row.state}, STALLED for {render.duration(row.stalled_s)}"
 
 
-def _known_s(seconds: float | UnsetType) -> str:
-    return "" if seconds is UNSET else f"{render.number(seconds)} s"
+def _known(value: float | UnsetType | None, unit: str = "") -> str:
+    return f"{render.number(value)}{unit}" if isinstance(value, float) else ""
 
 
 def _failure(row: JobRow) -> str:

@@ -247,10 +247,14 @@ def _lines(run: Run, ways: _Ways) -> list[tuple[str, str]]:
             f"{run.requests_served} served, {run.requests_refused} refused during loans, "
             f"{run.requests_refused_total} in all",
         ),
-        ("preemptions", f"{run.preemptions}, {run.lost_gpu_s:.0f} GPU-seconds lost"),
+        (
+            "preemptions",
+            f"{run.preemptions}, {run.lost_gpu_s - run.resize_lost_gpu_s:.0f} GPU-seconds lost",
+        ),
         (
             "resizes",
-            f"{run.resizes}, {run.flexible_workers_released} flexible workers released",
+            f"{run.resizes}, {run.flexible_workers_released} flexible workers released, "
+            f"{run.resize_lost_gpu_s:.0f} GPU-seconds lost",
         ),
         *_shared(run),
     ]
@@ -260,6 +264,8 @@ def _shared(run: Run) -> list[tuple[str, str]]:
     """Only where jobs gave way to others on their own GPUs, or were moved: most policies let no
     job do either."""
     rows: list[tuple[str, str]] = []
+    if run.stalls:
+        rows.append(("stalls", f"{run.stalls}, each of a job that told no progress any more"))
     if run.suspensions:
         why = "each to let another job compute on its GPUs"
         rows.append(("suspensions", f"{run.suspensions}, {why}"))

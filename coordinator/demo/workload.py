@@ -97,6 +97,8 @@ class Run(Struct, frozen=True, kw_only=True):
     suspensions: int = 0
     migrations: int = 0
     migration_lost_gpu_s: float = 0.0
+    resize_lost_gpu_s: float = 0.0
+    stalls: int = 0
 
 
 class Busy(Struct, kw_only=True):
@@ -338,6 +340,8 @@ class Workload:
             suspensions=found.suspensions,
             migrations=found.migrations,
             migration_lost_gpu_s=found.migration_lost_gpu_s,
+            resize_lost_gpu_s=found.resize_lost_gpu_s,
+            stalls=found.stalls,
             flexible_workers_released=found.flexible_workers_released,
             jobs_finished_on_loan=found.jobs_finished_on_loan,
             requests_served=self.requests.served,

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from common.failures import Failure, RetryClass
 from common.model import JobId, JobState, NodeName, WorkerKey
 from coordinator.engine import jobs
@@ -58,7 +60,7 @@ def stopped(ctx: Context, event: ProgressStopped) -> None:
     if job.after_vacating is not None:
         return
     quiet_s = min(event.quiet_s, _quiet_at_most_s(job, ctx.now_s))
-    after_s, timeout_s = _after_s(job, ctx.settings), job.spec.stall_timeout_s
+    after_s, timeout_s = _after_s(job, ctx.settings), timeout_of(job)
     is_over = timeout_s is not None and quiet_s >= timeout_s
     is_stalled = is_over or (after_s is not None and quiet_s >= after_s)
     if is_stalled and job.gaps.stalled_since_s is None:
@@ -66,13 +68,13 @@ def stopped(ctx: Context, event: ProgressStopped) -> None:
         ctx.state.counters.stalls += 1
         ctx.changed_jobs[job.job_id] = None
         ctx.tell(job.job_id, "stalled", in_words(job, ctx.now_s))
-    if is_over:
-        _end_attempt(ctx, job, quiet_s)
+    if timeout_s is not None and is_over:
+        _end_attempt(ctx, job, quiet_s, timeout_s)
 
 
-def _end_attempt(ctx: Context, job: JobEntry, quiet_s: float) -> None:
+def _end_attempt(ctx: Context, job: JobEntry, quiet_s: float, timeout_s: float) -> None:
     """Its own `stall_timeout_s` is over: the attempt ends, with its grace, by its own fault."""
-    why = f"{_step(job)} for {quiet_s:.0f} s; stall_timeout_s is {job.spec.stall_timeout_s:g} s"
+    why = f"{_step(job)} for {quiet_s:.0f} s; stall_timeout_s is {timeout_s:g} s"
     failure = Failure(
         reason=STALLED, title="stalled", retry=RetryClass.BACK_OFF, is_explicit=False, line=why
     )
@@ -81,7 +83,7 @@ def _end_attempt(ctx: Context, job: JobEntry, quiet_s: float) -> None:
 
 def _next_s(job: JobEntry, settings: EngineSettings) -> float | None:
     """The silence that changes something next; None: none does."""
-    timeout_s, after_s = job.spec.stall_timeout_s, _after_s(job, settings)
+    timeout_s, after_s = timeout_of(job), _after_s(job, settings)
     if job.gaps.stalled_since_s is not None or after_s is None:
         return timeout_s
     return after_s if timeout_s is None else min(after_s, timeout_s)
@@ -100,6 +102,12 @@ def _after_s(job: JobEntry, settings: EngineSettings) -> float | None:
 def _quiet_at_most_s(job: JobEntry, now_s: float) -> float:
     """Since its last word, or since its gang is as it is if that was later."""
     return now_s - max(job.gaps.told_at_s, job.gaps.since_s)
+
+
+def timeout_of(job: JobEntry) -> float | None:
+    """After how long a silence its attempt is ended, in seconds; None: never."""
+    timeout_s = job.spec.stall_timeout_s
+    return None if timeout_s is UNSET else timeout_s
 
 
 def quiet_s(job: JobEntry, now_s: float) -> float | None:

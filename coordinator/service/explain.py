@@ -77,7 +77,7 @@ def _stalled(entry: JobEntry, at_s: float) -> tuple[str, ...]:
     words = stalls.in_words(entry, at_s)
     if not words:
         return ()
-    timeout_s = entry.spec.stall_timeout_s
+    timeout_s = stalls.timeout_of(entry)
     if timeout_s is None:
         then = "it goes on as it is: it has no stall_timeout_s"
     else:

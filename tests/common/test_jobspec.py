@@ -18,6 +18,7 @@ from common.model import (
     JobSpec,
     NodeRole,
     RendezvousSpec,
+    RetrySpec,
     WorkerKey,
     WorkerRange,
 )
@@ -183,3 +184,16 @@ def test_a_full_node_can_be_told_of_the_largest_jobs() -> None:
         node=node, epoch=1, generation=1, role=NodeRole.TRAINING, workers=(order,) * 60
     )
     assert decode(encode(state), DesiredState) == state
+
+
+def test_a_stall_timeout_needs_a_budget_and_is_sent_only_where_it_is_set() -> None:
+    """Without restarts it could start nothing again; an agent of an older version refuses what it
+    does not know, so that a job without one is the job of before."""
+    plain = JobSpec(name="j", command=("x",), workers=WorkerRange(min=1, max=1))
+    assert b"stall_timeout_s" not in msgspec.msgpack.encode(plain)
+    timed = msgspec.structs.replace(plain, stall_timeout_s=600.0)
+    found = misfit(timed)
+    assert found is not None
+    assert found.field == "stall_timeout_s"
+    assert "retry.max_restarts, which is 0" in found.what
+    assert misfit(msgspec.structs.replace(timed, retry=RetrySpec(max_restarts=1))) is None

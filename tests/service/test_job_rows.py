@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from common.apirows import JobRow
 from common.messages import WorkerPhase
 from common.model import JobState
@@ -14,6 +16,7 @@ from coordinator.service.folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
 from tests.engine.house import House, state
 from tests.engine.test_sharing import beside, resume, suspend
+from tests.engine.test_stalls import FLOOR_S, quiet, tells, told
 
 
 def row(cell: BlackHole, job: JobEntry) -> JobRow:
@@ -31,8 +34,8 @@ def test_a_fault_of_the_attempt_before_is_no_reason_of_the_one_that_runs() -> No
     shown = row(cell, job)
     assert shown.state == JobState.RUNNING
     assert (shown.error, shown.exit_code, shown.blockers, columns.why(shown)) == ("", None, (), "")
-    told = [line.reason for line in cell.engine.state.stories if line.subject == job.job_id]
-    assert any(FAULT in reason for reason in told)
+    reasons = [line.reason for line in cell.engine.state.stories if line.subject == job.job_id]
+    assert any(FAULT in reason for reason in reasons)
 
 
 def test_a_job_that_waits_says_first_what_it_waits_for() -> None:
@@ -106,3 +109,32 @@ def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
     house.wait(10.0)
     assert state(second) == JobState.RUNNING
     assert glanced() == (1, 1, "1 running, 1 suspended, 0 starting, 0 pending")
+
+
+def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
+    """Its line, the glance at the cell and the explanation say so; its state stays what it is."""
+    house = House()
+    folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
+    job = stalled(house)
+    now_s = house.engine.state.now_s
+    shown = rows.job_row(house.engine, job, now_s=now_s)
+    assert (shown.state, shown.stalled_s) == (JobState.RUNNING, 120.0)
+    assert columns.job_state(shown) == "STALLED"
+    assert columns.why(shown) == "no step after 5 for 120 s; it told one every 10 s"
+    assert explain.job(house.engine, job)[0] == f"STALLED: {columns.why(shown)}"
+    found = rows.status(
+        house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""
+    )
+    assert (found.running_jobs, found.stalled_jobs) == (1, 1)
+    assert dict(glance(found))["jobs"] == "1 running (1 STALLED), 0 starting, 0 pending"
+    tells(house, job, 6)
+    over = rows.job_row(house.engine, job, now_s=now_s)
+    assert (over.stalled_s, columns.job_state(over)) == (UNSET, "running")
+
+
+def stalled(house: House) -> JobEntry:
+    """A job that has told steps and then none, as its nodes show."""
+    job = told(house)
+    house.wait(FLOOR_S)
+    quiet(house, job, FLOOR_S)
+    return job

@@ -1,0 +1,216 @@
+"""Jobs that tell no progress any more: when they are STALLED, when no longer, and what then."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.failures import RetryClass
+from common.model import JobSpec, JobState, NodeName, Progress, RetrySpec, StopReason, WorkerRange
+from coordinator.engine import sharing
+from coordinator.engine.context import Context
+from coordinator.engine.events import ProgressReported, ProgressStopped
+from coordinator.engine.state import JobEntry
+from coordinator.engine.step_gaps import StepGaps
+from coordinator.policies.decisions import Placement, Resize
+from tests.engine.house import House, state
+
+FLOOR_S = 120.0
+"""`stalled_after_s` by default."""
+
+
+def told(house: House, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
+    """A job that runs and has told some steps."""
+    job = house.submit("j", workers=(1, 2), work_s=1e6, max_restarts=2)
+    house.start(job, "t0")
+    for step in range(1, words + 1):
+        house.wait(gap_s)
+        tells(house, job, step)
+    return job
+
+
+def tells(house: House, job: JobEntry, step: int) -> None:
+    """It tells a step."""
+    progress = Progress(step=step)
+    house.sim.handle(ProgressReported(job_id=job.job_id, attempt=job.attempt, progress=progress))
+
+
+def quiet(house: House, job: JobEntry, quiet_s: float) -> None:
+    """The driver has seen that a job told nothing for so long."""
+    house.sim.handle(ProgressStopped(job_id=job.job_id, attempt=job.attempt, quiet_s=quiet_s))
+
+
+def lines(house: House, *what: str) -> list[str]:
+    """What was told of stalls, in order."""
+    return [line.what for line in house.engine.state.stories if line.what in what]
+
+
+def is_watched(house: House, job: JobEntry) -> bool:
+    """Whether the driver is to look at its silence now."""
+    return job.job_id in house.engine.watched_stalls(house.sim.loop.now_s)
+
+
+@given(gap_s=st.sampled_from([1.0, 10.0, 30.0]), longest_s=st.sampled_from([0.0, 200.0]))
+def test_much_longer_than_usual_is_ten_gaps_or_two_pauses(gap_s: float, longest_s: float) -> None:
+    """Never below the floor; a pause that was seen once, as of a save, may be twice as long."""
+    gaps = StepGaps()
+    at_s = 0.0
+    for number in range(12):
+        at_s += longest_s if longest_s and number == 6 else gap_s
+        gaps.told(at_s, attempt=1)
+    after_s = gaps.stall_after_s(1, floor_s=FLOOR_S, resize_s=30.0, start_s=50.0)
+    assert after_s == max(FLOOR_S, 10.0 * gap_s, 2.0 * longest_s)
+    gaps.changed(at_s + 1.0)
+    resized_s = gaps.stall_after_s(1, floor_s=FLOOR_S, resize_s=30.0, start_s=50.0)
+    restarted_s = gaps.stall_after_s(2, floor_s=FLOOR_S, resize_s=30.0, start_s=50.0)
+    start_s = max(50.0, 2.0 * gap_s)  # its first word came a gap after its start
+    assert (resized_s, restarted_s) == (after_s + 30.0, after_s + start_s)
+
+
+def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> None:
+    """Its story has the begin and the end, and the cell counts it."""
+    house = House(training=2, inference=0)
+    job = told(house)
+    house.wait(FLOOR_S - 1.0)
+    assert not is_watched(house, job)
+    house.wait(1.0)
+    assert is_watched(house, job)
+    assert job.gaps.stalled_since_s is None  # nobody has said that it is silent
+    quiet(house, job, FLOOR_S)
+    assert job.gaps.stalled_since_s == house.sim.loop.now_s - FLOOR_S
+    assert not is_watched(house, job)
+    quiet(house, job, FLOOR_S + 1.0)
+    assert lines(house, "stalled", "stall over") == ["stalled"]
+    [began] = [line for line in house.engine.state.stories if line.what == "stalled"]
+    assert began.reason == "no step after 5 for 120 s; it told one every 10 s"
+    house.wait(500.0)
+    tells(house, job, 5)  # the same again, as to a new leader, is no news
+    assert job.gaps.stalled_since_s is not None
+    tells(house, job, 6)
+    assert job.gaps.stalled_since_s is None
+    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
+    assert house.engine.state.counters.stalls == 1
+
+
+@pytest.mark.parametrize("what", ["resized", "suspended", "another attempt", "not long enough"])
+def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
+    """Only a running attempt can stall, and silence counts from when its gang is as it is."""
+    house = House(training=2, inference=0)
+    job = told(house)
+    house.wait(FLOOR_S)
+    if what == "resized":
+        grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
+        house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+        house.wait(FLOOR_S)  # a first resize may take `resize_p99_s` beyond that
+    elif what == "suspended":
+        ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
+        sharing.put_aside(ctx, job, "test")
+        assert state(job) == JobState.SUSPENDED
+    attempt = job.attempt + (what == "another attempt")
+    quiet_s = FLOOR_S - 1.0 if what == "not long enough" else 10.0 * FLOOR_S
+    house.sim.handle(ProgressStopped(job_id=job.job_id, attempt=attempt, quiet_s=quiet_s))
+    assert job.gaps.stalled_since_s is None
+    if what == "resized":
+        assert not is_watched(house, job)
+        house.wait(house.engine.settings.resize_p99_s)
+        assert is_watched(house, job)
+
+
+def test_a_stalled_job_that_is_resized_is_stalled_no_more() -> None:
+    """Its ranks meet anew: that may be what it needed, and its silence counts from there."""
+    house = House(training=2, inference=0)
+    job = told(house)
+    house.wait(FLOOR_S)
+    quiet(house, job, FLOOR_S)
+    grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
+    house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+    assert job.gaps.stalled_since_s is None
+    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
+
+
+def with_timeout(
+    house: House, *, timeout_s: float, max_restarts: int = 2, codes: tuple[int, ...] = ()
+) -> JobEntry:
+    """A job with `stall_timeout_s` that has told some steps."""
+    job = told(house)
+    spec = job.spec
+    job.spec = JobSpec(
+        name=spec.name,
+        command=spec.command,
+        workers=WorkerRange(min=1, max=2),
+        gpus_per_worker=8,
+        stall_timeout_s=timeout_s,
+        retry=RetrySpec(max_restarts=max_restarts, on_exit_codes=codes),
+    )
+    return job
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, 600.0])
+def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
+    """By its own fault of the class `stalled`, asked to save as before any stop, after a back-off;
+    shorter than what else counts as a stall it is the user's word."""
+    house = House(training=2, inference=0)
+    job = with_timeout(house, timeout_s=timeout_s, codes=(7,))
+    house.wait(timeout_s - 1.0)
+    quiet(house, job, timeout_s - 1.0)
+    assert state(job) == JobState.RUNNING
+    house.wait(1.0)
+    assert is_watched(house, job)
+    quiet(house, job, timeout_s)
+    assert state(job) == JobState.PREEMPTING
+    assert {worker.stop for worker in job.workers.values()} == {StopReason.PREEMPT}
+    house.wait(10.0)
+    assert state(job) == JobState.PENDING
+    assert (job.own_fault_count, job.node_fault_count, job.preemption_count) == (1, 0, 0)
+    failure = job.retry.failure
+    assert failure is not None
+    assert (failure.reason, failure.retry) == ("stalled", RetryClass.BACK_OFF)
+    assert job.retry.at_s is not None
+    assert job.gaps.stalled_since_s is None
+    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
+    assert (
+        job.error
+        == f"stalled: no step after 5 for {timeout_s:.0f} s; stall_timeout_s is {timeout_s:g} s"
+    )
+
+
+def test_stalls_use_up_the_retry_budget() -> None:
+    """The job that stalls once more than `retry.max_restarts` fails."""
+    house = House(training=2, inference=0)
+    job = with_timeout(house, timeout_s=60.0, max_restarts=1)
+    job.own_fault_count = 1
+    house.wait(60.0)
+    quiet(house, job, 60.0)
+    house.wait(10.0)
+    assert state(job) == JobState.FAILED
+
+
+def test_an_attempt_that_hangs_as_it_starts_is_found_too() -> None:
+    """A job that told progress before is silent from the start of its next attempt on, and has as
+    long as it took then, and a start."""
+    house = House(training=2, inference=0)
+    job = with_timeout(house, timeout_s=900.0)
+    house.wait(900.0)
+    quiet(house, job, 900.0)
+    house.wait(10.0)
+    house.wait(30.0)
+    house.start(job, "t0")
+    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    house.wait(FLOOR_S)
+    assert not is_watched(house, job)
+    house.wait(50.0)
+    assert is_watched(house, job)
+    quiet(house, job, FLOOR_S + 50.0)
+    assert job.gaps.stalled_since_s is not None
+
+
+def test_a_job_that_never_told_progress_is_never_watched() -> None:
+    """Nothing is known of what is usual for it."""
+    house = House(training=2, inference=0)
+    job = house.submit("j", work_s=1e6)
+    house.start(job, "t0")
+    house.wait(1e5)
+    assert not is_watched(house, job)
+    quiet(house, job, 1e5)
+    assert job.gaps.stalled_since_s is None
