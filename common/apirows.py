@@ -119,7 +119,7 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """It is there to serve, and its server does not: it counts for nothing."""
     load_unknown: UnknownLoadRow | UnsetType | None = UNSET
     """Only while it serves and its load is unknown: a caller of an older version refuses it."""
-    gpus_out: int | UnsetType = UNSET
+    gpus_out: int | UnsetType | None = UNSET
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
     """Only while it takes nothing new by itself, for the same reason."""

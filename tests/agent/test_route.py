@@ -113,7 +113,7 @@ backend chat
 """
 
 
-async def test_haproxy_sends_a_node_requests_or_none(tmp_path: Path) -> None:
+async def test_haproxy(tmp_path: Path) -> None:
     """By both kinds of socket, again and again, and a request then goes where it should."""
     needs("haproxy")
     one, two = Backend("n1"), Backend("n2")

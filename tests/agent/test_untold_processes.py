@@ -191,8 +191,8 @@ def test_a_worker_is_never_given_the_whole_of_a_gpu_in_mig_mode(
     assert report.key == key()
 
 
-def test_a_scheduler_has_no_slot_for_a_gpu_in_mig_mode() -> None:
-    """Nor for one that does not tell its mode; its neighbours are what they were."""
+def test_of_a_gpu_in_mig_mode_a_scheduler_has_its_instances_alone() -> None:
+    """Of one that does not tell its mode it has nothing; its neighbours are what they were."""
     report = NodeReport(
         node="n1",
         boot_id="b",
@@ -203,7 +203,7 @@ def test_a_scheduler_has_no_slot_for_a_gpu_in_mig_mode() -> None:
         generation=0,
         gpus=(parted(True), parted(None, index=1), parted(False, index=2)),
     )
-    assert [fact.uuid for fact in facts_of(report).gpus] == ["GPU-2"]
+    assert [fact.uuid for fact in facts_of(report).gpus] == ["MIG-1", "GPU-2"]
 
 
 def test_a_silent_gpu_in_mig_mode_stays_one() -> None:
