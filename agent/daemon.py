@@ -9,7 +9,7 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -140,19 +140,13 @@ async def run_agent(
 
 async def _connect(settings: AgentSettings, clock: Clock) -> NatsBus | MqttBus:
     """The bus that the settings name, which connects in the background."""
+    connect: Callable[..., Awaitable[NatsBus | MqttBus]] = connect_nats
     if settings.mqtt_url:
         from common.mqttbus import connect_mqtt  # its libraries are for sites that need it
 
-        return await connect_mqtt(
-            settings.mqtt_url,
-            identity=settings.node,
-            clock=clock,
-            insecure=settings.insecure,
-            access=settings.access,
-            timeout_s=None,
-        )
-    return await connect_nats(
-        settings.nats_url,
+        connect = connect_mqtt
+    return await connect(
+        settings.mqtt_url or settings.nats_url,
         identity=settings.node,
         clock=clock,
         insecure=settings.insecure,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.messages import GpuHealth, GpuReport, MigInstance
 from common.model import GpuUuid
@@ -30,17 +31,7 @@ def identity_only(report: GpuReport, health: GpuHealth, xids: tuple[int, ...] = 
 
 
 def _parts(report: GpuReport) -> tuple[MigInstance, ...]:
-    return tuple(
-        MigInstance(
-            uuid=part.uuid,
-            gpu_type=part.gpu_type,
-            memory_total_bytes=part.memory_total_bytes,
-            gpu_instance_id=part.gpu_instance_id,
-            compute_instance_id=part.compute_instance_id,
-            processes=None,
-        )
-        for part in report.mig
-    )
+    return tuple(replace(part, memory_used_bytes=None, processes=None) for part in report.mig)
 
 
 class GpuIdentity(Struct, frozen=True, kw_only=True):

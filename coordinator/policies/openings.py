@@ -25,8 +25,7 @@ class Openings:
     """
 
     def __init__(self, snapshot: ClusterSnapshot, *, trusts_profiles: bool = True) -> None:
-        self._now_s = snapshot.now_s
-        self._jobs = snapshot.jobs
+        self._snapshot = snapshot
         self._trusts_profiles = trusts_profiles
         self._ends_at_s: dict[JobId, float] | None = None
 
@@ -83,18 +82,20 @@ class Openings:
 
     @property
     def ends_at_s(self) -> dict[JobId, float]:
-        """When the jobs that run will be over, as they run now."""
+        """As the function of this name; reckoned when it is asked for first."""
         if self._ends_at_s is None:
-            self._ends_at_s = {
-                job.job_id: self._now_s
-                + work_on(job, job.gpu_type, self._now_s) / self._rate(job, job.gpu_type)
-                for job in self._jobs
-                if job.gpu_type is not None
-            }
+            self._ends_at_s = ends_at_s(self._snapshot, trusts_profiles=self._trusts_profiles)
         return self._ends_at_s
 
-    def _rate(self, job: JobView, gpu_type: str) -> int | float:
-        """Worker-seconds a second of a running job, at its base gang at least."""
-        staying = sum(not worker.is_leaving for worker in job.placed)
-        workers = max(job.workers_on(gpu_type).min, staying)
-        return rate_on(job, gpu_type, workers, trusts_profiles=self._trusts_profiles)
+
+def ends_at_s(snapshot: ClusterSnapshot, *, trusts_profiles: bool = True) -> dict[JobId, float]:
+    """When the jobs that run will be over, as they run now: each by the workers that stay, at its
+    base gang at least."""
+    found: dict[JobId, float] = {}
+    for job in snapshot.jobs:
+        if job.gpu_type is not None:
+            staying = sum(not worker.is_leaving for worker in job.placed)
+            workers = max(job.workers_on(job.gpu_type).min, staying)
+            rate = rate_on(job, job.gpu_type, workers, trusts_profiles=trusts_profiles)
+            found[job.job_id] = snapshot.now_s + work_on(job, job.gpu_type, snapshot.now_s) / rate
+    return found

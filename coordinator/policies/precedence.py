@@ -25,9 +25,10 @@ from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Start
 from coordinator.policies.never import Fleet
+from coordinator.policies.openings import ends_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.sources import late_ratio
-from coordinator.policies.speeds import base_runtime_s, rate_on, work_on
+from coordinator.policies.speeds import base_runtime_s
 from coordinator.policies.tenants.owing import is_covered
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import listed
@@ -165,19 +166,11 @@ class _Keeping:
             node for node in snapshot.nodes if node.is_schedulable and not node.is_reclaimed
         ]
         self._max_grace_s = {each.name: each.max_grace_s for each in snapshot.services}
-        self._ends_at_s = {
-            job.job_id: self._now_s + self._left_s(job) for job in snapshot.jobs if job.gpu_type
-        }
+        self._ends_at_s = ends_at_s(snapshot)
         self._claimed: dict[NodeName, int] = {}
         self._tenancy = None
         if any(tenant.guarantee_gpus for tenant in snapshot.tenants):
             self._tenancy = Tenancy(snapshot)
-
-    def _left_s(self, job: JobView) -> float:
-        kind = job.gpu_type or ""
-        staying = sum(not worker.is_leaving for worker in job.placed)
-        workers = max(job.workers_on(kind).min, staying)
-        return work_on(job, kind, self._now_s) / rate_on(job, kind, workers)
 
     # --- for whom -------------------------------------------------------------------------------
 
