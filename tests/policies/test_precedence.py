@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from coordinator.engine.settings import TenantSettings
+from coordinator.policies.blockers import Hold
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Allocation, Start
 from coordinator.policies.precedence import allocated, explained
@@ -35,6 +36,11 @@ def last_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
             if job.state == JobState.PENDING and fits:
                 return Allocation(decisions=(start(job.job_id, node.name),), memory=memory)
     return Allocation(decisions=(), memory=memory)
+
+
+def says_nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    """A policy without words for jobs that wait."""
+    return ()
 
 
 def contested(*, work_s: float = 1e6, gpus: int = 2, priority: int = 5) -> ClusterSnapshot:
@@ -95,7 +101,7 @@ def test_a_guarantee_waits_for_no_priority_that_none_covers() -> None:
 
 def test_a_job_from_which_room_is_kept_is_told_for_whom() -> None:
     """Also where the policy by itself would start it."""
-    (hold,) = explained(last_first, lambda *_: (), contested(gpus=3), b"")
+    (hold,) = explained(last_first, says_nothing, contested(gpus=3), b"")
     assert (hold.job_id, hold.blockers) == (
         "lower",
         ("n1 is kept for first, which waits with priority 5 and can have it in 300 s",),
