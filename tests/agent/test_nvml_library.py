@@ -71,6 +71,9 @@ class House:
         """Of its fleet: whoever holds a GPU of another test holds none of this one."""
         self.api: FakeNvml | None = None
         self.began_at_s = 0.0
+        self.looked_at_s = 0.0
+        """The time of the fake below the table: a hang that began while one is written would never
+        let it be done."""
         self._libraries = libraries
 
     def script(self, text: str, *faults: str, driver: str = "") -> None:
@@ -78,13 +81,13 @@ class House:
         head = f'name = "{self.name}"\n' + (f'driver = "{driver}"\n' if driver else "")
         all_faults = "".join(f"\n[[fault]]\n{fault}" for fault in faults)
         self.fleet_path.write_text(head + text + all_faults)
-        self.began_at_s = CLOCK.now_s()
+        self.began_at_s = self.looked_at_s = CLOCK.now_s()
         fleet = load_fleet(self.fleet_path)
         self.api = FakeNvml(
             fleet,
             node="n1",
             processes=ProcessTable(fleet.uuids("n1")),
-            now_s=CLOCK.now_s,
+            now_s=lambda: self.looked_at_s,
             pause=lambda _: None,
         )
         self.api.nvmlInit()
@@ -98,7 +101,8 @@ class House:
         """The library's table as the fleet is now."""
         assert self.api is not None
         fleet = load_fleet(self.fleet_path)
-        elapsed_s = CLOCK.now_s() - self.began_at_s
+        self.looked_at_s = CLOCK.now_s()
+        elapsed_s = self.looked_at_s - self.began_at_s
         nvml_library.write(
             self.state_path, nvml_library.table(fleet, self.api, elapsed_s=elapsed_s)
         )
