@@ -14,7 +14,7 @@ from common.api import Events, GetEvents
 from common.model import CheckpointSpec, JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
 from tests.cell.house import PERIODS, running_cell
-from tests.service.wounds import flip_tail
+from tests.service.wounds import flip_acknowledged
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ async def test_a_wounded_journal_costs_no_job_and_no_loan(tmp_path: Path) -> Non
         killed = house.cell.nats.pid
         assert killed is not None
         os.kill(killed, signal.SIGSTOP)
-        flip_tail(house.cell.nats)
+        flip_acknowledged(house.cell.nats)
         await house.kill_nats()
         later = await house.submit(house.shell("later", "true", worker_count=8, gpus=GPUS))
         await asyncio.sleep(1.5 * PATIENT.lease_ttl_s)  # a lease that is not renewed would be over

@@ -6,10 +6,13 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from coordinator.service.natsserver import NatsServer
+
+UNACKNOWLEDGED = 3
+"""More messages than a leader has on their way at a time."""
 
 
 def blocks(server: NatsServer, stream: str = "ARYL_JOURNAL") -> list[Path]:
@@ -21,6 +24,26 @@ def blocks(server: NatsServer, stream: str = "ARYL_JOURNAL") -> list[Path]:
 def flip_tail(server: NatsServer) -> None:
     """One bit of the last message."""
     _flip(blocks(server)[-1], lambda size: size - 12)
+
+
+def flip_acknowledged(server: NatsServer) -> None:
+    """One bit of a message before the last ones, which a frozen server may not have acknowledged.
+
+    Of a leader that decides all the time: a record without an acknowledgement is no loss to it.
+    """
+    data = blocks(server)[-1].read_bytes()
+    ends = list(_message_ends(data))
+    _flip(blocks(server)[-1], lambda _: ends[-UNACKNOWLEDGED - 1] - 12)
+
+
+def _message_ends(data: bytes) -> Iterator[int]:
+    """Where each whole message of a block ends: it begins with its length, of 31 bits."""
+    end = 0
+    while end + 4 <= len(data):
+        end += int.from_bytes(data[end : end + 4], "little") & 0x7FFFFFFF
+        if end > len(data):
+            return
+        yield end
 
 
 def flip_middle(server: NatsServer) -> None:
