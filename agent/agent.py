@@ -13,9 +13,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agent.lease import LAST_RESORT_MARGIN_S, LastResort, LeaseKeeper
-from agent.node import Node
-from agent.report_size import encoded
+from agent.driver import Node
+from agent.lease.renewal import LAST_RESORT_MARGIN_S, LastResort, LeaseKeeper
+from agent.telemetry.report_size import encoded
 from common import subjects
 from common.bus import Bus, BusMessage
 from common.clock import Clock

@@ -13,30 +13,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agent import boots
 from agent.agent import Agent
-from agent.called_home import call_all
-from agent.duties import Duties
-from agent.fake_fleet import load_fleet
-from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
-from agent.holder import Heartbeat, beating, end_if_hung, monotonic_s, read
-from agent.hooks import SystemCommands
-from agent.kept_settings import keep
-from agent.ledger import Ledger, exclusive, peek
-from agent.left_commands import CommandRecord, end_left
-from agent.life import Life
-from agent.machine import ThisMachine
-from agent.node import Node
-from agent.own_files import give_all
-from agent.probe import as_json, as_text, probe
-from agent.resort import last_resort
-from agent.sampling import make_sampler
-from agent.sessions import END_S
+from agent.core.node_lifecycle import Life
+from agent.core.state import Memory, first_memory, hung_after_s, is_away, lease_left_s
+from agent.driver import Node
+from agent.go_home import call_all, go_home
+from agent.gpu.fake.fleet import load_fleet
+from agent.hooks.runner import SystemCommands
+from agent.hooks.running_command import CommandRecord, end_left
+from agent.lease.last_resort import last_resort
+from agent.proc.sessions import END_S
 from agent.settings import WORKERS_DIR, AgentSettings
 from agent.settings_file import check_state_dir, checked, way_home
-from agent.shim_files import is_disk_error
-from agent.state import Memory, first_memory
-from agent.workers import make_runner
+from agent.shim.files import is_disk_error
+from agent.storage.accepted_settings import keep
+from agent.storage.file_ownership import give_all
+from agent.storage.ledger import Ledger, exclusive, peek
+from agent.storage.node_lock import Heartbeat, beating, end_if_hung, monotonic_s, read
+from agent.telemetry.machine import ThisMachine
+from agent.telemetry.page_probe import as_json, as_text, probe
+from agent.telemetry.sample import make_sampler
+from agent.watchdog import Duties
+from agent.workers import boot_check
+from agent.workers.shim_runner import make_runner
 from common import systemd
 from common.bus import NatsBus, connect_nats, leave
 from common.clock import Clock, SystemClock
@@ -82,7 +81,7 @@ def make_node(
         raise ConfigError(f"state_dir: {state_dir} belongs to node {memory.node}")
     if is_known_boot:
         boot_id = memory.boot_id
-    boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
+    boot_id = boot_check.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
     life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s(), is_behind=ledger.is_behind)
     return Node(
         settings,
@@ -258,7 +257,7 @@ def _is_of_this_boot(state_dir: Path, memory: Memory) -> bool:
     seen, holder = SystemClock().boot_id(), read(state_dir)
     if holder is not None and holder.is_running(state_dir) and memory.boot_id == holder.boot_id:
         return True
-    return memory.boot_id == boots.this_boot(
+    return memory.boot_id == boot_check.this_boot(
         state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen
     )
 

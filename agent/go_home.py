@@ -2,45 +2,92 @@
 
 The same node driver and the same rules as the agent's, with nobody to ask: its lease is over. Must
 not run beside an agent; whoever calls it holds the node's lock.
+
+Has a node brought home whose agent does not start. Must not know why it does not, nor how a
+node goes home.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
-from agent.node import Node
-from agent.settings import SHORTEST_HUNG_S, AgentSettings
-from agent.state import Memory
-from common.clock import Clock
+from agent.core.state import _AWAY, is_away, lease_left_s
+from agent.driver import Node
+from agent.lease.last_resort import last_resort
+from agent.lease.renewal import LAST_RESORT_MARGIN_S
+from agent.settings import WORKERS_DIR, AgentSettings
+from agent.settings_file import expected_homes
+from agent.shim.files import is_locked
+from agent.storage.file_ownership import give_all
+from agent.storage.ledger import peek
+from agent.storage.node_lock import lock_path
+from agent.workers import boot_check
+from agent.workers.starters import UNIT_EXISTS
+from common.clock import Clock, SystemClock
 from common.errors import Unavailable
 from common.model import NodeRole
 
+
+def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | None) -> None:
+    """Have every node of these brought home that is away; their agents start all or none.
+
+    Where a file and the command line name the state directories of two nodes, each of them. Of two
+    that are one node's, as where one is a copy, only that which is true now.
+
+    named: each settings file, and the state directory of its node if that was given.
+    """
+    for path, state_dir in named:
+        for settings in expected_homes(path, state_dir=state_dir):
+            _call(settings, config=path, fake_nvml=fake_nvml)
+
+
+def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> None:
+    """Whatever fails here is told beside the reason for it, and hides that from nobody."""
+    clock = SystemClock()
+    resort = last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock)
+    try:
+        after_s = fires_in_s(settings, clock=clock)
+        if after_s is None:
+            return
+        asyncio.run(resort.arm(after_s))
+    except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
+        # Its end is what was said now; its beginning may have been said by an earlier one.
+        if str(error).rstrip(".").endswith(UNIT_EXISTS):
+            log.warning("node %s is away; its last resort runs already", settings.node)
+        else:
+            log.error("node %s: cannot arm the last resort: %s", settings.node, error)
+    else:
+        log.warning("node %s is away; its last resort fires in %.1f s", settings.node, after_s)
+    give_all(Path(settings.state_dir))
+
+
+def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
+    """When a node whose agent cannot start is to be brought home; None where it is at home, or
+    somebody has it. After a boot nothing that an earlier agent armed is left.
+
+    settings: on which it goes home.
+
+    Raises:
+        OSError: its workers' directories cannot be read.
+    """
+    state_dir, seen = Path(settings.state_dir), clock.boot_id()
+    memory = peek(state_dir)
+    if memory is None or not is_away(memory):
+        return None
+    if is_locked(str(lock_path(state_dir))):
+        return None  # whoever has the node brings it home, and has armed what does so if it hangs
+    boot_id = boot_check.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen)
+    left_s = lease_left_s(memory, clock.now_s()) if memory.boot_id == boot_id else 0.0
+    # At once when it is over: an agent that PID 1 starts again and again would put it off for ever.
+    return left_s + LAST_RESORT_MARGIN_S if left_s > 0 else 0.0
+
+
 log = logging.getLogger(__name__)
 
-_AWAY = (NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.VACATING, NodeRole.WARMING)
 _STUCK = (NodeRole.QUARANTINED,)
-HUNG_TTL_RATIO = 0.5
-"""An agent that hung when coordinator and NATS died has been silent for at least the two thirds of
-its TTL that were left then: with half of it the way home begins no later than with a dead agent."""
-
-
-def is_away(memory: Memory) -> bool:
-    """Whether a node is on loan, or on its way there or home."""
-    return memory.role in _AWAY
-
-
-def hung_after_s(settings: AgentSettings, memory: Memory) -> float:
-    """Seconds of silence after which whoever holds this node is in its way home."""
-    after_s = settings.hung_after_s
-    if memory.lease is not None:
-        after_s = min(after_s, HUNG_TTL_RATIO * memory.lease.ttl_s)
-    return max(SHORTEST_HUNG_S, after_s)
-
-
-def lease_left_s(memory: Memory, now_s: float) -> float:
-    """Seconds until the lease is over, as this memory knows it; 0 without one."""
-    ends_at_s = memory.lease_ends_at_s
-    return 0.0 if ends_at_s is None else max(0.0, ends_at_s - now_s)
 
 
 async def go_home(node: Node, *, clock: Clock) -> str:

@@ -20,7 +20,7 @@ from common.model import (
 
 Argv = tuple[str, ...]
 SHORTEST_HUNG_S = 2.0
-"""Several heartbeats of `agent.holder`."""
+"""Several heartbeats of `agent.storage.node_lock`."""
 LONGEST_STRANGER_AFTER_S = 60.0
 """A loan waits for so long to see who stays, and for a crash loop several times as long."""
 

@@ -16,20 +16,19 @@ from pathlib import Path
 
 from msgspec import structs
 
-from agent import boots
-from agent.accounts import worker_account
-from agent.engines import ENGINES, engine_named
-from agent.go_home import is_away
-from agent.holder import lock_path
-from agent.inference import checked_metrics
-from agent.kept_settings import kept
-from agent.ledger import peek
-from agent.moving import left_pool
-from agent.page_fetch import checked_access, checked_url, less_user
-from agent.server_processes import checked_units
+from agent.core.node_lifecycle import left_pool
+from agent.core.state import Memory, is_away
 from agent.settings import AgentSettings, Instance, InstanceSettings, ServerSettings, Starter
-from agent.shim_files import is_locked
-from agent.state import Memory
+from agent.shim.files import is_locked
+from agent.storage.accepted_settings import kept
+from agent.storage.ledger import peek
+from agent.storage.node_lock import lock_path
+from agent.telemetry.engines import ENGINES, engine_named
+from agent.telemetry.inference import checked_metrics
+from agent.telemetry.page_fetch import checked_access, checked_url, less_user
+from agent.telemetry.server_processes import checked_units
+from agent.workers import boot_check
+from agent.workers.accounts import worker_account
 from common import mqttrules, natsrules
 from common.clock import SystemClock
 from common.decoding import parse_toml
@@ -115,7 +114,7 @@ def _check_jobs(settings: AgentSettings, uid: int) -> None:
     read_rules(settings.failure_rules)
     worker_account(settings.job_user, uid=uid, is_root_allowed=settings.is_root_allowed)
     if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
-        boots.check(SystemClock().boot_id())
+        boot_check.check(SystemClock().boot_id())
 
 
 def _check_server(settings: AgentSettings) -> None:

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from agent.runner import WorkerStatus
 from agent.settings import AgentSettings
-from agent.worker_spec import shim_spec
+from agent.workers.runner import WorkerStatus
+from agent.workers.spec import shim_spec
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import JobId, Launcher, StopReason, WorkerRange

@@ -38,7 +38,7 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
         return own_s
     heard_s = min(event.home_ago_s, home_at_s - called_at_s)
     # Less than nothing of a node whose lease had ended, unheard, before it was called: see
-    # `agent.way_home`, which counts from there.
+    # `agent.core.return_timing`, which counts from there.
     rest_s = max(0.0, home_at_s - called_at_s - sum(own_s.values()) - heard_s)
     stages_s = {"decide": loan.decide_s}
     if called_at_s > ordered_at_s:

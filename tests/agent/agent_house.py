@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from agent.agent import Agent
-from agent.duties import Duties
-from agent.life import Life
-from agent.machine import Machine, ThisMachine
-from agent.node import Node
-from agent.state import first_memory
+from agent.core.node_lifecycle import Life
+from agent.core.state import first_memory
+from agent.driver import Node
+from agent.telemetry.machine import Machine, ThisMachine
+from agent.watchdog import Duties
 from common import subjects
 from common.bus import BusMessage
 from common.messages import (

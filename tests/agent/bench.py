@@ -6,9 +6,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.life import Life
+from agent.core.node_lifecycle import Life
+from agent.core.state import (
+    Action,
+    EndHook,
+    Facts,
+    HookKind,
+    Memory,
+    RunHook,
+    WorkerFact,
+    first_memory,
+)
 from agent.settings import AgentSettings, ServerSettings
-from agent.state import Action, EndHook, Facts, HookKind, Memory, RunHook, WorkerFact, first_memory
 from common.messages import (
     DesiredReply,
     DesiredState,

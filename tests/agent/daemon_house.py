@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from agent import keeper_process
-from agent.ledger import Ledger
-from agent.state import Memory
+from agent.core.state import Memory
+from agent.lease import last_resort_process
+from agent.storage.ledger import Ledger
 from common import subjects
 from common.bus import BusMessage, NatsBus, connect_nats
 from common.clock import SystemClock
@@ -322,7 +322,7 @@ async def end(process: asyncio.subprocess.Process) -> int | None:
 
 def is_free(resort: Path) -> bool:
     """Whether no keeper waits for this file."""
-    lock_fd = keeper_process.take_lock(str(resort))
+    lock_fd = last_resort_process.take_lock(str(resort))
     if lock_fd is not None:
         os.close(lock_fd)
     return lock_fd is not None

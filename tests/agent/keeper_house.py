@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from agent.keeper import KeeperLastResort
+from agent.lease.last_resort import KeeperLastResort
 from common.clock import SystemClock
 from tests.agent.worker_house import PATIENCE_S, is_alive, kill
 

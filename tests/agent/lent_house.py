@@ -7,11 +7,11 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from agent import kept_settings
+from agent.core.state import first_memory
 from agent.daemon import bring_home
-from agent.ledger import Ledger, peek
 from agent.settings import AgentSettings
-from agent.state import first_memory
+from agent.storage import accepted_settings
+from agent.storage.ledger import Ledger, peek
 from common.clock import Clock, SystemClock
 from common.model import Lease, LeaseId, NodeRole, ServiceName
 from common.settings import load
@@ -105,7 +105,7 @@ async def make_lent(
     settings = load(config, AgentSettings)
     house.state_dir.mkdir(exist_ok=True)
     clock = clock or SystemClock()
-    kept_settings.keep(house.state_dir, settings)
+    accepted_settings.keep(house.state_dir, settings)
     memory = first_memory(settings, boot_id or clock.boot_id())
     memory.role = memory.desired_role = role
     memory.epoch, memory.generation = epoch, generation

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from agent.gpu_memory import GPU_COLLECTOR
-from agent.node import Sample
-from agent.runner import Refusal, WorkerStatus
-from agent.state import Memory
+from agent.core.state import Memory, Refusal
+from agent.gpu.known_gpus import GPU_COLLECTOR
+from agent.telemetry.sample import Sample
+from agent.workers.runner import WorkerStatus
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.messages import (

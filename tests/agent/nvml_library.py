@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.fake_fleet import FakeFleet, FaultKind, XidTold
-from agent.fake_nvml import MOST_MIG_PARTS, FakeNvml
-from agent.nvml import (
+from agent.gpu.fake.fleet import FakeFleet, FaultKind, XidTold
+from agent.gpu.fake.nvml import MOST_MIG_PARTS, FakeNvml
+from agent.gpu.nvml import (
     ECC_UNCORRECTED,
     ECC_VOLATILE,
     NOT_FOUND,

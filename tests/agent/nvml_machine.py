@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.fake_fleet import fake_uuid, parse_fleet
-from agent.fake_nvml import FakeNvml
-from agent.fake_processes import Holder, Usage
-from agent.nvml import EVENT_XID, TIMEOUT, EventSet, Handle, NvmlFault
+from agent.gpu.fake.fleet import fake_uuid, parse_fleet
+from agent.gpu.fake.nvml import FakeNvml
+from agent.gpu.fake.processes import Holder, Usage
+from agent.gpu.nvml import EVENT_XID, TIMEOUT, EventSet, Handle, NvmlFault
 
 GIB = 1 << 30
 FLEET = f"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from agent.page_fetch import MAX_PAGE_BYTES
+from agent.telemetry.page_fetch import MAX_PAGE_BYTES
 
 LIMIT_S = 20.0
 """A test that waits this long has failed; nothing here is timed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import daemon
-from agent.node import Node
+from agent.driver import Node
 
 STALL = "stall"
 """Beside the settings: whether the next look at the workers ends."""

@@ -7,8 +7,8 @@ import pwd
 
 import pytest
 
-from agent.accounts import job_account
-from agent.workers import make_runner
+from agent.workers.accounts import job_account
+from agent.workers.shim_runner import make_runner
 from common.clock import SystemClock
 from common.errors import ConfigError
 from tests.agent.bench import settings

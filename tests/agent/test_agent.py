@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node import FIRST_START_S
+from agent.driver import FIRST_START_S
 from common import subjects
 from common.errors import Unavailable
 from common.messages import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.shim_status import Status
-from agent.state import WorkerFact
+from agent.core.state import WorkerFact
+from agent.shim import files as shim_files
+from agent.shim.status import Status
 from common.messages import WorkerPhase
 from common.model import Checkpoint, NodeRole, StopReason
 from tests.agent.bench import Bench, key, order

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import boots, shim_files
+from agent.shim import files as shim_files
+from agent.workers import boot_check
 from common.clock import BOOT_ID
 from common.errors import ConfigError
 from common.messages import WorkerPhase
@@ -100,31 +101,31 @@ async def test_a_living_worker_proves_that_there_was_no_boot(
     key = await house.start(make_order(*WAIT))
     shim_pid = (await house.status(key)).shim_pid
     with caplog.at_level(logging.ERROR):
-        assert boots.this_boot(house.run_dir, known=SEEN, seen=SEEN) == SEEN
+        assert boot_check.this_boot(house.run_dir, known=SEEN, seen=SEEN) == SEEN
         assert caplog.messages == []
-        assert boots.this_boot(house.run_dir, known="ledger's", seen=SEEN) == "ledger's"
+        assert boot_check.this_boot(house.run_dir, known="ledger's", seen=SEEN) == "ledger's"
         rewrite(house, key, boot_id="masked")
-        assert boots.this_boot(house.run_dir, known=SEEN, seen=SEEN) == SEEN
+        assert boot_check.this_boot(house.run_dir, known=SEEN, seen=SEEN) == SEEN
     ledger, worker = caplog.messages
     assert ledger.startswith(f"configuration: {BOOT_ID}: this agent sees {SEEN}, the node's ledger")
     assert f"worker {key} masked" in worker
     await house.runner.stop(key, StopReason.CANCEL, 0.0)
     await house.until_exited(key)
     await house.until(lambda: not is_alive(shim_pid), "the shim has ended")
-    assert boots.this_boot(house.run_dir, known="ledger's", seen=SEEN) == SEEN
-    assert boots.this_boot(house.run_dir / "none", known="ledger's", seen=SEEN) == SEEN
+    assert boot_check.this_boot(house.run_dir, known="ledger's", seen=SEEN) == SEEN
+    assert boot_check.this_boot(house.run_dir / "none", known="ledger's", seen=SEEN) == SEEN
 
 
 def test_a_boot_id_that_pid_1_does_not_see_is_a_configuration_error(tmp_path: Path) -> None:
     """The agent's start says which file and both ids; what it may not read proves nothing."""
-    boots.check(SEEN, root=tmp_path)
+    boot_check.check(SEEN, root=tmp_path)
     path = tmp_path / BOOT_ID.relative_to("/")
     path.parent.mkdir(parents=True)
     path.write_text(f"{SEEN}\n")
-    boots.check(SEEN, root=tmp_path)
+    boot_check.check(SEEN, root=tmp_path)
     path.write_text("masked\n")
     with pytest.raises(ConfigError, match=f"{BOOT_ID}: this agent sees {SEEN}, PID 1 masked"):
-        boots.check(SEEN, root=tmp_path)
+        boot_check.check(SEEN, root=tmp_path)
 
 
 def test_a_lock_is_looked_at_and_not_taken(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.state import FORGOTTEN_KEPT, Facts, HookKind, StopWorker
+from agent.core.state import FORGOTTEN_KEPT, Facts, HookKind, StopWorker
 from common.messages import OrderPhase, StopOrder, WorkerPhase
 from common.model import GpuUuid, NodeRole, StopReason
 from tests.agent.bench import Bench, key, order

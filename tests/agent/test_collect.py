@@ -10,7 +10,9 @@ import psutil
 import pytest
 from msgspec import structs
 
-from agent.collect import (
+from agent.gpu.reader import GpuReader, ReaderProcess
+from agent.settings import Instance, InstanceSettings
+from agent.telemetry.collectors import (
     MAX_ERROR_CHARS,
     Collected,
     CostCollector,
@@ -20,9 +22,7 @@ from agent.collect import (
     build_collectors,
     collect_all,
 )
-from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.page_fetch import MAX_PAGE_BYTES, page_fetcher
-from agent.settings import Instance, InstanceSettings
+from agent.telemetry.page_fetch import MAX_PAGE_BYTES, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport

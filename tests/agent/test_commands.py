@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.commands import started
-from agent.hooks import ERROR_TEXT_BYTES, WAITER, WAITS, SystemCommands
+from agent.hooks.runner import ERROR_TEXT_BYTES, WAITER, WAITS, SystemCommands
+from agent.proc.commands import started
 from common.clock import SystemClock
 from tests.agent.daemon_house import LOOK_S
 from tests.agent.worker_house import PATIENCE_S, is_alive
@@ -40,7 +40,7 @@ async def until_gone(*pids: int) -> None:
 
 DIES_AT_ITS_RECORD = """
 import asyncio, os, signal, sys
-from agent.hooks import SystemCommands
+from agent.hooks.runner import SystemCommands
 from common.clock import SystemClock
 
 class Record:

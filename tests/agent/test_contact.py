@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent import shim_files
-from agent.state import CheckReserve
+from agent.core.state import CheckReserve
+from agent.shim import files as shim_files
 from common import subjects
 from common.bus import BusMessage
 from common.messages import OrderPhase, WorkerPhase

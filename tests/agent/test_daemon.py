@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.daemon import main
-from agent.ledger import Ledger
+from agent.storage.ledger import Ledger
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import JobId, NodeRole, WorkerKey

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files
-from agent.worker_marks import RLIMIT_LOCKS, mark_of, marked
+from agent.shim import files as shim_files
+from agent.workers.process_marks import RLIMIT_LOCKS, mark_of, marked
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey

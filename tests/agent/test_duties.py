@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from agent import holder
-from agent.duties import SPARE_S, Duties
-from agent.lease import RESORT_LIMIT_S
-from agent.lost_workers import ASK_S, LOOK_S
-from agent.starters import START_TIMEOUT_S
+from agent.lease.renewal import RESORT_LIMIT_S
+from agent.storage import node_lock
+from agent.watchdog import SPARE_S, Duties
+from agent.workers.lost import ASK_S, LOOK_S
+from agent.workers.starters import START_TIMEOUT_S
 from common.messages import StopOrder
 from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse
@@ -122,8 +122,8 @@ async def test_a_lent_node_comes_home_from_an_agent_with_a_step_that_never_ends(
     await lend(house, ttl_s=6.0)
     (config.parent / STALL).touch()  # as on a mount that is gone
     await house.until(lambda: is_silent(house), "it reports no more")
-    beat = holder.read(house.state_dir)
-    await house.until(lambda: holder.read(house.state_dir) != beat, "it beats all the same")
+    beat = node_lock.read(house.state_dir)
+    await house.until(lambda: node_lock.read(house.state_dir) != beat, "it beats all the same")
     house.is_renewing = False  # as a coordinator that hears no report
     await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
     assert house.mark("up").exists()

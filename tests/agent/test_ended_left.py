@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import lost_workers, starters
-from agent.lost_workers import ASK_S, LostWorkers
-from agent.workers import ShimRunner
+from agent.workers import lost as workers_lost
+from agent.workers import starters
+from agent.workers.lost import ASK_S, LostWorkers
+from agent.workers.shim_runner import ShimRunner
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.test_withdrawn import HangingDiskStarter
@@ -87,7 +88,7 @@ async def test_who_was_seen_and_does_not_die_is_waited_for_as_long_as_a_question
     left = await house.status(await house.start(make_order("sleep", "600")))
     clock = FastClock()
 
-    monkeypatch.setattr(lost_workers, "_signal", is_deaf)
+    monkeypatch.setattr(workers_lost, "_signal", is_deaf)
     async with house.clock.timeout(PATIENCE_S):
         with pytest.raises(Unavailable, match="not dead yet"):
             await LostWorkers(clock).end_all_left(left.key, house.directory(left.key), os.geteuid())
@@ -112,7 +113,7 @@ async def test_a_start_has_begun_where_its_worker_can_neither_be_told_nor_is_dea
     await house.until((tmp_path / "pids").exists, "the worker computes")
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     try:
-        monkeypatch.setattr(lost_workers, "_signal", is_deaf)
+        monkeypatch.setattr(workers_lost, "_signal", is_deaf)
         async with house.clock.timeout(PATIENCE_S):
             await starting
         assert all(is_alive(pid) for pid in pids)

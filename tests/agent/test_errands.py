@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from agent.errands import Errands
+from agent.background_tasks import Errands
 
 
 class BoomError(Exception):

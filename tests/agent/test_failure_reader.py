@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.failure_child import Question, answer
-from agent.failure_reader import FailureReader, match_in_child
-from agent.runner import WorkerStatus
+from agent.core.state import WorkerFact
 from agent.settings import Starter
-from agent.starters import DetachedStarter
-from agent.state import WorkerFact
-from agent.workers import ShimRunner, make_runner
+from agent.shim import files as shim_files
+from agent.workers.failure_child import Question, answer
+from agent.workers.failure_reader import FailureReader, match_in_child
+from agent.workers.runner import WorkerStatus
+from agent.workers.shim_runner import ShimRunner, make_runner
+from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.failure_rules import TAIL_BYTES, FailureRules, read_rules

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from agent.fake_fleet import FakeFleet, fake_uuid, parse_fleet
-from agent.fake_nvml import BUSY_TEMPERATURE_C, IDLE_POWER_RATIO, IDLE_TEMPERATURE_C, FakeNvml
-from agent.fake_processes import Usage
-from agent.nvml import (
+from agent.gpu.fake.fleet import FakeFleet, fake_uuid, parse_fleet
+from agent.gpu.fake.nvml import (
+    BUSY_TEMPERATURE_C,
+    IDLE_POWER_RATIO,
+    IDLE_TEMPERATURE_C,
+    FakeNvml,
+)
+from agent.gpu.fake.processes import Usage
+from agent.gpu.nvml import (
     ECC_UNCORRECTED,
     ECC_VOLATILE,
     GPU_IS_LOST,

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agent.fake_fleet import fake_uuid
-from agent.fake_processes import (
+from agent.gpu.fake.fleet import fake_uuid
+from agent.gpu.fake.processes import (
     BUSY_ENV,
     MEMORY_ENV,
     USAGE_FILE_ENV,
@@ -22,7 +22,7 @@ from agent.fake_processes import (
     ProcessTable,
     Usage,
 )
-from agent.processes import thread_states
+from agent.proc.process_tree import thread_states
 from common.clock import SystemClock
 
 PATIENCE_S = 10.0

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.ledger import COMPACT_BYTES, Ledger, peek
-from agent.life import Life
-from agent.state import CheckReserve, Held, Memory, StartWorker, StopWorker, first_memory
+from agent.core.node_lifecycle import Life
+from agent.core.state import (
+    CheckReserve,
+    Held,
+    Memory,
+    StartWorker,
+    StopWorker,
+    first_memory,
+)
+from agent.storage.ledger import COMPACT_BYTES, Ledger, peek
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.faults import Fault

@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from agent import holder, shim_files
-from agent.holder import Heartbeat, end_if_hung
-from agent.hooks import SystemCommands
-from agent.ledger import exclusive
-from agent.starters import DetachedStarter, ShimStarter, run_command, shim_argv
-from agent.worker_record import SHIM_LOST
-from agent.workers import ShimRunner
+from agent.hooks.runner import SystemCommands
+from agent.shim import files as shim_files
+from agent.storage import node_lock
+from agent.storage.ledger import exclusive
+from agent.storage.node_lock import Heartbeat, end_if_hung
+from agent.workers.record import SHIM_LOST
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.starters import DetachedStarter, ShimStarter, run_command, shim_argv
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.faults import Fault
@@ -51,7 +52,7 @@ async def test_a_holder_beats_on_a_full_disk_where_one_before_it_beat(disk: Smal
     assert before.is_needed()
     disk.fill()
     found = Heartbeat(disk.path)
-    said = holder.read(disk.path)
+    said = node_lock.read(disk.path)
     assert said is not None
     assert said.pid == os.getpid()
     found.close()
@@ -62,14 +63,14 @@ async def test_a_holder_whose_beats_no_disk_takes_holds_all_the_same(disk: Small
     """The node is not left alone for want of a few bytes."""
     disk.fill()
     heartbeat = Heartbeat(disk.path)
-    assert holder.read(disk.path) is None
+    assert node_lock.read(disk.path) is None
     heartbeat.close()
 
 
 async def test_nobody_is_ended_for_silence_on_a_read_only_disk(disk: SmallDisk) -> None:
     """Whoever is alive there cannot show it."""
     line = f"{shim_files.boot_id()} {os.getpid()} {shim_files.start_ticks(os.getpid())} 1 0.0\n"
-    holder.path_in(disk.path).write_text(line)
+    node_lock.path_in(disk.path).write_text(line)
     assert disk.freeze()
     with pytest.raises(Unavailable, match="read-only"):
         await end_if_hung(disk.path, patience_s=0.0, clock=SystemClock())

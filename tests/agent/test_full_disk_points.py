@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent.ledger import Ledger
-from agent.life import Life
-from agent.machine import ThisMachine
-from agent.node import Node
-from agent.starters import DetachedStarter
-from agent.state import Held, first_memory
-from agent.worker_marks import marked
-from agent.workers import ShimRunner
+from agent.core.node_lifecycle import Life
+from agent.core.state import Held, first_memory
+from agent.driver import Node
+from agent.storage.ledger import Ledger
+from agent.telemetry.machine import ThisMachine
+from agent.workers.process_marks import marked
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import DesiredState, WorkerOrder, WorkerPhase
 from common.model import NodeRole

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.fake_fleet import FakeFleet, GpuGroup
-from agent.fake_nvml import FakeNvml
-from agent.fake_processes import Holder
-from agent.gpu_process import child_starter
-from agent.gpu_reader import GpuReader
-from agent.gpu_sampler import GpuSampler
-from agent.gpu_wire import Sample, frame_of
-from agent.nvml import NvmlApi, real_api
+from agent.gpu.child_process import child_starter
+from agent.gpu.fake.fleet import FakeFleet, GpuGroup
+from agent.gpu.fake.nvml import FakeNvml
+from agent.gpu.fake.processes import Holder
+from agent.gpu.nvml import NvmlApi, real_api
+from agent.gpu.reader import GpuReader
+from agent.gpu.sampler import GpuSampler
+from agent.gpu.wire import Sample, frame_of
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport

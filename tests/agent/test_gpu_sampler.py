@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.fake_fleet import FakeFleet, GpuGroup, fake_uuid
-from agent.fake_nvml import FakeNvml
-from agent.fake_processes import Holder
-from agent.gpu_sampler import GpuSampler
-from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes, sample_of
-from agent.nvml import (
+from agent.gpu.fake.fleet import FakeFleet, GpuGroup, fake_uuid
+from agent.gpu.fake.nvml import FakeNvml
+from agent.gpu.fake.processes import Holder
+from agent.gpu.nvml import (
     GPU_IS_LOST,
     TIMEOUT,
     UNINITIALIZED,
@@ -22,6 +20,8 @@ from agent.nvml import (
     NvmlApi,
     nvml_error,
 )
+from agent.gpu.sampler import GpuSampler
+from agent.gpu.wire import HEADER, Sample, frame_of, payload_bytes, sample_of
 from common.errors import Unavailable
 from common.messages import GpuHealth
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.gpu_wire import HEADER, Sample, frame_of, sample_of
+from agent.gpu.wire import HEADER, Sample, frame_of, sample_of
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
 

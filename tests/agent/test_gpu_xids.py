@@ -11,11 +11,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.collect import GpuCollector, KernelLogCollector, collect_all
-from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.gpu_wire import Sample
-from agent.gpu_xids import MAX_KEPT_XIDS, SAME_XID_WINDOW_S, GpuXids, UntoldXids
-from agent.kernel_log import Entry, KernelLog, LogReader, XidLine
+from agent.gpu.kernel_log import Entry, KernelLog, LogReader, XidLine
+from agent.gpu.reader import GpuReader, ReaderProcess
+from agent.gpu.wire import Sample
+from agent.gpu.xids import MAX_KEPT_XIDS, SAME_XID_WINDOW_S, GpuXids, UntoldXids
+from agent.telemetry.collectors import GpuCollector, KernelLogCollector, collect_all
 from common.messages import GpuReport
 from common.model import GpuUuid
 from tests.fakeclock import FakeClock

@@ -28,7 +28,7 @@ class Shims(ModelRunner):
     """Workers whose shims are on their way until a test lets them live, whoever asked for them.
 
     One that holds its lock is about to run its worker and can only be told; the others find what a
-    stop has left in their place, as in `agent.withdrawn`.
+    stop has left in their place, as in `agent.workers.lost`.
     """
 
     def __init__(self, clock: Clock) -> None:

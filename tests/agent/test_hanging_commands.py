@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import sessions
-from agent.hooks import OneCommand, SystemCommands
-from agent.server import SLOW_S, ServerCommands
-from agent.starters import run_command
-from agent.state import HookKind, Memory
+from agent.core.inference_server import SLOW_S, ServerCommands
+from agent.core.state import HookKind, Memory
+from agent.hooks.runner import OneCommand, SystemCommands
+from agent.proc import sessions
+from agent.workers.starters import run_command
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.model import LeaseId, NodeRole

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import holder
-from agent.ledger import exclusive
-from agent.processes import has_lock
+from agent.proc.process_tree import has_lock
 from agent.settings import AgentSettings
+from agent.storage import node_lock
+from agent.storage.ledger import exclusive
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.settings import load
@@ -37,7 +37,7 @@ async def test_the_word_of_a_holder_that_is_gone_makes_no_ledger_one_of_this_boo
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     said = f"{EARLIER} {gone.pid:010d} {1:020d} {7:012d} {0.0:020.6f}\n"
-    holder.path_in(house.state_dir).write_text(said)
+    node_lock.path_in(house.state_dir).write_text(said)
     with (
         exclusive(house.state_dir),
         pytest.raises(Unavailable, match=r"another agent works on this node$"),

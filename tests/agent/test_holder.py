@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import holder
-from agent.holder import Heartbeat, Holder, end_if_hung
-from agent.ledger import exclusive
-from agent.processes import thread_states
-from agent.shim_files import boot_id, start_ticks
+from agent.proc.process_tree import thread_states
+from agent.shim.files import boot_id, start_ticks
+from agent.storage import node_lock
+from agent.storage.ledger import exclusive
+from agent.storage.node_lock import Heartbeat, Holder, end_if_hung
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.worker_house import PATIENCE_S, is_alive
@@ -30,8 +30,8 @@ LET_GO_S = 0.3
 """Where nobody will let it go."""
 HOLD = """
 import asyncio, pathlib, sys, time
-from agent.holder import beating
-from agent.ledger import exclusive
+from agent.storage.node_lock import beating
+from agent.storage.ledger import exclusive
 from common.clock import SystemClock
 
 async def hold(state_dir):
@@ -64,7 +64,7 @@ class HolderHouse:
 
     def said(self) -> Holder:
         """What the holder says of itself."""
-        found = holder.read(self.state_dir)
+        found = node_lock.read(self.state_dir)
         assert found is not None
         return found
 
@@ -113,7 +113,7 @@ async def house(tmp_path: Path) -> AsyncGenerator[HolderHouse]:
     )
     house.pid = process.pid
     try:
-        await house.until(lambda: holder.read(tmp_path) is not None, "it holds the node")
+        await house.until(lambda: node_lock.read(tmp_path) is not None, "it holds the node")
         await house.until_beats()
         yield house
     finally:
@@ -136,7 +136,7 @@ async def test_a_stopped_holder_is_ended_and_the_node_is_free(house: HolderHouse
     await house.stop()
     beat_at_s = house.said().beat_at_s
     assert await house.judge() == ""
-    assert holder.monotonic_s() - beat_at_s >= PATIENT_S
+    assert node_lock.monotonic_s() - beat_at_s >= PATIENT_S
     await house.until(house.is_free, "the kernel has closed the lock of the dead")
 
 
@@ -153,7 +153,7 @@ async def test_a_holder_that_was_stopped_for_long_and_goes_on_is_not_ended(
     await house.stop()
     silent_since_s = house.said().beat_at_s
     await house.until(
-        lambda: holder.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
+        lambda: node_lock.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
     )
     judging = asyncio.create_task(house.judge())
     await asyncio.sleep(0)  # the first look is taken
@@ -178,7 +178,7 @@ class HeldUpClock(SystemClock):
 
     async def sleep(self, delay_s: float) -> None:
         self._looks += 1
-        watch = round(holder.WATCH_S / holder.LOOK_S)
+        watch = round(node_lock.WATCH_S / node_lock.LOOK_S)
         if self._looks == watch - 2:
             self._jump_s = 3600.0
         if self._looks == watch:
@@ -191,7 +191,7 @@ async def test_a_watcher_that_was_held_up_begins_to_watch_anew(house: HolderHous
     await house.stop()
     silent_since_s = house.said().beat_at_s
     await house.until(
-        lambda: holder.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
+        lambda: node_lock.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
     )
     assert "is alive" in await house.judge(clock=HeldUpClock(house))
     assert is_alive(house.pid)
@@ -211,7 +211,7 @@ class ThenClock(SystemClock):
 
 async def left_lock(state_dir: Path) -> asyncio.subprocess.Process:
     """A process that has a node's lock from its parent, and no other part in it."""
-    fd = os.open(holder.lock_path(state_dir), os.O_WRONLY | os.O_CREAT, 0o600)
+    fd = os.open(node_lock.lock_path(state_dir), os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return await asyncio.create_subprocess_exec("sleep", "1000", pass_fds=(fd,))
@@ -250,7 +250,7 @@ async def test_a_holder_that_ends_while_it_is_watched_is_watched_no_longer(
 
     def end() -> None:
         if is_word_gone:
-            holder.path_in(house.state_dir).unlink()
+            node_lock.path_in(house.state_dir).unlink()
         os.kill(house.pid, signal.SIGKILL)
 
     async with CLOCK.timeout(PATIENCE_S):
@@ -275,7 +275,7 @@ async def test_a_holder_that_waits_for_a_disk_is_not_ended(
 def say(state_dir: Path, said: Holder) -> None:
     """Have a node's holder say this of itself."""
     words = (said.boot_id, said.pid, said.start_ticks, said.beat_count, said.beat_at_s)
-    holder.path_in(state_dir).write_text(" ".join(map(str, words)))
+    node_lock.path_in(state_dir).write_text(" ".join(map(str, words)))
 
 
 @pytest.mark.parametrize("boot", ["", "another-boot"])
@@ -323,9 +323,9 @@ async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) 
     """A file that is gone, empty or rubbish names no process."""
     await house.stop()
     for text in ("", "rubbish", "a b c d e"):
-        holder.path_in(house.state_dir).write_text(text)
+        node_lock.path_in(house.state_dir).write_text(text)
         assert "says not which" in await house.judge()
-    holder.path_in(house.state_dir).unlink()
+    node_lock.path_in(house.state_dir).unlink()
     assert "says not which" in await house.judge()
     assert is_alive(house.pid)
 
@@ -333,22 +333,22 @@ async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) 
 async def test_a_heartbeat_that_is_not_needed_is_not_written(tmp_path: Path) -> None:
     """A node at home does not wear its disk; once it is lent it beats again."""
     heartbeat = Heartbeat(tmp_path, is_needed=lambda: False)
-    first = holder.read(tmp_path)
+    first = node_lock.read(tmp_path)
     asked: list[bool] = []
     heartbeat.is_needed = lambda: bool(asked.append(True))  # type: ignore[func-returns-value]
     beating = asyncio.create_task(heartbeat.beat_for_ever(CLOCK))
     async with CLOCK.timeout(PATIENCE_S):
         while len(asked) < 2:
             await CLOCK.sleep(0.02)
-        assert holder.read(tmp_path) == first
+        assert node_lock.read(tmp_path) == first
         heartbeat.is_needed = lambda: True
-        while holder.read(tmp_path) == first:
+        while node_lock.read(tmp_path) == first:
             await CLOCK.sleep(0.02)
     beating.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await beating
     heartbeat.close()
-    assert holder.read(tmp_path) is None
+    assert node_lock.read(tmp_path) is None
 
 
 async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
 
     was_in_time = False
     with pytest.raises(RuntimeError, match="a defect"):
-        async with holder.beating(tmp_path, CLOCK) as heartbeat:
+        async with node_lock.beating(tmp_path, CLOCK) as heartbeat:
             heartbeat.is_needed = is_needed
             # Its own: whatever ends the block, `beating` says at its end what broke.
             try:
@@ -369,7 +369,7 @@ async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
                 was_in_time = True
                 raise
     assert was_in_time
-    assert holder.read(tmp_path) is None
+    assert node_lock.read(tmp_path) is None
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import holder
-from agent.holder import HELD_UP_S, LOOK_S, WATCH_S, end_if_hung
-from agent.shim_files import boot_id, start_ticks
+from agent.shim.files import boot_id, start_ticks
+from agent.storage import node_lock
+from agent.storage.node_lock import HELD_UP_S, LOOK_S, WATCH_S, end_if_hung
 from tests.agent.worker_house import PATIENCE_S, is_alive
 from tests.fakes import FakeClock
 
@@ -19,7 +19,7 @@ from tests.fakes import FakeClock
 def says(state_dir: Path, pid: int) -> None:
     """Have this process hold the node, as far as its file says, and beat long ago."""
     line = f"{boot_id()} {pid:010d} {start_ticks(pid):020d} {1:012d} {0.0:020.6f}\n"
-    holder.path_in(state_dir).write_text(line)
+    node_lock.path_in(state_dir).write_text(line)
 
 
 @pytest.mark.parametrize("is_reused", [False, True])

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agent.runner import Refusal
-from agent.state import CheckReserve, ForgetWorker, ResizeWorker, StartWorker, StopWorker
+from agent.core.state import (
+    CheckReserve,
+    ForgetWorker,
+    Refusal,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+)
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase, WorkerReport
 from common.model import NodeRole, StopReason, WorkerKey

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import kept_settings
-from agent.ledger import Ledger, peek
 from agent.settings import AgentSettings
 from agent.settings_file import checked, expected_homes, way_home
+from agent.storage import accepted_settings
+from agent.storage.ledger import Ledger, peek
 from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
@@ -66,7 +66,7 @@ async def test_a_file_of_another_pool_is_no_way_home_where_nothing_else_is_known
     """Whether the ledger names the pool or, of an older version, only the role that tells it."""
     house = quiet_house
     config = await make_lent(house)
-    (house.state_dir / kept_settings.FILE).unlink()
+    (house.state_dir / accepted_settings.FILE).unlink()
     of_training(config)
     if not is_known:
         ledger = Ledger(house.state_dir)
@@ -87,7 +87,7 @@ async def test_what_was_accepted_and_never_done_is_not_gone_home_on(
     config = await make_lent(house)
     lent = config.read_text()
     of_training(config)
-    kept_settings.keep(house.state_dir, load(config, AgentSettings))
+    accepted_settings.keep(house.state_dir, load(config, AgentSettings))
     config.write_text(lent)
     assert way_home(config, state_dir=None).home_pool == Pool.INFERENCE
     of_training(config)

@@ -9,10 +9,10 @@ import signal
 import msgspec
 import pytest
 
-from agent import holder
-from agent.ledger import frame, peek
-from agent.processes import thread_states
-from agent.shim_files import boot_id
+from agent.proc.process_tree import thread_states
+from agent.shim.files import boot_id
+from agent.storage import node_lock
+from agent.storage.ledger import frame, peek
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, end, lend, make_daemon_house
 from tests.agent.worker_house import is_alive
@@ -56,7 +56,7 @@ async def mask(house: DaemonHouse) -> None:
     ledger = house.state_dir / "ledger"
     memory.boot_id = MASKED
     ledger.write_bytes(ledger.read_bytes() + frame(msgspec.msgpack.encode(memory)))
-    path = holder.path_in(house.state_dir)
+    path = node_lock.path_in(house.state_dir)
     path.write_text(path.read_text().replace(boot_id(), MASKED))
 
 
@@ -139,8 +139,8 @@ async def test_the_last_resort_beside_an_agent_that_is_home_has_nothing_to_do(
 async def test_an_agent_that_ends_says_that_it_holds_nothing(house: DaemonHouse) -> None:
     """The next one to look is never sent to a process that has left."""
     agent = await house.start(house.config())
-    said = holder.read(house.state_dir)
+    said = node_lock.read(house.state_dir)
     assert said is not None
     assert (said.pid, said.is_running(house.state_dir)) == (agent.pid, True)
     assert await end(agent) == 0
-    assert holder.read(house.state_dir) is None
+    assert node_lock.read(house.state_dir) is None

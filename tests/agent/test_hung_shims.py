@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.hung_shims import HUNG_AFTER_S, HungShims
-from agent.starters import DetachedStarter
-from agent.worker_record import WorkerRecord, read_record
-from agent.workers import ShimRunner
+from agent.shim import files as shim_files
+from agent.workers.lost import HUNG_AFTER_S, HungShims
+from agent.workers.record import WorkerRecord, read_record
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.engines import ENGINES
-from agent.inference import PageReader, Reading, checked_metrics, parse_metrics
-from agent.page_fetch import MAX_PAGE_BYTES, fetch_page, page_fetcher
 from agent.settings import MetricsSettings
+from agent.telemetry.engines import ENGINES
+from agent.telemetry.inference import PageReader, Reading, checked_metrics, parse_metrics
+from agent.telemetry.page_fetch import MAX_PAGE_BYTES, fetch_page, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport

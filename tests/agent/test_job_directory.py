@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import boots, shim_files
-from agent.worker_directory import remove_directory
-from agent.worker_record import MAX_RECORD_BYTES, MAX_TEXT_CHARS, read_record
+from agent.shim import files as shim_files
+from agent.workers import boot_check
+from agent.workers.directory import remove_directory
+from agent.workers.record import MAX_RECORD_BYTES, MAX_TEXT_CHARS, read_record
 from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -154,7 +155,7 @@ async def test_what_no_shim_writes_is_no_status(house: WorkerHouse, what: str) -
     assert "cannot be read" in status.error
     assert len(msgspec.msgpack.encode(status)) < 2 * MAX_TEXT_CHARS
     assert await house.new_runner().adopt() == ()
-    assert boots.this_boot(house.run_dir, known="known", seen="seen") == "seen"
+    assert boot_check.this_boot(house.run_dir, known="known", seen="seen") == "seen"
 
 
 async def test_the_texts_of_a_status_are_as_long_as_a_shim_s(house: WorkerHouse) -> None:
@@ -181,7 +182,7 @@ async def test_a_file_with_a_workers_name_is_no_worker(house: WorkerHouse) -> No
     house.run_dir.mkdir()
     (house.run_dir / "job-9.1.0").write_text("")
     assert await house.runner.statuses() == ()
-    assert boots.this_boot(house.run_dir, known="known", seen="seen") == "seen"
+    assert boot_check.this_boot(house.run_dir, known="known", seen="seen") == "seen"
 
 
 def test_an_agent_that_has_no_descriptor_left_blames_no_worker(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import keeper_process, shim_files
-from agent.keeper import (
+from agent.lease import last_resort_process
+from agent.lease.last_resort import (
     ARM_LIMIT_S,
     SLOTS,
     SystemdLastResort,
@@ -17,8 +17,9 @@ from agent.keeper import (
     disarm_argv,
     is_armed_argv,
 )
-from agent.keeper_process import Orders, nap_s
-from agent.lease import RESORT_LIMIT_S, LastResort
+from agent.lease.last_resort_process import Orders, nap_s
+from agent.lease.renewal import RESORT_LIMIT_S, LastResort
+from agent.shim import files as shim_files
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.keeper_house import CLOCK, KeeperHouse, make_keeper_house
@@ -45,7 +46,7 @@ async def test_arming_again_puts_it_off_and_has_one_keeper(house: KeeperHouse) -
     await house.new_resort().arm(900.0)
     await house.resort.arm(1200.0)
     assert house.keepers() == before
-    orders = keeper_process.read_orders(str(house.path))
+    orders = last_resort_process.read_orders(str(house.path))
     assert orders is not None
     assert orders.fire_at_s > CLOCK.now_s() + 1100.0
     assert house.fired_count == 0
@@ -99,7 +100,7 @@ async def test_a_keeper_is_nobody_s_child(house: KeeperHouse) -> None:
 def test_a_keeper_looks_often_and_fires_on_time() -> None:
     """It never sleeps past the instant, and leaves when there is none of this boot."""
     orders = Orders("this", 100.0, ["true"])
-    assert nap_s(orders, "this", 0.0) == keeper_process.LONGEST_NAP_S
+    assert nap_s(orders, "this", 0.0) == last_resort_process.LONGEST_NAP_S
     assert nap_s(orders, "this", 99.75) == 0.25
     assert nap_s(orders, "this", 100.0) == 0.0
     assert nap_s(orders, "other", 100.0) is None
@@ -116,14 +117,14 @@ def test_a_file_that_does_not_fit_asks_for_nothing(tmp_path: Path, text: str) ->
     """Half an order never fires."""
     path = tmp_path / "file"
     path.write_text(text)
-    assert keeper_process.read_orders(str(path)) is None
+    assert last_resort_process.read_orders(str(path)) is None
 
 
 def test_a_command_s_exit_code_is_known() -> None:
     """A failure is told from a success, because it is tried again."""
-    assert keeper_process.run(["sh", "-c", "exit 3"]) == 3
-    assert keeper_process.run(["true"]) == 0
-    assert keeper_process.run(["/no/such/command"]) == 127
+    assert last_resort_process.run(["sh", "-c", "exit 3"]) == 3
+    assert last_resort_process.run(["true"]) == 0
+    assert last_resort_process.run(["/no/such/command"]) == 127
 
 
 def test_a_timer_s_command_line() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import keeper_process
-from agent.keeper import KEEPER
-from agent.processes import has_lock
+from agent.lease import last_resort_process
+from agent.lease.last_resort import KEEPER
+from agent.proc.process_tree import has_lock
 from common.clock import SystemClock
 from tests.agent.keeper_house import KeeperHouse, Look, make_keeper_house
 
@@ -52,7 +52,7 @@ def due_now(house: KeeperHouse, words: str) -> str:
     """Orders to say some words in a file now."""
     argv = ["sh", "-c", f"echo {words} >> {house.mark}"]
     now_s = SystemClock().now_s()
-    return json.dumps({"boot_id": keeper_process.boot_id(), "fire_at_s": now_s, "argv": argv})
+    return json.dumps({"boot_id": last_resort_process.boot_id(), "fire_at_s": now_s, "argv": argv})
 
 
 async def test_what_is_armed_while_the_command_runs_stays_armed(
@@ -123,11 +123,11 @@ async def test_a_keeper_that_leaves_looks_again_when_its_lock_is_free(house: Kee
     first = Look(house.path, 1)
     keeper = await start_keeper(house)
     await begun(house, first, keeper)
-    assert keeper_process.take_lock(str(house.path)) is None
+    assert last_resort_process.take_lock(str(house.path)) is None
     last = Look(house.path, 2)
     first.answer("")
     await begun(house, last, keeper)
-    lock_fd = keeper_process.take_lock(str(house.path))
+    lock_fd = last_resort_process.take_lock(str(house.path))
     assert lock_fd is not None
     os.close(lock_fd)
     put(house, due_now(house, "fired"))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.kernel_log import (
+from agent.gpu.kernel_log import (
     MAX_PENDING_XIDS,
     Entry,
     KernelLog,

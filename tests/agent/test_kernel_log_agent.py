@@ -70,7 +70,7 @@ def log_children(pid: int) -> list[int]:
     return [
         child.pid
         for child in psutil.Process(pid).children()
-        if "agent.fake_kernel_log" in child.cmdline()
+        if "agent.gpu.fake.kernel_log" in child.cmdline()
     ]
 
 

@@ -13,27 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from agent.collect import CostCollector, build_collectors
-from agent.fake_fleet import FakeFleet, parse_fleet
-from agent.fake_kernel_log import FakeLogSettings, lines_of, written
-from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.kernel_log import (
+from agent.gpu.fake.fleet import FakeFleet, parse_fleet
+from agent.gpu.fake.kernel_log import FakeLogSettings, lines_of, written
+from agent.gpu.kernel_log import (
     Entry,
     KernelLog,
+    KmsgReader,
     LogOpener,
     XidLine,
-    parse_xid,
-)
-from agent.kernel_log_readers import (
-    KmsgReader,
     fake_opener,
     find_kernel_log,
     journal_command,
     journal_opener,
     kmsg_opener,
+    parse_xid,
 )
-from agent.page_fetch import page_fetcher
+from agent.gpu.reader import GpuReader, ReaderProcess
 from agent.settings import KernelLogChoice
+from agent.telemetry.collectors import CostCollector, build_collectors
+from agent.telemetry.page_fetch import page_fetcher
 from common.clock import SystemClock
 from common.errors import ProtocolError
 from tests.agent.worker_house import is_alive

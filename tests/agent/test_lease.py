@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent.agent import MIN_REPORT_GAP_S
-from agent.lease import DISARM_RETRY_S, RETRIES_PER_TTL, LastResort, LeaseKeeper
+from agent.lease.renewal import DISARM_RETRY_S, RETRIES_PER_TTL, LastResort, LeaseKeeper
 from common import subjects
 from common.bus import BusMessage
 from common.errors import Unavailable

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
-from agent.state import MEMORY_VERSION, Held, Memory, first_memory
+from agent.core.state import MEMORY_VERSION, Held, Memory, first_memory
+from agent.storage.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
 from common.errors import ConfigError, Unavailable
 from tests.agent.bench import order, settings
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from agent.ledger import Ledger, last_record, peek
-from agent.state import Held, Memory, first_memory
+from agent.core.state import Held, Memory, first_memory
+from agent.storage.ledger import Ledger, last_record, peek
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.oldfaults import said

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.hooks import WAITS, SystemCommands
-from agent.ledger import peek
-from agent.left_commands import CommandRecord, end_left
+from agent.hooks.runner import WAITS, SystemCommands
+from agent.hooks.running_command import CommandRecord, end_left
+from agent.storage.ledger import peek
 from common.clock import SystemClock
 from common.model import NodeRole
 from tests.agent.daemon_house import LOOK_S, DaemonHouse, kill_9, make_daemon_house

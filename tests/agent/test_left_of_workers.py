@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import lost_workers, shim_files, starters
-from agent.lost_workers import HALTED, UNREAD_S, LostWorkers
-from agent.processes import thread_states
-from agent.runner import WorkerStatus
+from agent.proc.process_tree import thread_states
+from agent.shim import files as shim_files
+from agent.workers import lost as workers_lost
+from agent.workers import starters
+from agent.workers.lost import HALTED, UNREAD_S, LostWorkers
+from agent.workers.runner import WorkerStatus
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -305,7 +307,7 @@ async def test_a_shim_whose_halt_takes_effect_late_goes_on(
         return {"D"}
 
     with monkeypatch.context() as late:
-        late.setattr(lost_workers, "thread_states", waits_for_its_disk)
+        late.setattr(workers_lost, "thread_states", waits_for_its_disk)
         assert await house.new_runner().adopt() == (status.key,)
     await house.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
 
@@ -320,7 +322,7 @@ async def test_a_shim_that_never_halts_is_killed_by_the_second_look(
     def waits_for_its_disk(_: int) -> set[str]:
         return {"D"}
 
-    monkeypatch.setattr(lost_workers, "thread_states", waits_for_its_disk)
+    monkeypatch.setattr(workers_lost, "thread_states", waits_for_its_disk)
     await look(house, status.key)
     assert is_alive(status.pid)
     await look(house, status.key)
@@ -336,7 +338,7 @@ async def test_a_number_that_is_another_process_s_since_the_look_is_not_signalle
     """A look takes seconds on a busy machine, and the process that was seen may end meanwhile."""
     status = await waiting(house)
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
-    module = shim_files if look_at == "descendants" else lost_workers
+    module = shim_files if look_at == "descendants" else workers_lost
     really = getattr(module, look_at)
 
     def seen(*place: Path | int) -> dict[int, int] | set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.state import HookKind, StopWorker
+from agent.core.state import HookKind, StopWorker
 from common.faults import Fault
 from common.messages import DesiredState, WorkerOrder, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason

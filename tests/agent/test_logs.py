@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.kept_logs import KeptLogs
 from agent.settings import Starter
-from agent.workers import ShimRunner, make_runner
+from agent.shim import files as shim_files
+from agent.workers.kept_logs import KeptLogs
+from agent.workers.shim_runner import ShimRunner, make_runner
 from common.api import GetLogs, Logs
 from common.clock import SystemClock
 from common.errors import ArylError, ConfigError, Unavailable

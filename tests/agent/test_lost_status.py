@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.ledger import peek
-from agent.runner import WorkerStatus
+from agent.shim import files as shim_files
+from agent.storage.ledger import peek
+from agent.workers.runner import WorkerStatus
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import left_commands
-from agent.holder import WAITING_IN_KERNEL
-from agent.hooks import SystemCommands
-from agent.left_commands import NODE_VARIABLE, CommandRecord, end_left
-from agent.processes import name_of, thread_states
+from agent.hooks import running_command
+from agent.hooks.runner import SystemCommands
+from agent.hooks.running_command import NODE_VARIABLE, CommandRecord, end_left
+from agent.proc.process_tree import name_of, thread_states
+from agent.storage.node_lock import WAITING_IN_KERNEL
 from common.clock import SystemClock
 from tests.agent.worker_house import PATIENCE_S, is_alive
 
@@ -30,7 +30,7 @@ def mask(state_dir: Path, *, ticks: int = 0) -> int:
 
 
 def waits_for_a_disk(_: int) -> set[str]:
-    """As `agent.processes.thread_states`: what any process may be in for a moment."""
+    """As `agent.proc.process_tree.thread_states`: what any process may be in for a moment."""
     return {WAITING_IN_KERNEL}
 
 
@@ -100,7 +100,7 @@ async def test_a_command_that_clears_its_environment_is_ended_as_well(
         assert mask(tmp_path) == pid
         assert record.running() == pid
         with monkeypatch.context() as patched:
-            patched.setattr(left_commands, "thread_states", waits_for_a_disk)
+            patched.setattr(running_command, "thread_states", waits_for_a_disk)
             assert record.running() == pid
         await end_left(tmp_path, clock=clock)
         assert await doing == "sh exited with -9"
@@ -126,7 +126,7 @@ async def test_the_environment_of_a_process_that_waits_for_a_disk_is_not_asked_f
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in that process's own memory, and whoever asks may wait with it for ever."""
-    monkeypatch.setattr(left_commands, "thread_states", waits_for_a_disk)
+    monkeypatch.setattr(running_command, "thread_states", waits_for_a_disk)
     async with left(tmp_path, variables={NODE_VARIABLE: "n1"}) as pid:
         assert CommandRecord(tmp_path).running() is None
         await end_left(tmp_path, clock=SystemClock())

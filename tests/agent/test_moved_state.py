@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.ledger import exclusive, peek
 from agent.settings_file import expected_homes, way_home
+from agent.storage.ledger import exclusive, peek
 from common.errors import Unavailable
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.state import HookKind, Memory, StopWorker
+from agent.core.state import HookKind, Memory, StopWorker
 from common.model import LeaseId, NodeRole, Pool, StopReason
 from tests.agent.bench import Bench, key, lease, order
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from agent import handover
-from agent.collect import GpuCollector
-from agent.fake_fleet import fake_uuid
-from agent.fake_processes import MPS_ENV, VISIBLE_ENV
-from agent.gpu_process import child_starter
-from agent.gpu_reader import GpuReader
-from agent.machine import ThisMachine
-from agent.mps import without_servers
-from agent.state import first_memory
-from agent.strangers import Look, Strangers
+from agent.core import gpu_handover
+from agent.core.state import first_memory
+from agent.gpu.child_process import child_starter
+from agent.gpu.fake.fleet import fake_uuid
+from agent.gpu.fake.processes import MPS_ENV, VISIBLE_ENV
+from agent.gpu.mps import without_servers
+from agent.gpu.reader import GpuReader
+from agent.telemetry.collectors import GpuCollector
+from agent.telemetry.gpu_attribution import Look, Strangers
+from agent.telemetry.machine import ThisMachine
 from common.clock import SystemClock
 from common.messages import GpuProcess, GpuReport
 from common.model import GpuUuid, NodeRole
@@ -97,11 +97,11 @@ def test_the_server_of_a_workers_gpu_is_no_stranger(role: NodeRole) -> None:
 def test_a_server_without_clients_keeps_nobody_from_a_gpu() -> None:
     """The next worker becomes its client; memory that is in use on the GPU keeps it out still."""
     with process(MPS) as server, process(JOB) as other:
-        assert handover.busy(gpu(server), free_memory_ratio=0.05) != ""
-        assert handover.busy(seen(server), free_memory_ratio=0.05) == ""
-        assert f"process {other}" in handover.busy(seen(server, other), free_memory_ratio=0.05)
+        assert gpu_handover.busy(gpu(server), free_memory_ratio=0.05) != ""
+        assert gpu_handover.busy(seen(server), free_memory_ratio=0.05) == ""
+        assert f"process {other}" in gpu_handover.busy(seen(server, other), free_memory_ratio=0.05)
         held = seen(server, memory_used_bytes=100)
-        assert "MiB in use" in handover.busy(held, free_memory_ratio=0.05)
+        assert "MiB in use" in gpu_handover.busy(held, free_memory_ratio=0.05)
 
 
 def test_who_has_ended_meanwhile_is_no_server() -> None:

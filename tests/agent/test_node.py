@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.machine import ThisMachine
-from agent.runner import Refusal, StorageSilentError, WorkerStatus
+from agent.core.state import HookKind, Refusal
 from agent.settings import ServerSettings
-from agent.state import HookKind
-from agent.worker_record import SHIM_LOST
+from agent.telemetry.machine import ThisMachine
+from agent.workers.record import SHIM_LOST
+from agent.workers.runner import StorageSilentError, WorkerStatus
 from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import (

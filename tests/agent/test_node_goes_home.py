@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from agent.go_home import HUNG_TTL_RATIO, go_home, hung_after_s, lease_left_s
-from agent.lease import RENEWALS_PER_TTL
-from agent.state import first_memory
+from agent.core.state import HUNG_TTL_RATIO, first_memory, hung_after_s, lease_left_s
+from agent.go_home import go_home
+from agent.lease.renewal import RENEWALS_PER_TTL
 from common.errors import Unavailable
 from common.messages import (
     StopOrder,

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.gpu_process import ChildProcess, child_starter
-from agent.gpu_reader import GpuReader, ProcessStarter, ReaderProcess
-from agent.gpu_wire import ASK, ChildSettings, Sample, sample_of
-from agent.page_fetch import page_fetcher
-from agent.sampling import NodeSampler
+from agent.gpu.child_process import ChildProcess, child_starter
+from agent.gpu.reader import GpuReader, ProcessStarter, ReaderProcess
+from agent.gpu.wire import ASK, ChildSettings, Sample, sample_of
+from agent.telemetry.page_fetch import page_fetcher
+from agent.telemetry.sample import NodeSampler
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import GpuHealth, GpuReport
@@ -330,7 +330,7 @@ async def test_a_defect_of_the_child_is_in_the_log(fleet: Path) -> None:
 
 PARENT = """
 import asyncio, pathlib, sys
-from agent.gpu_process import child_starter
+from agent.gpu.child_process import child_starter
 async def main():
     start = child_starter("n1", now_s=lambda: 0.0, fake_fleet=pathlib.Path(sys.argv[1]))
     child = await start()

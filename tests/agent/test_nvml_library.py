@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import pytest
 
-from agent.fake_fleet import fake_uuid, load_fleet
-from agent.fake_nvml import FakeNvml
-from agent.fake_processes import BUSY_ENV, MEMORY_ENV, VISIBLE_ENV, ProcessTable
-from agent.gpu_process import child_starter
-from agent.gpu_reader import GpuReader
-from agent.nvml import GpuProbe
+from agent.gpu.child_process import child_starter
+from agent.gpu.fake.fleet import fake_uuid, load_fleet
+from agent.gpu.fake.nvml import FakeNvml
+from agent.gpu.fake.processes import BUSY_ENV, MEMORY_ENV, VISIBLE_ENV, ProcessTable
+from agent.gpu.nvml import GpuProbe
+from agent.gpu.reader import GpuReader
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes
+from agent.gpu.reader import GpuReader, ReaderProcess
+from agent.gpu.wire import HEADER, Sample, frame_of, payload_bytes
 from common.errors import ProtocolError, Unavailable
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Collection
 
 import pytest
 
-from agent.runner import WorkerStatus
-from agent.state import StopWorker
+from agent.core.state import StopWorker
+from agent.workers.runner import WorkerStatus
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey

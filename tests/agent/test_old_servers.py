@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from agent.handover import is_beside
-from agent.life import Life
+from agent.core.gpu_handover import is_beside
+from agent.core.node_lifecycle import Life
+from agent.core.state import Action, Facts, HookKind, Memory, RunHook
 from agent.settings import ServerSettings
-from agent.state import Action, Facts, HookKind, Memory, RunHook
-from agent.strangers import STREAM_RATIO, Look, Strangers
+from agent.telemetry.gpu_attribution import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess
 from common.model import GpuUuid, LeaseId, NodeRole
 from tests.agent.bench import SERVER, Bench, lease, page, two_gpus

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent.path_check import OneLook
-from agent.runner import Refusal
-from agent.starters import DetachedStarter
-from agent.worker_spec import Account
-from agent.workers import ShimRunner
+from agent.core.state import Refusal
+from agent.workers.reserve_check import OneLook
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.spec import Account
+from agent.workers.starters import DetachedStarter
 from common.clock import Clock
 from common.faults import Fault
 from tests.agent.worker_house import make_order

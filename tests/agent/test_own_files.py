@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import kept_settings, own_files
-from agent.ledger import Ledger, exclusive
+from agent.core.state import first_memory
 from agent.settings_file import way_home
-from agent.state import first_memory
+from agent.storage import accepted_settings, file_ownership
+from agent.storage.ledger import Ledger, exclusive
 from common.model import NodeRole
 from tests.agent.bench import settings
 from tests.agent.daemon_house import DaemonHouse
@@ -52,8 +52,8 @@ async def test_what_root_writes_is_the_accounts_at_once(state_dir: Path) -> None
             ledger.close()
         with (state_dir / "ledger").open("ab") as file:
             file.write(b"torn")
-    kept_settings.keep(state_dir, settings())
-    names = ("ledger", "ledger.current", "ledger.torn", "lock", kept_settings.FILE)
+    accepted_settings.keep(state_dir, settings())
+    names = ("ledger", "ledger.current", "ledger.torn", "lock", accepted_settings.FILE)
     assert owners(state_dir) == dict.fromkeys(names, THEIRS)
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_given_that_is_not_the_nodes(state_dir: Path, tmp_path: Path)
     deep.mkdir(parents=True)
     (deep / "file").touch()
     (deep.parent / "status.json").touch()
-    own_files.give_all(state_dir)
+    file_ownership.give_all(state_dir)
     assert (outside.stat().st_uid, linked.stat().st_uid) == (0, 0)
     assert owners(state_dir) == {
         "by-name": (0, 0),
@@ -99,7 +99,7 @@ def test_what_is_roots_stays_roots(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     os.chown(tmp_path / "job", NOBODY, NOBODY)
     (tmp_path / "job" / "spec.json").touch()
-    own_files.give_all(tmp_path)
+    file_ownership.give_all(tmp_path)
     assert owners(tmp_path)["job/spec.json"] == (0, 0)
 
 

@@ -16,15 +16,15 @@ from typing import ClassVar
 import pytest
 from msgspec import structs
 
-from agent.collect import Collected, InferenceCollector, collect_all
+from agent.core.inference_server import SAMPLES_AT_REST
+from agent.core.state import HookKind
 from agent.daemon import main
-from agent.metrics_command import MAX_OUTPUT_BYTES, output_of
-from agent.page_fetch import NO_ACCESS, page_fetcher
-from agent.processes import thread_states
-from agent.server import SAMPLES_AT_REST
+from agent.proc.process_tree import thread_states
 from agent.settings import InstanceSettings, MetricsSettings, PageAccess
 from agent.settings_file import checked, way_home
-from agent.state import HookKind
+from agent.telemetry.collectors import Collected, InferenceCollector, collect_all
+from agent.telemetry.metrics_command import MAX_OUTPUT_BYTES, output_of
+from agent.telemetry.page_fetch import NO_ACCESS, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent import path_check
+from agent.workers import reserve_check
 from common.clock import SystemClock
 from common.faults import Fault
 from tests.agent.worker_house import PATIENCE_S
@@ -54,7 +54,7 @@ async def test_an_agent_that_ends_leaves_nobody_behind_who_looks(tmp_path: Path)
     """The look is cancelled with the agent's step, and its process ends with it."""
     hanging, clock = Hanging(tmp_path), SystemClock()
     looking = asyncio.create_task(
-        path_check.refusal({}, account=None, clock=clock, checker=hanging.checker)
+        reserve_check.refusal({}, account=None, clock=clock, checker=hanging.checker)
     )
     process = await hanging.begun()
     looking.cancel()
@@ -67,10 +67,10 @@ async def test_storage_that_does_not_answer_is_a_refusal(tmp_path: Path) -> None
     """The limit is told, and the process that waits for the storage is ended."""
     hanging, clock = Hanging(tmp_path), FakeClock()
     looking = asyncio.create_task(
-        path_check.refusal({}, account=None, clock=clock, checker=hanging.checker)
+        reserve_check.refusal({}, account=None, clock=clock, checker=hanging.checker)
     )
     process = await hanging.begun()
-    await clock.advance(path_check.CHECK_TIMEOUT_S)
+    await clock.advance(reserve_check.CHECK_TIMEOUT_S)
     said = await looking
     assert said is not None
     assert "did not answer in 10 s" in said.error

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent.shim_pause import ANSWER_S, DO_ASK, DO_FREEZE, DO_TELL_RESUME, DO_THAW, PauseProtocol
-from agent.state import PauseWorker, StartWorker
+from agent.core.state import PauseWorker, StartWorker
+from agent.shim.pause import (
+    ANSWER_S,
+    DO_ASK,
+    DO_FREEZE,
+    DO_TELL_RESUME,
+    DO_THAW,
+    PauseProtocol,
+)
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, NodeRole, StopReason, WorkerKey
 from tests.agent.bench import Bench, key, order

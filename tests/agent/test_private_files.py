@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.ledger import Ledger, exclusive
-from agent.state import first_memory
+from agent.core.state import first_memory
+from agent.storage.ledger import Ledger, exclusive
 from tests.agent.bench import settings
 
 CLOSED = 0o600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.state import HookKind, Memory
+from agent.core.state import HookKind, Memory
 from common.messages import DesiredState
 from common.model import LeaseId, NodeRole
 from tests.agent.bench import Bench, key, lease, order

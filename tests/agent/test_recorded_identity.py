@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.hung_shims import HungShims
-from agent.lost_workers import LostWorkers
-from agent.worker_marks import kill_marked
-from agent.worker_record import WorkerRecord, bury, kill_leftovers, read_record
+from agent.shim import files as shim_files
+from agent.workers.lost import HungShims, LostWorkers
+from agent.workers.process_marks import kill_marked
+from agent.workers.record import WorkerRecord, bury, kill_leftovers, read_record
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase

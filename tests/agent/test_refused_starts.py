@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import kept_settings
 from agent.daemon import main, run_agent
-from agent.duties import Duties
-from agent.holder import monotonic_s
-from agent.resort import go_home_argv
+from agent.lease.last_resort import go_home_argv
 from agent.settings import AgentSettings
 from agent.settings_file import expected_homes, way_home
+from agent.storage import accepted_settings
+from agent.storage.node_lock import monotonic_s
+from agent.watchdog import Duties
 from common.errors import ConfigError
 from common.model import NodeRole
 from common.settings import load
@@ -222,7 +222,7 @@ async def test_a_last_resort_that_runs_already_is_no_error(
     house = quiet_house
     config = await make_lent(house)
     with_other("last_resort", "systemd")(config)
-    kept_settings.keep(house.state_dir, load(config, AgentSettings))
+    accepted_settings.keep(house.state_dir, load(config, AgentSettings))
     with_line("report_perid_s = 1.0")(config)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -245,7 +245,7 @@ async def test_an_agent_that_is_another_nodes_keeps_no_settings(quiet_house: Dae
     other = msgspec.structs.replace(load(config, AgentSettings), node="n2")
     with pytest.raises(ConfigError, match="belongs to node n1"):
         await run_agent(other, config=config, fake_nvml=house.fleet, duties=Duties(monotonic_s))
-    kept = kept_settings.kept(house.state_dir)
+    kept = accepted_settings.kept(house.state_dir)
     assert kept is not None
     assert kept.node == "n1"
 
@@ -256,7 +256,7 @@ async def test_a_node_of_which_nothing_was_kept_is_called_home_on_its_file(
     """As right after an upgrade: the file is of this node, and fits but for what no way needs."""
     house = quiet_house
     config = await make_lent(house, left_s=LONG_S)
-    (house.state_dir / kept_settings.FILE).unlink()
+    (house.state_dir / accepted_settings.FILE).unlink()
     with_line('job_user = "no-such-account-here"')(config)
     async with disarmed(house, house.state_dir):
         code, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from agent.report_size import SHORT_CHARS, encoded
+from agent.telemetry.report_size import SHORT_CHARS, encoded
 from common.failures import Failure, RetryClass
 from common.messages import (
     MAX_MESSAGE_BYTES,

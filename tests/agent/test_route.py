@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.route import Refused, main, with_server
+from agent.hooks.route import Refused, main, with_server
 from common.clock import SystemClock
 
 PATIENCE_S = 20.0
@@ -86,7 +86,7 @@ async def answers(port: int, count: int = 8) -> set[str]:
 async def run(*arguments: str) -> tuple[int, str]:
     """The command as an agent runs it: exit status and what it said."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agent.route", *arguments,
+        sys.executable, "-m", "agent.hooks.route", *arguments,
         env={**os.environ, "ARYL_NODE": "n1"},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.server_processes import ServerProcesses, checked_units
+from agent.telemetry.server_processes import ServerProcesses, checked_units
 from common.errors import ConfigError
 
 LISTENS = """

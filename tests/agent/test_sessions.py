@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import sessions
-from agent.left_commands import CommandRecord, end_left
-from agent.sessions import LOOK_S
+from agent.hooks.running_command import CommandRecord, end_left
+from agent.proc import sessions
+from agent.proc.sessions import LOOK_S
 from common.clock import SystemClock
 from tests.agent.worker_house import PATIENCE_S, is_alive
 from tests.fakes import FakeClock

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import kept_settings
 from agent.daemon import main
 from agent.settings import AgentSettings
 from agent.settings_file import checked, way_home
+from agent.storage import accepted_settings
 from common.errors import ConfigError
 from common.model import Pool
 from common.settings import load
@@ -50,24 +50,24 @@ def test_what_is_kept_is_what_was_accepted_and_nobody_else_can_read_it(tmp_path:
     )
     before = os.umask(0)
     try:
-        kept_settings.keep(tmp_path, settings)
+        accepted_settings.keep(tmp_path, settings)
     finally:
         os.umask(before)
-    path = tmp_path / kept_settings.FILE
+    path = tmp_path / accepted_settings.FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     told = json.loads(path.read_text())
     assert sorted(told) == ["cell", "home_pool", "nats_url", "node", "state_dir"]
-    found = kept_settings.kept(tmp_path)
+    found = accepted_settings.kept(tmp_path)
     assert found is not None
     assert (found.nats_url, found.state_dir) == (settings.nats_url, str(tmp_path))
-    assert [file.name for file in tmp_path.iterdir()] == [kept_settings.FILE]
+    assert [file.name for file in tmp_path.iterdir()] == [accepted_settings.FILE]
 
 
 def test_what_another_version_kept_is_no_error(tmp_path: Path) -> None:
     """It is as if there were none; so is what no version would write."""
     for text in ('{"cel": "c1"}', "[]", "{", "", DEEP):
-        (tmp_path / kept_settings.FILE).write_text(text)
-        assert kept_settings.kept(tmp_path) is None
+        (tmp_path / accepted_settings.FILE).write_text(text)
+        assert accepted_settings.kept(tmp_path) is None
 
 
 def test_every_setting_outlives_being_kept(house: DaemonHouse, tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_every_setting_outlives_being_kept(house: DaemonHouse, tmp_path: Path) -
         file.write('units = ["vllm.service"]\nengine = "tgi"\n')
         file.write('[access]\ntls_ca_path = "/etc/ssl/ca.pem"\n')
     settings = load(config, AgentSettings)
-    kept_settings.keep(tmp_path, settings)
+    accepted_settings.keep(tmp_path, settings)
     expected = msgspec.structs.replace(settings, state_dir=str(tmp_path))
-    assert kept_settings.kept(tmp_path) == expected
-    path = tmp_path / kept_settings.FILE
+    assert accepted_settings.kept(tmp_path) == expected
+    path = tmp_path / accepted_settings.FILE
     written = path.stat().st_ino
-    kept_settings.keep(tmp_path, settings)
+    accepted_settings.keep(tmp_path, settings)
     assert path.stat().st_ino == written
 
 
@@ -91,20 +91,20 @@ def test_settings_that_cannot_be_kept_leave_what_was_kept(
 ) -> None:
     """And nothing half written beside it: a full disk needs what that took."""
     settings = load(house.config(inference=True), AgentSettings)
-    kept_settings.keep(tmp_path, settings)
+    accepted_settings.keep(tmp_path, settings)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            kept_settings.keep(tmp_path, msgspec.structs.replace(settings, rack="r2"))
+            accepted_settings.keep(tmp_path, msgspec.structs.replace(settings, rack="r2"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    found = kept_settings.kept(tmp_path)
+    found = accepted_settings.kept(tmp_path)
     assert found is not None
     assert found.rack == ""
-    assert not (tmp_path / f"{kept_settings.FILE}.new").exists()
+    assert not (tmp_path / f"{accepted_settings.FILE}.new").exists()
 
 
 # --- as whom workers run ----------------------------------------------------------------------

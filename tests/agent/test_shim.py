@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files, starters
-from agent.runner import WorkerStatus
+from agent.shim import files as shim_files
+from agent.workers import starters
+from agent.workers.runner import WorkerStatus
 from common.errors import Unavailable
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim_memory import oom_kills, why_killed
-from agent.starters import unit_name
+from agent.shim.out_of_memory import oom_kills, why_killed
+from agent.workers.starters import unit_name
 from common.failure_rules import read_rules
 from common.model import JobId, WorkerKey
 

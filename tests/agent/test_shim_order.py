@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files
-from agent.processes import thread_states
-from agent.runner import WorkerStatus
-from agent.shim_probe import Probe
-from agent.shim_sockets import MAX_CLIENTS, JobSocket
+from agent.proc.process_tree import thread_states
+from agent.shim import files as shim_files
+from agent.shim.checkpoint_probe import Probe
+from agent.shim.sockets import MAX_CLIENTS, JobSocket
+from agent.workers.runner import WorkerStatus
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason, WorkerKey
 from tests.agent.worker_house import (

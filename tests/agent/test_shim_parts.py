@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import shim_files
-from agent.shim_sockets import MAX_LINE_BYTES, JobClient, parse
-from agent.shim_status import read_checkpoint, read_number, read_progress
+from agent.shim import files as shim_files
+from agent.shim.sockets import MAX_LINE_BYTES, JobClient, parse
+from agent.shim.status import read_checkpoint, read_number, read_progress
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(min_value=1, max_value=50))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.shim_stop import ANSWER_S, RELEASE_S, SAVING_REASONS, StopProtocol
+from agent.shim.stop import ANSWER_S, RELEASE_S, SAVING_REASONS, StopProtocol
 from common.model import StopReason
 
 

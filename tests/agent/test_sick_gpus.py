@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.state import HookKind
+from agent.core.state import HookKind
 from common.messages import GpuHealth
 from common.model import LeaseId, NodeRole
 from tests.agent.bench import Bench, key, lease, order, page

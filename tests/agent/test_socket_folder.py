@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files
-from agent.shim_sockets import FOLDER_NOTE, FOLDER_PREFIX, JobSocket, remove_folder
-from agent.worker_directory import make_directory
-from agent.worker_record import SHIM_LOST
-from agent.worker_spec import Account
+from agent.shim import files as shim_files
+from agent.shim.sockets import FOLDER_NOTE, FOLDER_PREFIX, JobSocket, remove_folder
+from agent.workers.directory import make_directory
+from agent.workers.record import SHIM_LOST
+from agent.workers.spec import Account
 from tests.agent.worker_house import kill, make_house, make_order
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")

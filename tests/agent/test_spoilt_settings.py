@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent import kept_settings
-from agent.called_home import fires_in_s
 from agent.daemon import main
-from agent.lease import LAST_RESORT_MARGIN_S
-from agent.ledger import exclusive, peek
+from agent.go_home import fires_in_s
+from agent.lease.renewal import LAST_RESORT_MARGIN_S
 from agent.settings import AgentSettings
 from agent.settings_file import way_home
+from agent.storage import accepted_settings
+from agent.storage.ledger import exclusive, peek
 from common.model import NodeRole
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house
@@ -107,7 +107,7 @@ async def test_what_a_way_home_does_not_need_is_not_read(
     """Also where no agent has written down what it accepted, as one of an older version."""
     house = quiet_house
     config = await make_lent(house)
-    (house.state_dir / kept_settings.FILE).unlink()
+    (house.state_dir / accepted_settings.FILE).unlink()
     SPOILT[spoilt](config)
     await home(way_home(config, state_dir=house.state_dir), house)
     assert role(house) == R.SERVING
@@ -121,7 +121,7 @@ async def test_a_lent_node_comes_home_although_its_agent_refuses_the_spoilt_file
     config = house.config(inference=True)
     agent = await house.start(config)
     pid = await lend(house, ttl_s=4.0)
-    assert stat.S_IMODE((house.state_dir / kept_settings.FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((house.state_dir / accepted_settings.FILE).stat().st_mode) == 0o600
     house.is_renewing = False
     config.write_text("nats_url =\n")
     await kill_9(agent)
@@ -195,11 +195,11 @@ async def test_whoever_has_the_node_is_left_to_bring_it_home(quiet_house: Daemon
 
 async def test_an_agent_starts_although_its_settings_cannot_be_kept(house: DaemonHouse) -> None:
     """A disk that takes nothing more stops no node."""
-    blocked = house.state_dir / f"{kept_settings.FILE}.new"
+    blocked = house.state_dir / f"{accepted_settings.FILE}.new"
     blocked.mkdir(parents=True)
     (blocked / "in the way").touch()
     await house.start(house.config())
-    assert kept_settings.kept(house.state_dir) is None
+    assert accepted_settings.kept(house.state_dir) is None
 
 
 async def test_a_file_that_fits_goes_before_what_was_accepted(quiet_house: DaemonHouse) -> None:

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.node import Sample
-from agent.page_fetch import page_fetcher
-from agent.sampling import NO_SERVER, NodeSampler
-from agent.server import SAMPLES_AT_REST
-from agent.state import HookKind
+from agent.core.inference_server import SAMPLES_AT_REST
+from agent.core.state import HookKind
+from agent.gpu.reader import GpuReader, ReaderProcess
+from agent.telemetry.page_fetch import page_fetcher
+from agent.telemetry.sample import NO_SERVER, NodeSampler, Sample
 from common.clock import SystemClock
 from common.messages import GpuHealth, GpuReport, InferenceReport
 from common.model import NodeRole

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent import torch_store
-from agent.machine import ThisMachine
-from agent.worker_spec import TORCH_STORE, worker_argv
+from agent.shim import torch_store
+from agent.telemetry.machine import ThisMachine
+from agent.workers.spec import TORCH_STORE, worker_argv
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.daemon_house import DaemonHouse, kill_9, make_daemon_house

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.machine import ThisMachine
-from agent.starters import systemd_argv
-from agent.state import CheckReserve, ResizeWorker, StartWorker, StopWorker
-from agent.worker_record import directory_name, key_of
-from agent.worker_spec import STORE_GRACE_S, TORCH_STORE, shim_spec, worker_argv, worker_environment
+from agent.core.state import CheckReserve, ResizeWorker, StartWorker, StopWorker
+from agent.telemetry.machine import ThisMachine
+from agent.workers.record import directory_name, key_of
+from agent.workers.spec import (
+    STORE_GRACE_S,
+    TORCH_STORE,
+    shim_spec,
+    worker_argv,
+    worker_environment,
+)
+from agent.workers.starters import systemd_argv
 from common.errors import ConfigError
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from agent.core.state import first_memory
 from agent.settings import ServerSettings
-from agent.state import first_memory
-from agent.strangers import STREAM_RATIO, Look, Strangers
+from agent.telemetry.gpu_attribution import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess, GpuReport
 from common.model import GpuUuid, NodeRole
 from tests.agent.bench import SERVER, settings

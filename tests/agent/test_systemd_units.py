@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from agent.shim_files import STATUS_FILE
-from agent.starters import (
+from agent.shim.files import STATUS_FILE
+from agent.workers.starters import (
     SHIM_LOG,
     START_TIMEOUT_S,
     RealSystemd,

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from agent.torch_launcher import EX_NO_TORCH, Meeting, Order, describe, first_failure, main
+from agent.shim.torch_launcher import (
+    EX_NO_TORCH,
+    Meeting,
+    Order,
+    describe,
+    first_failure,
+    main,
+)
 
 
 class Store:

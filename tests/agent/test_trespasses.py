@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import shim_files
-from agent.runner import WorkerStatus
+from agent.shim import files as shim_files
+from agent.workers.runner import WorkerStatus
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
 from tests.agent.bench import key, order

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from agent.handover import to_server
+from agent.core.gpu_handover import to_server
+from agent.core.state import Facts, HookKind, Memory
 from agent.settings import ServerSettings
-from agent.state import Facts, HookKind, Memory
 from common.messages import GpuHealth, GpuProcess, Trespass
 from common.model import GpuUuid, LeaseId, NodeRole, TurnBack
 from tests.agent.agent_house import AgentHouse

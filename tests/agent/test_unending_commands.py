@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import sessions
-from agent.commands import ended, left_behind, started
-from agent.hooks import OneCommand, SystemCommands
-from agent.left_commands import CommandRecord, end_left
-from agent.processes import name_of, thread_states
+from agent.hooks.runner import OneCommand, SystemCommands
+from agent.hooks.running_command import CommandRecord, end_left
+from agent.proc import sessions
+from agent.proc.commands import ended, left_behind, started
+from agent.proc.process_tree import name_of, thread_states
 from common.clock import SystemClock
 from tests.agent.worker_house import PATIENCE_S, is_alive
 from tests.fakes import FakeClock

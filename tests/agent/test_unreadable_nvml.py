@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.gpu_memory import GpuIdentity
-from agent.ledger import Ledger
-from agent.state import Memory, first_memory
+from agent.core.state import Memory, first_memory
+from agent.gpu.known_gpus import GpuIdentity
+from agent.storage.ledger import Ledger
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import GpuUuid, NodeRole
 from tests.agent.agent_house import AgentHouse

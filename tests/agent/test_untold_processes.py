@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import handover, trespasses
-from agent.gpu_memory import GpuIdentity, completed, identities, identity_only
-from agent.handover import IDLE_BUSY_RATIO
-from agent.state import Facts, first_memory
-from agent.strangers import Look, Strangers
+from agent.core import gpu_handover
+from agent.core import gpu_handover as trespasses
+from agent.core.gpu_handover import IDLE_BUSY_RATIO
+from agent.core.state import Facts, first_memory
+from agent.gpu.known_gpus import GpuIdentity, completed, identities, identity_only
+from agent.telemetry.gpu_attribution import Look, Strangers
 from common.faults import Fault
 from common.messages import (
     UNTOLD_PID,
@@ -60,20 +61,20 @@ def test_a_gpu_in_use_is_not_free_where_nobody_is_told(
     gpu = seen(busy_ratio=busy_ratio, used=used, processes=() if is_told else None)
     is_loaded = busy_ratio is not None and busy_ratio > IDLE_BUSY_RATIO and not is_told
     is_free = used <= RATIO * 1000 and not is_loaded
-    why = handover.busy(gpu, free_memory_ratio=RATIO)
+    why = gpu_handover.busy(gpu, free_memory_ratio=RATIO)
     assert (why == "") == is_free
     assert why == "" or is_told or "does not tell by whom" in why
     facts = Facts(now_s=2.0, gpus=(gpu,), sampled_at_s=1.0)
-    for way in (handover.to_workers, handover.to_server):
+    for way in (gpu_handover.to_workers, gpu_handover.to_server):
         assert way(facts, since_s=0.0, free_memory_ratio=RATIO) == why
 
 
 def test_nothing_told_is_no_proof_that_a_server_has_no_requests() -> None:
     """Neither processes nor load: memory alone does not show that nobody is there."""
-    assert handover.are_unused([seen(processes=())], free_memory_ratio=RATIO)
-    assert handover.are_unused([seen(busy_ratio=0.0)], free_memory_ratio=RATIO)
-    assert not handover.are_unused([seen(busy_ratio=None)], free_memory_ratio=RATIO)
-    assert not handover.are_unused([seen(busy_ratio=0.9)], free_memory_ratio=RATIO)
+    assert gpu_handover.are_unused([seen(processes=())], free_memory_ratio=RATIO)
+    assert gpu_handover.are_unused([seen(busy_ratio=0.0)], free_memory_ratio=RATIO)
+    assert not gpu_handover.are_unused([seen(busy_ratio=None)], free_memory_ratio=RATIO)
+    assert not gpu_handover.are_unused([seen(busy_ratio=0.9)], free_memory_ratio=RATIO)
 
 
 class Nobody:

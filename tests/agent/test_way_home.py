@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent import way_home
-from agent.state import Memory, WorkerFact
+from agent.core import return_timing
+from agent.core.state import Memory, WorkerFact
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.bench import Bench, key, lease, order
@@ -150,9 +150,9 @@ def test_a_reboot_of_a_node_at_home_is_no_way_home() -> None:
 def test_readings_of_the_clock_are_no_stage() -> None:
     """What only rounding left over is not told."""
     bench = Bench()
-    way_home.began(bench.memory, now_s=10.0)
-    way_home.vacated(bench.memory, 10.0, 10.5, 11.0, 13.0)
-    way_home.arrived(bench.memory, now_s=14.0 + way_home.LEAST_S / 2, server_ready_s=1.0)
+    return_timing.began(bench.memory, now_s=10.0)
+    return_timing.vacated(bench.memory, 10.0, 10.5, 11.0, 13.0)
+    return_timing.arrived(bench.memory, now_s=14.0 + return_timing.LEAST_S / 2, server_ready_s=1.0)
     assert set(stages(bench)) == {"checkpoint", "exit", "device_free", "server_ready"}
 
 

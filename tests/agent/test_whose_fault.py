@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agent import path_check, shim_files, shim_paths
-from agent.runner import Refusal, WorkerStatus
-from agent.shim_worker import Worker
-from agent.starters import DetachedStarter
-from agent.worker_record import bury, read_record
-from agent.worker_spec import Account
-from agent.workers import ShimRunner
+from agent.core.state import Refusal
+from agent.shim import files as shim_files
+from agent.shim import paths as shim_paths
+from agent.shim.worker_process import Worker
+from agent.workers import reserve_check
+from agent.workers.record import bury, read_record
+from agent.workers.runner import WorkerStatus
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.spec import Account
+from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -55,9 +58,9 @@ def question(directory: Path, **changes: str) -> dict[str, str]:
     return asked | changes
 
 
-async def said(asked: dict[str, str], checker: Path = path_check.CHECKER) -> Refusal | None:
+async def said(asked: dict[str, str], checker: Path = reserve_check.CHECKER) -> Refusal | None:
     """The answer of a real process."""
-    return await path_check.refusal(asked, account=None, clock=SystemClock(), checker=checker)
+    return await reserve_check.refusal(asked, account=None, clock=SystemClock(), checker=checker)
 
 
 @contextmanager
@@ -114,7 +117,7 @@ async def test_storage_that_answers_with_an_error_is_its_nodes_fault(
     """A stale mount is not the same as a directory that is not there; the path is told."""
     broken = tmp_path / "mount"
     checker = tmp_path / "checker.py"
-    real = str(path_check.CHECKER)
+    real = str(reserve_check.CHECKER)
     checker.write_text(STALE.format(broken=str(broken), number=number, checker=real))
     answer = await said(question(tmp_path, **{field: str(broken / "x")}), checker)
     assert answer is not None
@@ -128,7 +131,7 @@ async def test_a_command_is_looked_for_behind_a_folder_that_is_not_well(tmp_path
     """As execvpe does; what is found there can start."""
     broken = tmp_path / "mount"
     checker = tmp_path / "checker.py"
-    real = str(path_check.CHECKER)
+    real = str(reserve_check.CHECKER)
     checker.write_text(STALE.format(broken=str(broken), number=errno.ESTALE, checker=real))
     path = f"{broken}:{Path(sys.executable).parent}"
     assert await said(question(tmp_path, search_path=path), checker) is None

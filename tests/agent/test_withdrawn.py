@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files, shim_sockets
-from agent.hung_shims import HUNG_AFTER_S
-from agent.lost_workers import ASK_S
-from agent.processes import thread_states
-from agent.runner import StorageSilentError
-from agent.starters import START_TIMEOUT_S, DetachedStarter, shim_argv
-from agent.withdrawn import is_shim_silent
-from agent.workers import ShimRunner
+from agent.proc.process_tree import thread_states
+from agent.shim import files as shim_files
+from agent.shim import sockets as shim_sockets
+from agent.workers.lost import ASK_S, HUNG_AFTER_S, is_shim_silent
+from agent.workers.runner import StorageSilentError
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.starters import START_TIMEOUT_S, DetachedStarter, shim_argv
 from common.errors import Unavailable
 from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerOrder, WorkerPhase

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files
-from agent.starters import SHIM_LOG, shim_argv
-from agent.worker_directory import make_directory
-from agent.worker_spec import Account
-from agent.workers import ShimRunner
+from agent.shim import files as shim_files
+from agent.workers.directory import make_directory
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.spec import Account
+from agent.workers.starters import SHIM_LOG, shim_argv
 from common.clock import SystemClock
 from common.messages import WorkerOrder
 from tests.agent.worker_house import PATIENCE_S, make_order

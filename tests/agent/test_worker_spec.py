@@ -9,13 +9,19 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, shim_argv, systemd_argv
-from agent.worker_spec import (
+from agent.workers.spec import (
     TORCH_LAUNCHER,
     Account,
     shim_spec,
     worker_argv,
     worker_environment,
+)
+from agent.workers.starters import (
+    DetachedStarter,
+    ShimStarter,
+    SystemdStarter,
+    shim_argv,
+    systemd_argv,
 )
 from common.clock import SystemClock
 from common.model import (

@@ -13,12 +13,12 @@ import msgspec
 import psutil
 import pytest
 
-from agent import shim_files
-from agent.runner import Refusal
+from agent.core.state import Refusal
 from agent.settings import AgentSettings, Starter
-from agent.starters import DetachedStarter
-from agent.worker_spec import Account
-from agent.workers import ShimRunner, make_runner
+from agent.shim import files as shim_files
+from agent.workers.shim_runner import ShimRunner, make_runner
+from agent.workers.spec import Account
+from agent.workers.starters import DetachedStarter
 from common.clock import Clock, SystemClock
 from common.errors import ConfigError, Unavailable
 from common.faults import Fault
@@ -105,9 +105,9 @@ async def test_a_shim_outlives_kill_9_of_its_starter(house: WorkerHouse) -> None
     program = """
 import asyncio, os, pathlib, signal, sys
 import msgspec
-from agent.starters import DetachedStarter
-from agent.worker_spec import Account
-from agent.workers import ShimRunner
+from agent.workers.starters import DetachedStarter
+from agent.workers.spec import Account
+from agent.workers.shim_runner import ShimRunner
 from common.clock import SystemClock
 from common.messages import WorkerOrder
 order = msgspec.json.decode(sys.argv[2], type=WorkerOrder)

@@ -11,11 +11,11 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from agent import shim_files
-from agent.runner import WorkerStatus
-from agent.starters import DetachedStarter
-from agent.worker_spec import LOG_MAX_BYTES
-from agent.workers import ShimRunner
+from agent.shim import files as shim_files
+from agent.workers.runner import WorkerStatus
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.spec import LOG_MAX_BYTES
+from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (

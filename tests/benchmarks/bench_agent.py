@@ -237,7 +237,7 @@ def find_child(agent_pid: int) -> psutil.Process:
     [child] = [
         process
         for process in psutil.Process(agent_pid).children()
-        if "agent.nvml_child" in process.cmdline()
+        if "agent.gpu.nvml_child" in process.cmdline()
     ]
     return child
 
@@ -247,7 +247,7 @@ def find_shims(directory: Path) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.process_iter(["cmdline"]):
         words: list[str] = process.info["cmdline"] or []
-        is_shim = any(word.endswith("agent/shim.py") for word in words)
+        is_shim = any(word.endswith("agent/shim/main.py") for word in words)
         if is_shim and any(word.startswith(str(directory)) for word in words):
             found.append(process)
     return found

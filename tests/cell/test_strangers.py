@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fake_fleet import fake_uuid
+from agent.gpu.fake.fleet import fake_uuid
 from common.api import Describe, Description
 from common.model import GpuUuid, NodeRole
 from tests.cell.house import House, running_cell

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fake_fleet import parse_fleet
-from agent.holder import WATCH_S
-from agent.lease import LAST_RESORT_MARGIN_S, RENEWALS_PER_TTL, RETRIES_PER_TTL
+from agent.gpu.fake.fleet import parse_fleet
+from agent.lease.renewal import LAST_RESORT_MARGIN_S, RENEWALS_PER_TTL, RETRIES_PER_TTL
 from agent.settings import AgentSettings
+from agent.storage.node_lock import WATCH_S
 from common.model import CheckpointSpec, Pool, ServiceName
 from common.settings import load
 from coordinator.demo.plan import (

@@ -17,12 +17,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agent import fake_fleet, gpu_wire, kernel_log_readers, ledger, worker_record
-from agent.engines import ENGINES
-from agent.inference import parse_metrics
+from agent.core.state import Memory
+from agent.gpu import kernel_log
+from agent.gpu import wire as gpu_wire
+from agent.gpu.fake import fleet as fake_fleet
 from agent.settings import AgentSettings
-from agent.shim_files import STATUS_FILE, read_json
-from agent.state import Memory
+from agent.shim.files import STATUS_FILE, read_json
+from agent.storage import ledger
+from agent.telemetry.engines import ENGINES
+from agent.telemetry.inference import parse_metrics
+from agent.workers import record as workers_record
 from common import api, encoding, failure_rules, jobspec, messages, settings
 from common.errors import ConfigError, ProtocolError
 from coordinator.cli import job_file, registry
@@ -178,7 +182,7 @@ def _ledger(data: bytes) -> object:
 
 
 def _status(path: Path) -> object:
-    return worker_record.read_record(path.parent)
+    return workers_record.read_record(path.parent)
 
 
 def _traces() -> Iterator[Decoder]:
@@ -267,7 +271,7 @@ def all_decoders() -> dict[str, Decoder]:
             name="worker status",
             decode=_from_file(STATUS_FILE, _status),
             own=(msgspec.DecodeError,),
-            seeds=(msgspec.json.encode(example(worker_record.WorkerRecord, is_full=True)),),
+            seeds=(msgspec.json.encode(example(workers_record.WorkerRecord, is_full=True)),),
         ),
         Decoder(
             name="file of a shim",
@@ -283,7 +287,7 @@ def all_decoders() -> dict[str, Decoder]:
         ),
         Decoder(
             name="kernel message",
-            decode=kernel_log_readers.kmsg_record,
+            decode=kernel_log.kmsg_record,
             own=(ProtocolError,),
             seeds=(b"4,1234,5678,-;NVRM: Xid (PCI:0000:01:00): 79, pid=1\n SUBSYSTEM=pci\n",),
         ),

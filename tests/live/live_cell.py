@@ -219,7 +219,7 @@ class LiveCell(Cell):
         """The process that reads its GPUs for its agent."""
         agent_pid = self.units.pid(self.agent_unit(node))
         for pid, words, parent in processes():
-            if parent == agent_pid and b"agent.nvml_child" in words:
+            if parent == agent_pid and b"agent.gpu.nvml_child" in words:
                 return pid
         return None
 

@@ -352,7 +352,7 @@ class Nemesis:
             raise NotNow("no worker runs")
         chosen = found[planned.pick % len(found)]
         is_shim = planned.kind not in (K.WORKER_KILL, K.WORKER_STOP)
-        if is_shim and not has_words(chosen.shim_pid, b"agent/shim.py"):
+        if is_shim and not has_words(chosen.shim_pid, b"agent/shim/main.py"):
             raise NotNow("its shim is gone")
         is_stop = planned.kind in (K.SHIM_STOP, K.WORKER_STOP)
         number = signal.SIGSTOP if is_stop else signal.SIGKILL

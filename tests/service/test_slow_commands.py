@@ -6,8 +6,8 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from agent.server import SLOW_S
-from agent.state import HookKind
+from agent.core.inference_server import SLOW_S
+from agent.core.state import HookKind
 from common import subjects
 from common.messages import CommandReport, NodeReport, decode, encode
 from common.model import NodeRole

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from agent.fake_processes import Usage
-from agent.nvml import THROTTLE_REASONS, GpuProbe
+from agent.gpu.fake.processes import Usage
+from agent.gpu.nvml import THROTTLE_REASONS, GpuProbe
 from common import subjects
 from common.api import Describe, Description
 from common.messages import HostReport, InferenceReport, NodeReport, encode

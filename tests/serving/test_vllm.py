@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.route import TIMEOUT_S, haproxy_ask
+from agent.hooks.route import TIMEOUT_S, haproxy_ask
 from common.api import ListNodes, Nodes, Submit, Submitted
 from common.clock import SystemClock
 from common.errors import ArylError

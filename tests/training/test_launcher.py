@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent.worker_spec import RENDEZVOUS, TORCH_LAUNCHER, TORCH_STORE
+from agent.workers.spec import RENDEZVOUS, TORCH_LAUNCHER, TORCH_STORE
 from tests.training.live import HANG_S
 
 RANK = """

@@ -1,0 +1,99 @@
+"""How long a node's way home from a loan took, stage by stage. Pure; must not know why it goes.
+
+It is kept in the memory, because more than one process may work on one way: an agent that is ended
+on it, a `--go-home` after that, and the next agent, which tells of it.
+"""
+
+from __future__ import annotations
+
+from agent.core.state import Facts, Memory
+from common.lifecycle import NodeEvent
+from common.model import NodeRole
+
+LEAST_S = 0.01
+"""Less than this is what the clock's readings differ by, and no stage."""
+
+
+def forget(memory: Memory) -> None:
+    """There is no way home to tell of."""
+    memory.stage_durations_s = {}
+    memory.home_due_at_s = memory.home_at_s = None
+
+
+def began(memory: Memory, *, now_s: float) -> None:
+    """The node turns home: from now on, or from the end of its lease if that is past already.
+
+    An agent that hung, or a machine that slept, turns late; the service has waited since.
+    """
+    forget(memory)
+    ends_at_s = memory.lease_ends_at_s
+    memory.home_due_at_s = now_s if ends_at_s is None else min(now_s, ends_at_s)
+
+
+def booted(memory: Memory) -> None:
+    """A boot ended the lease, at its own zero of the clock at the latest."""
+    was_away = memory.lease is not None or memory.home_due_at_s is not None
+    forget(memory)
+    memory.home_due_at_s = 0.0 if was_away else None
+
+
+def saved_at_s(facts: Facts) -> float:
+    """When the last worker had saved, or it was plain that it would not; 0 without any.
+
+    One that says neither was asked until it ended. A rendezvous store has nothing to save.
+    """
+    workers = [fact for fact in facts.statuses if not fact.key.is_store]
+    ended = [fact.ended_at_s for fact in workers if fact.save_over_at_s is None]
+    known = [fact.save_over_at_s for fact in workers]
+    return max((at_s for at_s in (*known, *ended) if at_s is not None), default=0.0)
+
+
+def vacated(
+    memory: Memory, began_at_s: float, saved_at_s: float, emptied_at_s: float, free_at_s: float
+) -> None:
+    """The workers were asked to save, had saved or refused, were gone, the GPUs were seen free.
+
+    Instants on the boot clock. Who had saved before it was asked needed no time for it.
+    """
+    over_at_s = min(max(began_at_s, saved_at_s), emptied_at_s)
+    memory.stage_durations_s |= {
+        "checkpoint": over_at_s - began_at_s,
+        "exit": emptied_at_s - over_at_s,
+        "device_free": free_at_s - emptied_at_s,
+    }
+
+
+def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
+    """The node serves again.
+
+    What no stage covers is `unattended`: nobody worked on the way before it was begun, between two
+    processes, or in quarantine. So the stages are all of the time since the lease was over.
+    """
+    stages_s = memory.stage_durations_s
+    stages_s["server_ready"] = server_ready_s
+    if memory.home_due_at_s is None:
+        return
+    rest_s = now_s - memory.home_due_at_s - sum(stages_s.values())
+    if rest_s > LEAST_S:
+        stages_s["unattended"] = rest_s
+    memory.home_due_at_s, memory.home_at_s = None, now_s
+
+
+_WORDS = {
+    NodeEvent.LEND: "leaves its service",
+    NodeEvent.LOAD_ROSE: "stays in its service",
+    NodeEvent.DRAINED: "is on loan",
+    NodeEvent.VACATE: "goes home",
+    NodeEvent.DEVICE_FREE: "starts its server",
+    NodeEvent.HEALTHY: "is home again",
+}
+
+
+def in_words(memory: Memory, old: NodeRole, event: NodeEvent, why: str) -> str:
+    """One step of a node's life as a line of its log; of an arrival, how long each stage took."""
+    what = _WORDS.get(event, str(event))
+    said = f"node {memory.node} {what} ({old} -> {memory.role})"
+    if event == NodeEvent.HEALTHY and memory.stage_durations_s:
+        stages = (f"{name} {took_s:.1f} s" for name, took_s in memory.stage_durations_s.items())
+        why = ", ".join(stages)
+    return f"{said}: {why}" if why else said

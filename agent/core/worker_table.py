@@ -1,0 +1,514 @@
+"""The workers and rendezvous stores of one node: from order to end. Pure; must not know roles,
+leases or processes.
+
+Why a worker cannot have its GPUs now: who has them, and what the devices say. Pure; must not
+know roles, leases or what is done about it.
+
+What a node says of one worker. Pure; must not know orders to come or who reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from agent.core import gpu_handover
+from agent.core.state import (
+    FORGOTTEN_KEPT,
+    CheckReserve,
+    Facts,
+    ForgetWorker,
+    Held,
+    Memory,
+    PauseWorker,
+    Refusal,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+    WorkerAction,
+    WorkerFact,
+)
+from common.faults import Fault
+from common.messages import (
+    DesiredState,
+    GpuHealth,
+    GpuReport,
+    OrderPhase,
+    StopOrder,
+    WorkerOrder,
+    WorkerPhase,
+    WorkerReport,
+)
+from common.model import GpuUuid, StopReason, WorkerKey
+from common.telemetry import instances
+
+
+def phase_of(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:
+    """As its shim says; a store is only on its way until it listens, else nobody could join it."""
+    is_new = fact.phase == WorkerPhase.RUNNING and held.phase != WorkerPhase.RUNNING
+    if not (held.order.key.is_store and is_new):
+        return fact.phase
+    port = int(held.endpoint.rpartition(":")[2] or 0)
+    return WorkerPhase.RUNNING if port in facts.listening_ports else WorkerPhase.RESERVING
+
+
+def worker_report(
+    held: Held, fact: WorkerFact | None, *, waits_for: str, now_s: float
+) -> WorkerReport:
+    """What is said of a held worker at an instant.
+
+    fact: the last word of its shim, if there was one. waits_for: why it cannot begin yet.
+    """
+    saved_at_s = held.saved_at_s if held.is_over or fact is None else fact.saved_at_s
+    return WorkerReport(
+        key=held.order.key,
+        phase=held.phase,
+        gpu_uuids=held.order.gpu_uuids,
+        is_flexible=held.order.is_flexible,
+        endpoint=held.endpoint,
+        exit_code=held.exit_code,
+        stop_reason=held.stop_reason,
+        error=held.error or waits_for,
+        progress=fact.progress if fact else None,
+        checkpoint=held.checkpoint or (fact.checkpoint if fact else None),
+        saved_ago_s=_ago_s(saved_at_s, now_s),
+        running_s=held.running_s or (fact.running_s if fact else 0.0),
+        ended_ago_s=_ago_s(held.ended_at_s, now_s),
+        failure=held.failure,
+        fault=held.fault,
+        refused_for=held.refused_for,
+    )
+
+
+def _ago_s(at_s: float | None, now_s: float) -> float:
+    return 0.0 if at_s is None else max(0.0, now_s - at_s)
+
+
+P = WorkerPhase
+
+
+def who_holds(held: Held, live: Iterable[Held]) -> str:
+    """Which other worker has its GPUs and must leave them first; empty when none must.
+
+    On shared GPUs only those must that are leaving, or are to be suspended and are not yet.
+    """
+    wanted, is_sharing = set(held.order.gpu_uuids), held.order.is_sharing
+    for other in live:
+        holds = other.is_begun or other.phase in (P.READY, P.RUNNING, P.SUSPENDED, P.STOPPING)
+        is_going = other.phase == P.RUNNING and other.order.is_suspended
+        may_stay = is_sharing and not is_going and other.phase != P.STOPPING
+        is_near = other is not held and wanted & set(other.order.gpu_uuids)
+        if is_near and holds and not may_stay:
+            return f"waits for worker {other.order.key} to leave"
+    return ""
+
+
+def why_not_free(
+    order: WorkerOrder,
+    known: Mapping[GpuUuid, GpuReport],
+    *,
+    sampled_at_s: float,
+    left_at_s: float,
+    free_memory_ratio: float,
+) -> str:
+    """Why its GPUs are not free by what the devices say; empty when they are.
+
+    known: all GPUs of the node by a sample begun at `sampled_at_s`. left_at_s: when the last worker
+    left one of those wanted; an older sample proves nothing.
+    """
+    wanted = sorted(set(order.gpu_uuids))
+    if order.is_sharing:  # what the others have there is no sign of anything
+        bad = [uuid for uuid in wanted if known[uuid].health != GpuHealth.OK]
+    elif sampled_at_s <= left_at_s:
+        return "waits for a GPU sample after the last worker left"
+    else:
+        bad = wanted
+    found = (gpu_handover.busy(known[uuid], free_memory_ratio=free_memory_ratio) for uuid in bad)
+    return next((why for why in found if why), "")
+
+
+SHORTEN_MARGIN_S = 1.0
+"""A stop is not told anew for less than this: steps come often and time passes between them."""
+
+
+class Holding:
+    """Every worker that the node holds, or held until its end is acknowledged.
+
+    Args:
+        memory: its `workers` and `forgotten` are changed here and nowhere else.
+        free_memory_ratio: a GPU without processes and with less memory used counts as free.
+    """
+
+    def __init__(self, memory: Memory, *, free_memory_ratio: float) -> None:
+        self._memory = memory
+        self._free_memory_ratio = free_memory_ratio
+        self._latest: dict[WorkerKey, WorkerFact] = {}
+        self._waits_for: dict[WorkerKey, str] = {}
+        self._checking: set[WorkerKey] = set()
+        self._starting: set[WorkerKey] = set()
+        self._answered: set[WorkerKey] = set()  # since the last step, whose look may be older
+        self._told_count: dict[WorkerKey, int] = {}
+        self._told_suspended: dict[WorkerKey, bool] = {}
+        self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
+        self._gpu_left_at_s: dict[GpuUuid, float] = {}
+        self._to_forget: list[WorkerKey] = []
+        self._doubted: set[WorkerKey] = set()
+        """Workers that may be over, and run elsewhere, as far as the memory can tell."""
+
+    # --- what is wanted -----------------------------------------------------------------------
+
+    def take(self, desired: DesiredState) -> None:
+        """Fold a newer desired state in. Absence from it ends nothing; only a stop does."""
+        for key in desired.acknowledged:
+            self._forget(key)
+        for order in desired.workers:
+            held = self._memory.workers.get(str(order.key))
+            if held is not None:
+                held.order = order
+            elif order.key not in self._memory.forgotten:
+                self._memory.workers[str(order.key)] = Held(order=order)
+        for stop in desired.stops:
+            held = self._memory.workers.get(str(stop.key))
+            if held is not None and held.stop is None:
+                held.stop = stop
+
+    def _forget(self, key: WorkerKey) -> None:
+        """The journal has its end: no trace is needed but that it must never start again."""
+        held = self._memory.workers.get(str(key))
+        if held is not None:
+            if not held.is_over:
+                return
+            del self._memory.workers[str(key)]
+        if key not in self._memory.forgotten:
+            self._memory.forgotten.append(key)
+            del self._memory.forgotten[:-FORGOTTEN_KEPT]
+        for table in (self._latest, self._waits_for, self._told_count, self._told_suspended):
+            table.pop(key, None)
+        self._told_stop_ends_at_s.pop(key, None)
+        self._checking.discard(key)
+        self._to_forget.append(key)
+
+    def doubt(self) -> None:
+        """The memory is behind: an agent may have told that a worker is over which is not so here.
+        A worker that was not seen to run, and is not seen now, never begins."""
+        self._doubted = {held.order.key for held in self.live() if not held.is_started}
+
+    # --- what is asked ------------------------------------------------------------------------
+
+    def held(self) -> list[Held]:
+        """All of them, by key."""
+        return sorted(self._memory.workers.values(), key=lambda held: held.order.key)
+
+    def live(self) -> list[Held]:
+        """Those that have not ended."""
+        return [held for held in self.held() if not held.is_over]
+
+    @property
+    def is_in_transition(self) -> bool:
+        """Whether some worker is on its way from one phase to another."""
+        return any(
+            held.phase in (P.RESERVING, P.READY, P.STOPPING)
+            or held.stop is not None
+            or held.order.is_suspended != (held.phase == P.SUSPENDED)
+            for held in self.live()
+        )
+
+    @property
+    def awaits_store(self) -> bool:
+        """Whether some rendezvous store was started and was not yet seen to listen."""
+        return any(
+            held.order.key.is_store and held.is_started and held.phase == P.RESERVING
+            for held in self.live()
+        )
+
+    @property
+    def withdrawn(self) -> list[WorkerKey]:
+        """Begun, and to stop before they were seen to run; no start of this agent is under way."""
+        keys = (held.order.key for held in self.live() if held.is_withdrawn)
+        return [key for key in keys if key not in self._starting]
+
+    @property
+    def checking(self) -> set[WorkerKey]:
+        """Whose check somebody still waits for; that of a withdrawn order may be dropped."""
+        return {key for key in self._checking if self._is_wanted(key)}
+
+    def is_to_start(self, key: WorkerKey) -> bool:
+        """Whether a start that was asked for is still wanted."""
+        return key in self._starting and self._is_wanted(key)
+
+    def _is_wanted(self, key: WorkerKey) -> bool:
+        held = self._memory.workers.get(str(key))
+        return held is not None and not held.is_over and held.stop is None
+
+    @property
+    def least_stop_after_s(self) -> float | None:
+        """The shortest `stop_after_s` of what is held; None: nobody ends for want of contact."""
+        found = (held.order.spec.stop_after_s for held in self.live())
+        return min((stop_after_s for stop_after_s in found if stop_after_s), default=None)
+
+    def gpu_left_at_s(self, gpus: Iterable[GpuUuid]) -> float:
+        """When the last worker known here left one of these GPUs."""
+        return max((self._gpu_left_at_s.get(uuid, 0.0) for uuid in gpus), default=0.0)
+
+    def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
+        """What the node's report of an instant says of them."""
+        latest, waits_for = self._latest, self._waits_for
+        return tuple(
+            worker_report(held, latest.get(key), waits_for=waits_for.get(key, ""), now_s=now_s)
+            for key, held in ((held.order.key, held) for held in self.held())
+        )
+
+    # --- what is done -------------------------------------------------------------------------
+
+    def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
+        """The answer to `CheckReserve`: where the gang may meet, or why it cannot run here."""
+        self._checking.discard(key)
+        held = self._memory.workers.get(str(key))
+        if held is None or held.phase != P.RESERVING:
+            return
+        if refusal is not None:
+            held.refuse(refusal.error, refusal.fault, refusal.refused_for)
+        else:
+            held.endpoint = endpoint
+
+    def started(self, key: WorkerKey, *, error: str, fault: Fault = Fault.NODE) -> None:
+        """The answer to `StartWorker`; it may come late, and what its shim said meanwhile counts.
+
+        Of a worker that was to stop meanwhile the next step decides. fault: whose the error is.
+        """
+        self._starting.discard(key)
+        held = self._memory.workers.get(str(key))
+        if held is None or held.is_over or held.is_started:
+            return
+        if not error:
+            self._is_there(held)
+            self._answered.add(key)
+            if not key.is_store:  # which runs as soon as it listens
+                held.phase = P.RUNNING
+        elif held.stop is None:
+            held.refuse(f"cannot start the worker: {error}", fault)
+
+    def _is_there(self, held: Held) -> None:
+        """Its shim lives, which may not have heard of a stop while it came to life."""
+        if not held.is_started:
+            held.is_started = True
+            self._told_stop_ends_at_s.pop(held.order.key, None)
+
+    def end_all(self, error: str, *, now_s: float) -> None:
+        """Nothing runs any more, whatever was known: the machine booted anew."""
+        for held in self.live():
+            held.error, held.fault = held.error or error, Fault.NODE
+            self._end(held, now_s)
+        for held in self.held():  # whatever was then was before this boot, where its clock begins
+            held.ended_at_s = held.saved_at_s = 0.0
+
+    def vacate(self, *, grace_s: float, now_s: float) -> None:
+        """The node must be empty: stop every worker within its own grace and the node's.
+
+        A stop that is under way and would end later is shortened: a return has a deadline. A
+        rendezvous store leaves after the workers, which may need it for their last save.
+        """
+        for held in self.live():
+            key, stop = held.order.key, held.stop
+            if key.is_store and self._has_workers_here(key):
+                continue
+            if stop is None:
+                least_s = min(grace_s, held.order.spec.checkpoint.grace_s)
+                held.stop = StopOrder(key=key, reason=StopReason.PREEMPT, grace_s=least_s)
+                continue
+            ends_at_s = self._told_stop_ends_at_s.get(key, now_s + stop.grace_s)
+            if ends_at_s > now_s + grace_s + SHORTEN_MARGIN_S:
+                held.stop = StopOrder(key=key, reason=stop.reason, grace_s=grace_s)
+                self._told_stop_ends_at_s.pop(key, None)
+
+    def _has_workers_here(self, store: WorkerKey) -> bool:
+        attempt = (store.job_id, store.attempt)
+        keys = (held.order.key for held in self.live())
+        return any((key.job_id, key.attempt) == attempt and not key.is_store for key in keys)
+
+    def not_done(self, action: WorkerAction) -> None:
+        """An action failed for now: what its worker was not told is told again by the next step."""
+        match action:
+            case CheckReserve():
+                self._checking.discard(action.order.key)
+            case StartWorker():
+                self._starting.discard(action.order.key)
+            case StopWorker():
+                self._told_stop_ends_at_s.pop(action.key, None)
+            case ResizeWorker():
+                self._told_count.pop(action.key, None)
+            case PauseWorker():
+                self._told_suspended.pop(action.key, None)
+            case ForgetWorker():
+                pass
+
+    def step(self, facts: Facts, *, closed: str) -> list[WorkerAction]:
+        """Look at every worker. closed: why nothing may start on this node; empty when it may."""
+        actions: list[WorkerAction] = [ForgetWorker(key) for key in self._to_forget]
+        actions += self._given_up(facts)
+        self._to_forget = []
+        by_key = {fact.key: fact for fact in facts.statuses}
+        for held in self.live():
+            fact = by_key.get(held.order.key)
+            if fact is None and held.order.key in self._doubted:
+                self._give_up(held)
+            self._doubted.discard(held.order.key)
+            if fact is not None:
+                actions += self._running(held, fact, facts)
+            elif held.is_over:  # it was given up
+                continue
+            elif held.is_started and held.order.key in self._answered:
+                continue  # this look may have been begun before its start was answered
+            elif held.is_started:
+                held.error, held.fault = "the worker and its supervisor are gone", Fault.SHIM_LOST
+                self._end(held, facts.now_s)
+            elif held.stop is not None:
+                actions += self._withdrawn(held, held.stop, facts)
+            elif held.order.key not in self._starting:
+                actions += self._reserve(held, facts, closed)
+        self._answered.clear()
+        return actions
+
+    def _give_up(self, held: Held) -> None:
+        """End a doubted worker as a fault of its node, or stop one whose shim may be on its way."""
+        if not held.is_begun:
+            held.refuse("the ledger could not be written when its agent ended", Fault.NODE)
+        elif held.stop is None:
+            held.stop = StopOrder(key=held.order.key, reason=StopReason.PREEMPT, grace_s=0.0)
+
+    def _withdrawn(self, held: Held, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
+        """To stop before it was seen to run. A start that was begun cannot be called back, so its
+        worker is told to stop, and keeps its GPUs until a start of this agent is answered and, of
+        any agent's, nobody may be there. It has computed nothing that it could save.
+        """
+        key = held.order.key
+        if held.is_begun and key not in self._told_stop_ends_at_s:
+            self._told_stop_ends_at_s[key] = facts.now_s
+            return [StopWorker(key, stop.reason, 0.0)]
+        if key not in self._starting and key not in facts.leaving:
+            held.stop_reason = stop.reason
+            self._end(held, facts.now_s)
+        return []
+
+    def _given_up(self, facts: Facts) -> list[WorkerAction]:
+        """What is there of workers that the coordinator was told are over, or has forgotten.
+
+        A shim that came to life after its start was given up runs what may run elsewhere by now;
+        the files of a forgotten worker stay behind when the agent dies before it removes them.
+        """
+        actions: list[WorkerAction] = []
+        for fact in facts.statuses:
+            held = self._memory.workers.get(str(fact.key))
+            is_forgotten = held is None and fact.key in self._memory.forgotten
+            if is_forgotten and fact.phase == P.EXITED and fact.key not in self._to_forget:
+                actions.append(ForgetWorker(fact.key))
+            is_given_up = is_forgotten or (held is not None and held.is_over)
+            if is_given_up and fact.phase != P.EXITED:
+                actions.append(StopWorker(fact.key, StopReason.STALE, 0.0))
+        return actions
+
+    def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[WorkerAction]:
+        key, now_s = held.order.key, facts.now_s
+        held.phase = phase_of(held, fact, facts)
+        self._is_there(held)
+        self._latest[key] = fact
+        self._waits_for.pop(key, None)
+        if held.is_over:
+            held.take_end(fact)
+            self._end(held, now_s)
+            return []
+        if held.stop is not None:
+            if key in self._told_stop_ends_at_s:
+                return []
+            self._told_stop_ends_at_s[key] = now_s + held.stop.grace_s
+            return [StopWorker(key, held.stop.reason, held.stop.grace_s)]
+        if key.is_store:
+            return []
+        actions = self._paused(held)
+        count = held.order.worker_count
+        if self._told_count.get(key) != count:
+            self._told_count[key] = count
+            actions.append(ResizeWorker(key, count))
+        return actions
+
+    def _paused(self, held: Held) -> list[WorkerAction]:
+        """Suspend it as ordered; let it go on when those that it gives its turn to have left."""
+        key, wanted = held.order.key, held.order.is_suspended
+        is_so = held.phase == P.SUSPENDED
+        if wanted == is_so:
+            self._told_suspended.pop(key, None)
+            return []
+        if self._told_suspended.get(key) == wanted:
+            return []
+        why = "" if wanted else who_holds(held, self.live())
+        if why:
+            self._waits_for[key] = why
+            return []
+        self._told_suspended[key] = wanted
+        return [PauseWorker(key, wanted)]
+
+    def _end(self, held: Held, now_s: float) -> None:
+        held.phase = P.EXITED
+        held.ended_at_s = now_s if held.ended_at_s is None else held.ended_at_s
+        if held.is_begun or held.is_started:
+            for uuid in held.order.gpu_uuids:
+                self._gpu_left_at_s[uuid] = now_s
+
+    def _reserve(self, held: Held, facts: Facts, closed: str) -> list[WorkerAction]:
+        key = held.order.key
+        why = closed or self._not_yet(held, facts)
+        if held.is_over:  # it was refused
+            return []
+        if why:
+            held.phase = P.RESERVING
+            self._waits_for[key] = why
+            return []
+        if not held.endpoint:
+            if key in self._checking:
+                return []
+            self._checking.add(key)
+            return [CheckReserve(held.order)]
+        self._waits_for.pop(key, None)
+        if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
+            return self._begin(held, structs.replace(held.order, endpoint=held.endpoint))
+        held.phase = P.READY
+        is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
+        return self._begin(held, held.order) if is_to_run else []
+
+    def _begin(self, held: Held, order: WorkerOrder) -> list[WorkerAction]:
+        """Start it; an agent before this one may have begun it, and a shim is started once."""
+        self._starting.add(order.key)
+        if not held.is_begun:
+            self._told_count[order.key] = order.worker_count
+        held.is_begun = True
+        return [StartWorker(order)]
+
+    def _not_yet(self, held: Held, facts: Facts) -> str:
+        """Why its GPUs are not to be had now; one that never can be is refused."""
+        if facts.gpus is None:
+            return "no GPU sample yet"
+        stop_after_s, contact_at_s = held.order.spec.stop_after_s, facts.contact_at_s
+        if stop_after_s is not None and (
+            contact_at_s is None or facts.now_s - contact_at_s >= stop_after_s
+        ):
+            return "waits for an answer of the coordinator, without which it would be stopped"
+        wanted = set(held.order.gpu_uuids)
+        units = [*facts.gpus, *(part for gpu in facts.gpus for part in instances(gpu))]
+        known = {gpu.uuid: gpu for gpu in units}
+        missing = sorted(wanted - set(known))
+        if missing:
+            held.refuse(f"GPU {missing[0]} is not on this node", Fault.NODE)
+            return held.error
+        for uuid in sorted(wanted):
+            if parted := gpu_handover.parted(known[uuid]):
+                held.refuse(parted, Fault.NODE)
+                return held.error
+        why = who_holds(held, self.live())
+        return why or why_not_free(
+            held.order,
+            known,
+            sampled_at_s=facts.sampled_at_s,
+            left_at_s=self.gpu_left_at_s(wanted),
+            free_memory_ratio=self._free_memory_ratio,
+        )

@@ -1,0 +1,481 @@
+"""XIDs from the kernel log: its lines -> which GPU and code, followed over the death of a reader.
+
+Must not know NVML, nor where the log is read: an opener hands in its entries. The log has what NVML
+lacks: XIDs that the driver does not count as critical, of a GPU that is already gone, or of before
+NVML answered (DCGM#235; dcgm-exporter#190, #500).
+
+Where a kernel log is read: from a `journalctl` child, else from /dev/kmsg. An edge.
+
+Must not know what is looked for in it. The journal comes first: its group is a smaller right than
+the kernel's own ring buffer, and it holds what was logged while nobody read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct, field
+
+import agent
+from agent.gpu.fake.kernel_log import FakeLogSettings
+from agent.gpu.wire import pci_address
+from agent.settings import KernelLogChoice
+from common.children import send_signal
+from common.clock import Clock
+from common.decoding import UNREADABLE
+from common.errors import ProtocolError
+
+KMSG = Path("/dev/kmsg")
+JOURNAL_DIRS = (Path("/var/log/journal"), Path("/run/log/journal"))
+JOURNALCTL = "journalctl"
+END_GRACE_S = 5.0
+MAX_LINE_BYTES = 256 * 1024
+MAX_RECORD_BYTES = 8192
+"""The kernel's own limit of a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg)."""
+MAX_REASON_CHARS = 200
+
+
+class _Line(Struct):
+    """What is read of a line of `journalctl --output=json` (systemd's Journal JSON Format).
+
+    A message that is no text is a list of bytes; one that is too large, null.
+    """
+
+    cursor: str = field(name="__CURSOR")
+    message: str | list[int] | None = field(name="MESSAGE", default=None)
+
+
+_decoder = msgspec.json.Decoder(_Line)
+_SEQUENCE = re.compile(rb"[0-9]{1,20}")
+
+
+def journal_command(place: str) -> tuple[str, ...]:
+    """The command that follows the kernel's messages of this boot.
+
+    Without a place it gives the last message first, as the place from which it goes on.
+    """
+    start = ("--no-tail", f"--after-cursor={place}") if place else ("--lines=1",)
+    return (
+        JOURNALCTL, "--dmesg", "--follow", "--quiet", "--no-pager",
+        "--output=json", "--output-fields=MESSAGE", *start,
+    )  # fmt: skip
+
+
+def journal_opener(
+    clock: Clock, command: Callable[[str], Sequence[str]] = journal_command
+) -> LogOpener:
+    """A log that a child writes as `journalctl` does; `command` is its command line."""
+
+    async def open_log(place: str) -> LogReader:
+        process = await asyncio.create_subprocess_exec(
+            *command(place),
+            # Held open and never written: a child that watches it ends with this agent. journalctl
+            # ends as soon as nobody reads it.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+            # `-m` looks in the working directory first: a fake is of the agent's own release.
+            cwd=Path(agent.__file__).parents[1],
+        )
+        return JournalReader(process, clock, is_new=not place)
+
+    return open_log
+
+
+def fake_opener(clock: Clock, fleet: Path) -> LogOpener:
+    """The kernel log of fake GPUs; its script begins when it is first opened, and goes on."""
+    path = str(fleet.resolve())  # the child has another working directory
+    first_open_s: float | None = None
+
+    def command(place: str) -> Sequence[str]:
+        nonlocal first_open_s
+        now_s = clock.now_s()
+        if first_open_s is None:
+            first_open_s = now_s
+        settings = FakeLogSettings(fleet=path, age_s=now_s - first_open_s, place=place)
+        return (
+            sys.executable,
+            "-m",
+            "agent.gpu.fake.kernel_log",
+            msgspec.json.encode(settings).decode(),
+        )
+
+    return journal_opener(clock, command)
+
+
+class JournalReader:
+    """The lines of a running child; `is_new`: its first one was there before."""
+
+    def __init__(self, process: asyncio.subprocess.Process, clock: Clock, *, is_new: bool) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._stdout = process.stdout
+        self._clock = clock
+        self._is_first_old = is_new
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    async def next(self) -> Entry:
+        """The next message.
+
+        Raises:
+            EOFError: the child has ended; what it said last is the text.
+            ProtocolError: a line that is none of a journal.
+        """
+        try:
+            data = await self._stdout.readline()
+        except ValueError as error:
+            raise ProtocolError(f"{JOURNALCTL}: {error}") from None
+        if not data.endswith(b"\n"):
+            raise EOFError(await self._last_words())
+        try:
+            line = _decoder.decode(data)
+        except UNREADABLE as error:
+            raise ProtocolError(f"{JOURNALCTL}: {error}") from None
+        is_old, self._is_first_old = self._is_first_old, False
+        return Entry(place=line.cursor, message=_text(line.message), is_old=is_old)
+
+    async def _last_words(self) -> str:
+        assert self._process.stderr is not None
+        said = ""
+        with suppress(TimeoutError, ValueError):
+            async with self._clock.timeout(END_GRACE_S):
+                said = (await self._process.stderr.read(MAX_LINE_BYTES)).decode(errors="replace")
+                await self._process.wait()
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        status = self._process.returncode
+        ended = "has closed its output" if status is None else f"ended with {status}"
+        return f"{JOURNALCTL} {ended}{': ' if lines else ''}{' '.join(lines)[-MAX_REASON_CHARS:]}"
+
+    async def close(self) -> None:
+        """SIGTERM, and SIGKILL if that is not heard."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(self._process, number)
+            with suppress(TimeoutError):
+                async with self._clock.timeout(END_GRACE_S):
+                    await self._process.communicate()
+                return
+        log.error("kernel log: pid %d does not end; left behind", self._process.pid)
+
+
+def _text(message: str | list[int] | None) -> str:
+    if isinstance(message, list):
+        return bytes(byte & 0xFF for byte in message).decode(errors="replace")
+    return message or ""
+
+
+def kmsg_opener(path: Path = KMSG) -> LogOpener:
+    """The kernel's ring buffer, without a child."""
+
+    async def open_log(place: str) -> LogReader:
+        return KmsgReader(_open_kmsg(path), place)
+
+    return open_log
+
+
+def _open_kmsg(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class KmsgReader:
+    """Records of /dev/kmsg by an open file: `priority,sequence,time,flags;message`, one a read.
+
+    Args:
+        place: the sequence number of the last one that is known; empty for the end of the buffer.
+    """
+
+    pid = None
+
+    def __init__(self, fd: int, place: str) -> None:
+        self._fd = fd
+        self._known = int(place) if place else -1
+        self._has_news = asyncio.Event()
+        with suppress(OSError):  # a pipe of a test has no places
+            os.lseek(fd, 0, os.SEEK_SET if place else os.SEEK_END)
+        asyncio.get_running_loop().add_reader(fd, self._has_news.set)
+
+    async def next(self) -> Entry:
+        """The next record; those that the kernel has overwritten are lost.
+
+        Raises:
+            OSError: it cannot be read.
+            EOFError: it has an end, which /dev/kmsg has not.
+            ProtocolError: a record that is none.
+        """
+        while True:
+            try:
+                data = os.read(self._fd, MAX_RECORD_BYTES)
+            except BlockingIOError:
+                self._has_news.clear()
+                await self._has_news.wait()
+                continue
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    continue
+                raise
+            if not data:
+                raise EOFError(f"{KMSG} has ended")
+            sequence, message = kmsg_record(data)
+            if sequence > self._known:
+                self._known = sequence
+                return Entry(place=str(sequence), message=message)
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+
+
+def kmsg_record(data: bytes) -> tuple[int, str]:
+    """Sequence number and first line of a record; the lines below are properties of a device.
+
+    Raises:
+        ProtocolError: it is no record.
+    """
+    head, semicolon, text = data.partition(b";")
+    fields = head.split(b",")
+    if not semicolon or len(fields) < 3 or not _SEQUENCE.fullmatch(fields[1]):
+        raise ProtocolError(f"{KMSG}: {data[:80]!r} is no record")
+    return int(fields[1]), text.partition(b"\n")[0].decode(errors="replace")
+
+
+def find_kernel_log(
+    choice: KernelLogChoice,
+    clock: Clock,
+    *,
+    journal_dirs: Iterable[Path] = JOURNAL_DIRS,
+    kmsg: Path = KMSG,
+) -> LogOpener | None:
+    """Where this machine's kernel log is read; None where it is not.
+
+    With `auto`, a machine that lets this account read neither is said once, here; one that was told
+    to read a certain one says in each report why it cannot.
+    """
+    match choice:
+        case KernelLogChoice.OFF:
+            return None
+        case KernelLogChoice.JOURNAL:
+            return journal_opener(clock)
+        case KernelLogChoice.KMSG:
+            return kmsg_opener(kmsg)
+        case KernelLogChoice.AUTO:
+            if shutil.which(JOURNALCTL) and _can_read_journal(journal_dirs):
+                return journal_opener(clock)
+            try:
+                os.close(_open_kmsg(kmsg))
+            except OSError as error:
+                log.warning(
+                    "XIDs come from NVML alone: this account can read neither the system's journal"
+                    " (group systemd-journal) nor %s (%s)",
+                    kmsg,
+                    error.strerror,
+                )
+                return None
+            return kmsg_opener(kmsg)
+
+
+def _can_read_journal(directories: Iterable[Path]) -> bool:
+    """Whether the system's own journal is ours to read; journalctl shows less without a word."""
+    return any(
+        os.access(path, os.R_OK)
+        for directory in directories
+        for path in directory.glob("*/system.journal")
+    )
+
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_XIDS = 256
+"""XIDs that wait for a report; a storm says nothing more after that."""
+ENTRIES_PER_TURN = 64
+"""After so many entries without a pause everybody else has a turn: reports must not wait."""
+
+# NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+# NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
+# Some have the function behind the device, or a MIG instance; very old drivers lack the `PCI:`.
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<domain>[0-9a-f]{4,8}):(?P<bus>[0-9a-f]{2}):(?P<device>[0-9a-f]{2})"
+    r"(?:\.[0-9a-f])?(?: [^)]*)?\): (?P<code>\d{1,6})\b",
+    re.IGNORECASE,
+)
+
+
+class XidLine(Struct, frozen=True):
+    """One XID as the kernel tells it; the address as `agent.gpu.wire` writes it."""
+
+    pci_address: str
+    code: int
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One entry of a log; `place` finds it again in another reading of the same log.
+
+    is_old: was there before anybody began to read; only its place is of interest.
+    """
+
+    place: str
+    message: str
+    is_old: bool = False
+
+
+class LogReader(Protocol):
+    """An open log; `agent.gpu.kernel_log` has the real ones."""
+
+    @property
+    def pid(self) -> int | None:
+        """The child that reads it; None where there is none."""
+        ...
+
+    async def next(self) -> Entry:
+        """The next entry, as soon as there is one.
+
+        Raises:
+            OSError, EOFError, ProtocolError: the log cannot be read on; the text says why.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it; returns when nothing of it runs."""
+        ...
+
+
+LogOpener = Callable[[str], Awaitable[LogReader]]
+"""Opens the log behind a place, or with an empty one from now on; OSError when it cannot."""
+
+
+def parse_xid(message: str) -> XidLine | None:
+    """The XID that a kernel message tells, or None.
+
+    Only a message that begins so: the name of a process may hold anything.
+    """
+    found = _XID.match(message)
+    if found is None:
+        return None
+    place = (int(found[name], 16) for name in ("domain", "bus", "device"))
+    return XidLine(pci_address(*place), int(found["code"]))
+
+
+class KernelLog:
+    """Follows the kernel log in a task of its own; nobody ever waits for it.
+
+    A reader that ends is opened again after `backoff_s`, doubled up to `max_backoff_s` while none
+    gives an entry, and goes on behind the last one: what was logged meanwhile is not lost.
+    """
+
+    def __init__(
+        self,
+        open_log: LogOpener,
+        clock: Clock,
+        *,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 60.0,
+    ) -> None:
+        self._open_log = open_log
+        self._clock = clock
+        self._backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._place = ""
+        self._pending: list[XidLine] = []
+        self._error = ""
+        self._reader: LogReader | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._has_entry = False
+
+    @property
+    def error(self) -> str:
+        """Why the log is not read now; empty while it is."""
+        return self._error
+
+    @property
+    def child_pid(self) -> int | None:
+        """The child that reads now; None where there is none."""
+        return None if self._reader is None else self._reader.pid
+
+    def start(self) -> None:
+        """Begin to follow it, once; a defect of the follower is raised here, not swallowed."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow(), name="kernel-log")
+        elif self._task.done():
+            self._task.result()
+
+    def take(self) -> tuple[XidLine, ...]:
+        """Every XID since the last call, in their order."""
+        taken, self._pending = tuple(self._pending), []
+        return taken
+
+    async def close(self) -> None:
+        """Stop following; no child is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _follow(self) -> None:
+        backoff_s = self._backoff_s
+        while True:
+            self._has_entry = False
+            self._error = reason = await self._read_until_it_ends()
+            if self._has_entry:
+                backoff_s = self._backoff_s
+            log.warning("kernel log: read again in %g s: %s", backoff_s, reason)
+            await self._clock.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._max_backoff_s)
+
+    async def _read_until_it_ends(self) -> str:
+        """Returns why there is no more to read."""
+        # A task of its own: a child whose start is interrupted would be nobody's.
+        opening = asyncio.ensure_future(self._open_log(self._place))
+        try:
+            reader = await asyncio.shield(opening)
+            self._reader = reader
+            self._error = ""
+            count = 0
+            while True:
+                self._take(await reader.next())
+                count += 1
+                if count % ENTRIES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        except (OSError, EOFError, ProtocolError) as error:
+            return str(error) or repr(error)
+        finally:
+            self._reader = None
+            await _end(opening)
+
+    def _take(self, entry: Entry) -> None:
+        self._has_entry = True
+        self._place = entry.place
+        found = None if entry.is_old else parse_xid(entry.message)
+        if found is None:
+            return
+        log.warning("kernel: %s", entry.message)
+        if len(self._pending) < MAX_PENDING_XIDS:
+            self._pending.append(found)
+
+
+async def _end(opening: asyncio.Future[LogReader]) -> None:
+    """Close what was opened, or is about to be; a cancellation waits for that."""
+
+    async def close() -> None:
+        with suppress(OSError):  # it could not be opened
+            await (await opening).close()
+
+    closing = asyncio.create_task(close())
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        await asyncio.wait([closing])
+        raise

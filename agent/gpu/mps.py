@@ -1,0 +1,40 @@
+"""CUDA's Multi-Process Service: which GPU processes only compute for others. An edge: asks /proc.
+
+Must not know roles, or whose the others are. NVML tells a server's clients as processes of their
+own, from the Volta generation on, so that nobody hides behind one; before, only memory shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import structs
+
+from agent.proc.process_tree import PROC
+from common.messages import GpuReport
+
+SERVER = "nvidia-cuda-mps"
+"""How a server is called, cut to what the kernel keeps of a name (15 bytes)."""
+
+
+def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[GpuReport, ...]:
+    """The GPUs without the servers among their processes: such a server is whosever its clients
+    are, ends with none of them, and takes the next ones; what memory it has in use still shows."""
+    return tuple(
+        structs.replace(
+            gpu,
+            processes=tuple(one for one in gpu.processes if not _is_server(one.pid, proc)),
+        )
+        if gpu.processes
+        else gpu
+        for gpu in gpus
+    )
+
+
+def _is_server(pid: int, proc: Path) -> bool:
+    try:
+        name = (proc / str(pid) / "comm").read_text(errors="replace")
+    except OSError:  # it has ended, or is of a namespace that nobody sees from here
+        return False
+    return name.startswith(SERVER)

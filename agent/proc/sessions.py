@@ -1,0 +1,111 @@
+"""The processes of a session, and the end of all of them. Must not know whose session it is.
+
+A process group is not enough: `timeout` in a script makes one of its own within the session, as
+does each shell with job control. Whoever makes a session of its own, as a daemon does, has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.proc.process_tree import name_of, thread_states
+from agent.shim.files import TERMINAL_STATES
+from common.clock import Clock
+
+PROC = Path("/proc")
+END_S = 5.0
+"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
+LOOK_S = 0.02
+NAMED_COUNT = 3
+"""So many of those that are left are named; a message is for people."""
+
+
+def living(session: int, *, proc: Path = PROC) -> frozenset[int]:
+    """Pids of this session's processes; a zombie does nothing and is none of them, unless it is a
+    main thread that has ended before the others."""
+    found: set[int] = set()
+    for directory in proc.iterdir():
+        if not directory.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = (directory / "stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
+            pid = int(directory.name)
+            if int(fields[3]) == session and (
+                fields[0] not in TERMINAL_STATES or _is_alive(pid, proc)
+            ):
+                found.add(pid)
+    return frozenset(found)
+
+
+def _is_alive(pid: int, proc: Path) -> bool:
+    """Whether one of its threads has not ended."""
+    return not thread_states(pid, proc=proc).issubset(TERMINAL_STATES)
+
+
+async def emptied(session: int, clock: Clock) -> None:
+    """Return when none of its processes is left; one that even SIGKILL does not end keeps it."""
+    while living(session):
+        await clock.sleep(LOOK_S)
+
+
+def end(session: int, *, proc: Path = PROC) -> None:
+    """SIGKILL each of them, and who was begun meanwhile; the leader must not be reaped yet.
+
+    All of them stand still before the first is killed: a shell whose child is killed goes on with
+    its script, and has moved the server, perhaps, when its own turn comes. The leader is killed
+    last: whoever comes after a caller that died half-way finds by it those that stand still.
+
+    Raises:
+        PermissionError: some are of another account, and named; all others were sent the signal.
+    """
+    told: set[int] = set()
+    refused: set[int] = set()
+    while new := living(session, proc=proc) - told:
+        refused |= _refused(new, signal.SIGSTOP)
+        told |= new
+    refused |= _refused(sorted(told - {session}), signal.SIGKILL)
+    refused |= _refused(told & {session}, signal.SIGKILL)
+    if refused:
+        names = [f"{pid} ({name_of(pid, proc=proc)})" for pid in sorted(refused)]
+        raise PermissionError(errno.EPERM, f"{os.strerror(errno.EPERM)}: {_few(names)}")
+
+
+def _refused(pids: Iterable[int], number: signal.Signals) -> set[int]:
+    """Those that it may not be sent; all others were, but for those that are gone."""
+    refused: set[int] = set()
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            refused.add(pid)
+    return refused
+
+
+def left(leader: int, *, proc: Path = PROC) -> str:
+    """Who is left of a session, in words: pid, name and the states of the threads (proc(5)); `D`
+    waits in the kernel for a disk or a device, and no signal reaches it.
+
+    The leader is named first, also where its main thread alone has ended; one that is gone only
+    where nobody else is left either.
+    """
+    others = sorted(living(leader, proc=proc) - {leader})
+    pids = [leader, *others] if not others or _is_alive(leader, proc) else others
+    return _few([_in_words(pid, proc) for pid in pids])
+
+
+def _few(named: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(named) - NAMED_COUNT} more" if len(named) > NAMED_COUNT else ""
+    return f"process {', '.join(named[:NAMED_COUNT])}{more}"
+
+
+def _in_words(pid: int, proc: Path) -> str:
+    states = "".join(sorted(thread_states(pid, proc=proc)))
+    return f"{pid} ({name_of(pid, proc=proc)}, state {states})" if states else f"{pid} (gone)"

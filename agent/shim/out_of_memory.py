@@ -1,0 +1,48 @@
+"""Whether the kernel ended a process of a worker for want of memory. Must not know who asks.
+
+The kernel counts such kills for each control group (cgroup-v2, "Memory Interface Files",
+`memory.events`; cgroup-v1, `memory.oom_control`), those for want of memory in the whole machine
+among them. Only the group of a worker's own unit tells of that worker: where there is no systemd
+the group is everybody's.
+
+Standard library only and without `typing`, because a shim must stay under 12 MB.
+"""
+
+from __future__ import annotations
+
+UNIT_PREFIX = "aryl-worker-"
+"""As `agent.workers.starters.unit_name` begins."""
+KILLED = frozenset({-9, 137})
+"""How a process ends that the kernel chose, and how a launcher or a shell tells of its child."""
+_PLACES = (("0::", "", "memory.events"), (":memory:", "/memory", "memory.oom_control"))
+"""Where a line of /proc/self/cgroup names the group, below what it lies, and which file counts."""
+
+
+def oom_kills(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+    """How many processes of the caller's own unit were ended so; None where nobody can tell."""
+    for line in _text(groups).splitlines():
+        for mark, below, name in _PLACES:
+            before, found, path = line.partition(mark)
+            is_it = found and (not before if mark == "0::" else before.isdigit())
+            if not is_it or not path.rpartition("/")[2].startswith(UNIT_PREFIX):
+                continue
+            for row in _text(f"{root}{below}{path}/{name}").splitlines():
+                key, _, count = row.partition(" ")
+                if key == "oom_kill" and count.isdigit():
+                    return int(count)
+    return None
+
+
+def why_killed(exit_code: int | None, before: int | None, now: int | None) -> str:
+    """In words, that it was for want of memory, where the count has grown; else empty."""
+    if exit_code not in KILLED or before is None or now is None or now <= before:
+        return ""
+    return f"out of memory: the kernel killed a process of it (oom_kill {now - before})"
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

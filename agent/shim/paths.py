@@ -1,0 +1,118 @@
+"""Whether the paths and the command of a worker are there for whoever looks, and whose fault it is
+if not. Must not know orders or GPUs; needs no other module, as `agent.workers.reserve_check` runs
+it by its path.
+
+Standard library only and without `typing`, because a shim must stay under 12 MB.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import sys
+
+NODE_ERROR = "this node cannot start it"
+"""How the error of a worker begins that its node, not its command, is to blame for."""
+JOB_ERRNOS = frozenset(
+    [
+        errno.E2BIG,
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELIBBAD,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOEXEC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.ETXTBSY,
+    ]
+)
+"""What a path or a command that the job names can be wrong by (path_resolution(7), execve(2)). Of
+anything else, such as a stale mount or memory, its node has to be mended."""
+
+
+def find_command(command: str, search_path: str, workdir: str) -> str:
+    """The program that a command names, as execvpe would find it; empty when there is none.
+
+    Raises:
+        OSError: there may be one on storage that is not well.
+    """
+    candidates = (
+        [os.path.join(workdir, command)]
+        if "/" in command
+        else [os.path.join(folder or ".", command) for folder in search_path.split(":")]
+    )
+    unread: OSError | None = None
+    for candidate in candidates:
+        try:
+            if stat.S_ISREG(_mode(candidate)) and os.access(candidate, os.X_OK):
+                return candidate
+        except OSError as error:  # the next one may do
+            unread = error
+    if unread is not None:
+        raise unread
+    return ""
+
+
+def _mode(path: str) -> int:
+    """Kind and rights of what a path names; 0 when there is nothing that the job could use.
+
+    Raises:
+        OSError: nobody can say, as its storage is not well.
+    """
+    try:
+        return os.stat(path).st_mode
+    except ValueError:  # a zero byte, or no text of this machine
+        return 0
+    except OSError as error:
+        if error.errno in JOB_ERRNOS:
+            return 0
+        raise
+
+
+def _is_dir(path: str) -> bool:
+    return stat.S_ISDIR(_mode(path))
+
+
+def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) -> str:
+    """What a job names that its worker cannot run with here, and in a second line why; the empty
+    string when it can. Asks as whoever calls it.
+
+    Raises:
+        OSError: its storage is not well.
+    """
+    if not _is_dir(workdir):
+        return f"workdir\nworkdir {workdir!r} is not a directory on this node"
+    if not os.access(workdir, os.R_OK | os.X_OK):
+        return f"workdir\nworkdir {workdir!r} cannot be entered by the job's user"
+    if checkpoint_path:
+        named = f"checkpoint.path\ncheckpoint.path {checkpoint_path!r}"
+        place = os.path.join(workdir, checkpoint_path)
+        if not _is_dir(place):
+            place = os.path.dirname(place.rstrip("/"))
+        if not _is_dir(place):
+            return f"{named}: {place!r} is not a directory on this node"
+        if not os.access(place, os.W_OK | os.X_OK):
+            return f"{named}: the job's user cannot write {place!r}"
+    if not find_command(command, search_path, workdir):
+        return f"command\ncommand {command!r} was not found on PATH {search_path!r}"
+    return ""
+
+
+def error_text(number: int) -> str:
+    """An error number as people know it."""
+    return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
+
+
+if __name__ == "__main__":  # agent.workers.reserve_check asks this way, as the job's user
+    question = json.loads(sys.argv[1])
+    try:
+        said = refusal(**{str(name): str(value) for name, value in question.items()})
+    except OSError as error:
+        sys.stdout.write(f"{error.filename}: {error_text(error.errno or 0)}")
+        sys.exit(1)
+    sys.stdout.write(said)

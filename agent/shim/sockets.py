@@ -1,0 +1,245 @@
+"""The two sockets of a shim: orders from the agent, newline JSON with the job. Must not know what
+the messages mean.
+
+Nothing here waits for a peer: a slow, dead or rude one loses its connection, never the shim's
+time. Standard library only and without `typing`, because a shim must stay under 12 MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+from agent.shim import files as shim_files
+
+MAX_LINE_BYTES = 65_536
+MAX_CLIENTS = 8
+MAX_UNIX_PATH_BYTES = 107
+"""What fits into sockaddr_un on Linux, the ending zero not counted."""
+FOLDER_NOTE = "job-socket-folder"
+"""In a worker's directory: where its job's socket is, if it is elsewhere."""
+FOLDER_PREFIX = "/tmp/aryl-"
+"""Of where that is; the rest are a pid and chance."""
+_FOLDER_REST = frozenset("0123456789abcdef-")
+_MAX_NOTE_BYTES = 100
+
+
+def parse(data: bytes) -> dict[str, object] | None:
+    """One message; None for whatever is not a JSON object."""
+    try:
+        value: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return shim_files.as_object(value)
+
+
+def bind_control(path: str) -> socket.socket:
+    """The datagram socket on which the agent gives orders; `path` is relative, so always short."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    control.setblocking(False)
+    control.bind(path)
+    os.chmod(path, 0o666)  # the directory decides who gets here
+    return control
+
+
+def receive_all(control: socket.socket) -> list[bytes]:
+    """Every datagram that waits."""
+    datagrams: list[bytes] = []
+    while len(datagrams) < 64:
+        try:
+            datagrams.append(control.recv(MAX_LINE_BYTES))
+        except (BlockingIOError, InterruptedError):
+            break
+    return datagrams
+
+
+class JobClient:
+    """One connection of a worker's process, with what it has half said."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.has_greeted = False
+        self.suspends = False
+        """It gives its GPUs up by itself when it is asked to suspend."""
+        self._received = b""
+        self._is_skipping = False
+        self._unsent = b""
+
+    def receive(self) -> tuple[list[bytes], int, bool]:
+        """Whole lines that have come, how many were too long, and whether it is still there."""
+        try:
+            data = self.connection.recv(MAX_LINE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return [], 0, True
+        except OSError:
+            return [], 0, False
+        if not data:
+            return [], 0, False
+        too_long = 0
+        *lines, rest = (self._received + data).split(b"\n")
+        if self._is_skipping and lines:
+            lines = lines[1:]
+            self._is_skipping = False
+        elif self._is_skipping:
+            rest = b""
+        if len(rest) > MAX_LINE_BYTES:
+            self._is_skipping = True
+            rest = b""
+            too_long += 1
+        self._received = rest
+        fitting = [line for line in lines if len(line) <= MAX_LINE_BYTES]
+        return fitting, too_long + len(lines) - len(fitting), True
+
+    def send(self, line: bytes) -> bool:
+        """Say a line as far as the peer takes it; false when it takes nothing any more."""
+        self._unsent += line
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Say what is left; false when the peer is gone or too far behind."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self.connection.send(self._unsent) :]
+        except (BlockingIOError, InterruptedError):
+            return len(self._unsent) <= MAX_LINE_BYTES
+        except OSError:
+            return False
+        return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._unsent)
+
+
+class JobSocket:
+    """The listening socket named in the worker's environment, and everyone who connected."""
+
+    def __init__(self, directory: str) -> None:
+        self._folder = ""
+        self.path = os.path.join(directory, shim_files.JOB_SOCKET)
+        name = shim_files.JOB_SOCKET
+        if len(os.fsencode(self.path)) > MAX_UNIX_PATH_BYTES:
+            # The job gets an absolute path and cannot be asked to use tricks to shorten it.
+            self._folder = f"{FOLDER_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+            _note(self._folder)  # first: whoever is killed in between has left only what is named
+            os.mkdir(self._folder, 0o700)
+            self.path = name = os.path.join(self._folder, shim_files.JOB_SOCKET)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.setblocking(False)
+        self.listener.bind(name)
+        os.chmod(name, 0o600)
+        self.listener.listen(MAX_CLIENTS)
+        self.clients: dict[int, JobClient] = {}
+
+    def accept_all(self) -> Iterator[int]:
+        """Descriptors of all who wait to be let in, one by one; no more than may be there, because
+        a job that connects without end must not keep its shim."""
+        for _ in range(MAX_CLIENTS):
+            client = self._accept()
+            if client is None:
+                return
+            yield client.connection.fileno()
+
+    def _accept(self) -> JobClient | None:
+        """Whoever connects; one too many is turned away at once."""
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return None
+        if len(self.clients) >= MAX_CLIENTS:
+            connection.close()
+            return None
+        connection.setblocking(False)
+        client = JobClient(connection)
+        self.clients[connection.fileno()] = client
+        return client
+
+    def drop(self, fd: int) -> None:
+        """Forget a connection."""
+        client = self.clients.pop(fd, None)
+        if client is not None:
+            client.connection.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any process of the worker has said hello and is still there."""
+        return any(client.has_greeted for client in self.clients.values())
+
+    @property
+    def suspends(self) -> bool:
+        """Whether all who greeted suspend by themselves, and somebody did."""
+        greeted = [client.suspends for client in self.clients.values() if client.has_greeted]
+        return bool(greeted) and all(greeted)
+
+    def broadcast(self, message: dict[str, object]) -> list[int]:
+        """Say something to all who greeted; the descriptors of those who do not listen."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        return [
+            fd
+            for fd, client in self.clients.items()
+            if client.has_greeted and not client.send(line)
+        ]
+
+    def close(self) -> None:
+        """Leave nothing in the file system."""
+        for fd in list(self.clients):
+            self.drop(fd)
+        self.listener.close()
+        with contextlib.suppress(OSError):  # a disk that went read-only keeps it
+            os.unlink(self.path)
+            if self._folder:
+                os.rmdir(self._folder)
+                os.unlink(FOLDER_NOTE)
+
+
+def _note(folder: str) -> None:
+    """Name it in the worker's directory, which a shim is in."""
+    fd = os.open(FOLDER_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(fd, folder.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def remove_folder(directory: str) -> None:
+    """Remove the folder that a shim has named in a worker's directory and left; none is no error.
+
+    The directory is its job's, who may have written any name there, and whoever calls may be root.
+    So only a folder of such a name counts, and only one of the account that has the directory; of
+    it only its socket goes. No link is followed: there is none that this account could not remove.
+    """
+    with contextlib.suppress(OSError):
+        owner = os.lstat(directory).st_uid
+        folder = _noted(os.path.join(directory, FOLDER_NOTE))
+        if folder is None:
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_uid != owner:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(shim_files.JOB_SOCKET, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISSOCK(found.st_mode):
+                    os.unlink(shim_files.JOB_SOCKET, dir_fd=fd)
+        finally:
+            os.close(fd)
+        os.rmdir(folder)
+
+
+def _noted(path: str) -> str | None:
+    """The name in a note that only a shim can have meant; a fifo or a link is not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        name = os.read(fd, _MAX_NOTE_BYTES).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
+    rest = name.removeprefix(FOLDER_PREFIX)
+    is_ours = name != rest and bool(rest) and _FOLDER_REST.issuperset(rest)
+    return name if is_ours else None

@@ -1,0 +1,69 @@
+"""The settings that an agent accepted last, in its state directory: for a way home of which their
+file tells no longer. Must not know what a setting means, nor when a node goes home.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agent.settings import AgentSettings
+from agent.shim import files as shim_files
+from agent.storage import file_ownership
+
+FILE = "settings.json"
+OWNER_ONLY = 0o600
+"""A URL may hold a password, and a command a token."""
+
+
+def keep(state_dir: Path, settings: AgentSettings) -> None:
+    """Write them down; synced when it returns. Those that are there already cost no write.
+
+    Raises:
+        OSError: the disk does not take it; what was there before is whole.
+    """
+    told = _told(msgspec.structs.replace(settings, state_dir=str(state_dir.absolute())))
+    path = state_dir / FILE
+    if shim_files.read_json(str(path)) == told:
+        return
+    try:
+        shim_files.write_json(
+            str(path),
+            told,
+            is_durable=True,
+            mode=OWNER_ONLY,
+            owned=lambda fd: file_ownership.give(fd, state_dir),
+        )
+    except OSError:
+        with suppress(OSError):  # a full disk needs what it took
+            path.with_name(f"{FILE}.new").unlink()
+        raise
+
+
+def kept(state_dir: Path) -> AgentSettings | None:
+    """What `keep` wrote last; None where nothing was, or it is of another version of Aryl."""
+    told = shim_files.read_json(str(state_dir / FILE))
+    try:
+        return None if told is None else msgspec.convert(told, AgentSettings)
+    except msgspec.ValidationError:
+        return None
+
+
+def _told(values: Struct) -> dict[str, object]:
+    """What differs from the defaults: a key that nobody set stands in no one's way if another
+    version does not have it."""
+    told: dict[str, object] = {}
+    for field in msgspec.structs.fields(values):
+        value = getattr(values, field.name)
+        if value != field.default:
+            is_table = isinstance(value, Struct)
+            told[field.encode_name] = _told(value) if is_table else _as_read(value)
+    return told
+
+
+def _as_read(value: object) -> object:
+    """As a file has it, where a tuple is a list."""
+    return msgspec.json.decode(msgspec.json.encode(value))

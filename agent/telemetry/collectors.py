@@ -1,0 +1,348 @@
+"""What an agent measures, and how it measures all of it in time.
+
+Must not know the bus or what a node does with the numbers: a collector fills its part of a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import psutil
+from msgspec import Struct
+
+from agent.gpu.kernel_log import KernelLog
+from agent.gpu.known_gpus import GPU_COLLECTOR
+from agent.gpu.mps import without_servers
+from agent.gpu.reader import GpuReader
+from agent.gpu.xids import GpuXids
+from agent.settings import Instance
+from agent.telemetry.page_fetch import FetchPage
+from agent.telemetry.pages import ServerPage, in_all
+from common.clock import Clock
+from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
+
+T = TypeVar("T")
+
+MAX_ERROR_CHARS = 500
+"""An error goes into each report: it must not carry a page with it."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A collector's share of a node report; `error` where it could not measure all of it.
+
+    is_page_whole: no value of the server's pages was dropped, of those that a load is made of.
+    """
+
+    gpus: tuple[GpuReport, ...] | None = None
+    lost_indices: tuple[int, ...] = ()
+    host: HostReport | None = None
+    inference: InferenceReport | None = None
+    is_page_whole: bool = True
+    cost: CostReport | None = None
+    error: str = ""
+
+
+class Collector(Protocol):
+    """Measures one thing. Any exception from `collect` is a failure of this collector alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def collect(self) -> Part: ...
+
+
+class Collected(Struct, frozen=True, kw_only=True):
+    """All parts of one round, and how each collector fared."""
+
+    gpus: tuple[GpuReport, ...] = ()
+    lost_indices: tuple[int, ...] = ()
+    """GPUs that are lost and cannot be named by what was read."""
+    host: HostReport | None = None
+    inference: InferenceReport | None = None
+    is_page_whole: bool = True
+    """See `Part`."""
+    cost: CostReport | None = None
+    collectors: tuple[CollectorReport, ...] = ()
+
+
+async def collect_all(
+    collectors: Sequence[Collector], clock: Clock, deadline_s: float
+) -> Collected:
+    """Every collector at once; takes at most `deadline_s`, whatever one of them does.
+
+    A failure or a timeout is a `CollectorReport` that says so, never an exception.
+    """
+    results = await asyncio.gather(
+        *(_collect_one(collector, clock, deadline_s) for collector in collectors)
+    )
+    parts = [part for part, _ in results]
+    return Collected(
+        gpus=_first(part.gpus for part in parts) or (),
+        lost_indices=tuple(index for part in parts for index in part.lost_indices),
+        host=_first(part.host for part in parts),
+        inference=_first(part.inference for part in parts),
+        is_page_whole=all(part.is_page_whole for part in parts),
+        cost=_first(part.cost for part in parts),
+        collectors=tuple(report for _, report in results),
+    )
+
+
+async def _collect_one(
+    collector: Collector, clock: Clock, deadline_s: float
+) -> tuple[Part, CollectorReport]:
+    start_s = clock.now_s()
+    part = Part()
+    try:
+        async with clock.timeout(deadline_s):
+            part = await collector.collect()
+        error = part.error
+    except TimeoutError:
+        error = f"no answer within {deadline_s:g} s"
+    except Exception as failure:  # a collector's defect is data too: the heartbeat must go on
+        error = str(failure) or repr(failure)
+    return part, CollectorReport(
+        name=collector.name,
+        is_success=not error,
+        duration_s=max(0.0, clock.now_s() - start_s),
+        error=error[:MAX_ERROR_CHARS],
+    )
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+class GpuCollector:
+    """GPUs, through the NVML child; their XIDs from the kernel log too, where it is read.
+
+    Of the processes on them those that only compute for others are left out: see `agent.gpu.mps`.
+    """
+
+    name = GPU_COLLECTOR
+
+    def __init__(
+        self, reader: GpuReader, clock: Clock, kernel_log: KernelLog | None = None
+    ) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._kernel_log = kernel_log
+        self._xids = GpuXids()
+
+    async def collect(self) -> Part:
+        """All GPUs; what could not be read of them is the error."""
+        gpus = without_servers(await self._reader.sample())
+        if self._kernel_log is not None:
+            lines = self._kernel_log.take()
+            addresses = self._reader.uuid_by_pci_address
+            gpus = self._xids.add(gpus, lines, addresses, self._clock.now_s())
+        reader = self._reader
+        return Part(gpus=gpus, lost_indices=reader.lost_indices, error=reader.error)
+
+
+class KernelLogCollector:
+    """How the kernel log's follower fares; what it finds goes to the GPUs."""
+
+    name = "kernel_log"
+
+    def __init__(self, kernel_log: KernelLog) -> None:
+        self._kernel_log = kernel_log
+
+    async def collect(self) -> Part:
+        """Nothing of its own: an error while the log is not read."""
+        self._kernel_log.start()
+        return Part(error=self._kernel_log.error)
+
+
+def _cpu_s() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    # Linux counts the time of guests in the time of users as well.
+    total_s = sum(times) - times.guest - times.guest_nice
+    return total_s - times.idle - times.iowait, total_s
+
+
+class HostCollector:
+    """CPU and memory of the machine.
+
+    psutil's own percentage is since anybody's last question in this process: several nodes in one
+    process would shorten each other's interval to nothing, so this one keeps its own.
+
+    Args:
+        busy_and_total_s: seconds that all CPUs together were busy, and that they were there.
+    """
+
+    name = "host"
+
+    def __init__(self, busy_and_total_s: Callable[[], tuple[float, float]] = _cpu_s) -> None:
+        self._cpu_count = psutil.cpu_count() or 1
+        self._busy_and_total_s = busy_and_total_s
+        self._last_s = busy_and_total_s()
+        self._busy_ratio = 0.0
+
+    async def collect(self) -> Part:
+        """CPU busy share since this collector's last call."""
+        busy_s, total_s = self._busy_and_total_s()
+        last_busy_s, last_total_s = self._last_s
+        if total_s > last_total_s:  # the kernel counts in ticks: twice within one says nothing new
+            ratio = (busy_s - last_busy_s) / (total_s - last_total_s)
+            self._busy_ratio = min(1.0, max(0.0, ratio))
+            self._last_s = busy_s, total_s
+        memory = psutil.virtual_memory()
+        return Part(
+            host=HostReport(
+                cpu_count=self._cpu_count,
+                cpu_busy_ratio=self._busy_ratio,
+                memory_total_bytes=memory.total,
+                memory_used_bytes=memory.total - memory.available,
+            )
+        )
+
+
+class InferenceCollector:
+    """Load of this node's inference server, or of all of them together."""
+
+    name = "inference"
+
+    def __init__(
+        self,
+        instances: Sequence[Instance],
+        *,
+        timeout_s: float,
+        fetch: FetchPage,
+        clock: Clock,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_wanted` says whether the server should be up: one that was stopped is no failure.
+
+        Raises:
+            ConfigError: there is no such engine.
+        """
+        self._pages = [ServerPage(one, fetch=fetch, clock=clock) for one in instances]
+        self._timeout_s = timeout_s
+        self._is_wanted = is_wanted
+
+    async def collect(self) -> Part:
+        """The servers' own numbers, or nothing while they should not be up.
+
+        One page that cannot be read leaves the load of all unknown: a sum without it is too low.
+        """
+        if not self._is_wanted():
+            return Part()
+        readings = await asyncio.gather(*(page.read(self._timeout_s) for page in self._pages))
+        warnings = [reading.warning() for reading in readings]
+        return Part(
+            inference=in_all([reading.load() for reading in readings]),
+            is_page_whole=not any(warnings),
+            error="; ".join(filter(None, warnings)),
+        )
+
+
+class CostCollector:
+    """What Aryl itself takes from the node: the agent and its children, by their kind."""
+
+    name = "cost"
+
+    def __init__(self, *child_pids: Callable[[], int | None]) -> None:
+        self._agent = psutil.Process()
+        self._children = [_ChildCost(child_pid) for child_pid in child_pids]
+
+    @property
+    def child_cost(self) -> CostReport:
+        """The share of the children, ended ones included, as of the last `collect`."""
+        return _sum(child.cost for child in self._children)
+
+    async def collect(self) -> Part:
+        """All of them together since the start of the agent."""
+        for child in self._children:
+            child.look()
+        return Part(cost=_sum((_cost_of(self._agent), self.child_cost)))
+
+
+class _ChildCost:
+    """What one kind of child costs, those that have ended included."""
+
+    def __init__(self, child_pid: Callable[[], int | None]) -> None:
+        self.cost = CostReport(cpu_s=0.0, rss_bytes=0)
+        self._child_pid = child_pid
+        self._child: psutil.Process | None = None
+        self._ended_children_cpu_s = 0.0
+
+    def look(self) -> None:
+        """Read what it has cost until now."""
+        self.cost = self._measure()
+
+    def _measure(self) -> CostReport:
+        pid = self._child_pid()
+        if self._child is None or self._child.pid != pid:
+            # The last look at a child that has ended is what it cost: a counter must not go back.
+            self._ended_children_cpu_s = self.cost.cpu_s
+            self._child = _process(pid)
+        ended = CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)
+        if self._child is None:
+            return ended
+        try:
+            cost = _cost_of(self._child)
+        except psutil.Error:
+            return ended
+        return CostReport(cpu_s=self._ended_children_cpu_s + cost.cpu_s, rss_bytes=cost.rss_bytes)
+
+
+def _sum(costs: Iterable[CostReport]) -> CostReport:
+    known = tuple(costs)
+    return CostReport(
+        cpu_s=sum(cost.cpu_s for cost in known), rss_bytes=sum(cost.rss_bytes for cost in known)
+    )
+
+
+def _process(pid: int | None) -> psutil.Process | None:
+    try:
+        return None if pid is None else psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _cost_of(process: psutil.Process) -> CostReport:
+    with process.oneshot():
+        times = process.cpu_times()
+        return CostReport(cpu_s=times.user + times.system, rss_bytes=process.memory_info().rss)
+
+
+def build_collectors(
+    reader: GpuReader,
+    clock: Clock,
+    *,
+    fetch: FetchPage,
+    kernel_log: KernelLog | None = None,
+    instances: Sequence[Instance] = (),
+    timeout_s: float = 1.0,
+    is_server_wanted: Callable[[], bool] = lambda: True,
+) -> tuple[Collector, ...]:
+    """Every collector of a node.
+
+    The inference server's only where there is one that tells its load, the kernel log's where it is
+    read.
+
+    Raises:
+        ConfigError: there is no such engine.
+    """
+    collectors: list[Collector] = [
+        GpuCollector(reader, clock, kernel_log),
+        HostCollector(),
+        CostCollector(
+            lambda: reader.child_pid, lambda: None if kernel_log is None else kernel_log.child_pid
+        ),
+    ]
+    if kernel_log is not None:
+        collectors.append(KernelLogCollector(kernel_log))
+    if instances:
+        collectors.append(
+            InferenceCollector(
+                instances,
+                timeout_s=timeout_s,
+                fetch=fetch,
+                clock=clock,
+                is_wanted=is_server_wanted,
+            )
+        )
+    return tuple(collectors)

@@ -1,0 +1,214 @@
+"""Whose the GPU processes of a node are, by what it does now. An edge: asks the machine.
+
+Must not know what follows from it. A stranger is a process of nobody who was given the GPUs: while
+a node runs workers, one of no worker; while it serves, one that is not its server's; and while its
+GPUs change hands, whoever is alive on them and of neither. In between, as while a server warms up
+or does not answer, nobody can be told from it: whoever was a stranger before stays one. So it is on
+the GPUs of a worker that is being started, until its shim has said which process it is.
+
+Where a driver does not tell who is on a GPU, somebody is there who is nobody's if it is in use
+while no worker has it. Of a server's GPUs nothing can be said then.
+
+What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
+lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from agent.core.gpu_handover import use_by_nobody
+from agent.core.state import Memory
+from agent.settings import ServerSettings
+from common.messages import UNTOLD_PID, GpuHealth, GpuReport
+from common.model import GpuUuid, NodeRole
+
+Found = tuple[tuple[int, GpuUuid], ...]
+
+log = logging.getLogger(__name__)
+
+LOOKS_IN_VAIN = 3
+"""So many samples in a row show that the server's units are not those that it runs in: one may be
+of processes that have ended meanwhile."""
+STREAM_RATIO = 5.0
+"""Who follows each other on one GPU for so many times `after_s`, with nobody in between who stays,
+is a stranger as one that stays: what a diagnostic starts ends sooner, and a crash loop never."""
+_RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """One sample, and what is known of the node at that time.
+
+    gpus: None: they were not seen. owners: ancestors of all that was granted GPUs. is_healthy: its
+        server answered. unnamed: GPUs of workers that may run already, or still, and of which
+        nobody can say by which processes. held: GPUs of workers that may run.
+    """
+
+    at_s: float
+    gpus: Sequence[GpuReport] | None
+    owners: Sequence[int]
+    is_healthy: bool
+    unnamed: frozenset[GpuUuid] = frozenset()
+    held: frozenset[GpuUuid] = frozenset()
+
+
+class Kinship(Protocol):
+    """What of `agent.telemetry.machine.Machine` is asked here."""
+
+    def strangers(self, pids: set[int], owners: Sequence[int]) -> set[int]: ...
+
+    def beside_server(self, pids: set[int], server: ServerSettings) -> set[int] | None: ...
+
+
+class Strangers:
+    """Looks at each sample; `found`, `suspects` and `others` are of the last one.
+
+    Args:
+        after_s: beside a server, and until a loan begins, a stranger is who was on a GPU in each
+            sample for so long. Not beside workers, where it costs nobody anything, nor on the way
+            home, which waits for none. But for so long is a GPU in use without a worker before it
+            is told: what has just left is seen for a moment.
+        free_memory_ratio: a GPU with less memory used is not in use by that.
+    """
+
+    def __init__(
+        self,
+        machine: Kinship,
+        server: ServerSettings | None,
+        *,
+        after_s: float,
+        free_memory_ratio: float,
+    ) -> None:
+        self.found: Found = ()
+        """(pid, GPU) of those that are strangers for certain; `UNTOLD_PID`: nobody can name it."""
+        self.suspects: frozenset[int] = frozenset()
+        """Those that will be, if they stay."""
+        self.others: frozenset[int] = frozenset()
+        """While the GPUs change hands, all that are alive and of no worker, the server's too."""
+        self._machine = machine
+        self._server = server
+        self._after_s = after_s
+        self._free_memory_ratio = free_memory_ratio
+        self._in_use_since_s: dict[GpuUuid, float] = {}
+        """When the first was begun of the samples in a row that show it in use by nobody told."""
+        self._servers: frozenset[int] | None = None
+        """Processes of the server as it was seen last; None: nobody could tell."""
+        self._beside: set[int] | None = None
+        """Who was not the server's in the sample that was judged last; None: nobody could tell."""
+        self._since_s: dict[int | GpuUuid, float] = {}
+        """When the first was begun of the samples in a row that show it as nobody's, by pid, or
+        that show somebody of nobody's on it, by GPU."""
+        self._judged_at_s: float | None = None
+        self._looks_in_vain = 0
+        self._is_warned = False
+
+    @property
+    def unknown_server(self) -> str:
+        """Why nobody can tell the server's processes although its units are named; else empty."""
+        if self._server is None or self._looks_in_vain < LOOKS_IN_VAIN:
+            return ""
+        units = ", ".join(self._server.units)
+        return (
+            f"server.units: no process on a GPU is in {units}, so the server is not known and "
+            "no other process beside it is seen"
+        )
+
+    def saw(self, look: Look, memory: Memory) -> None:
+        """Judge the GPU processes of a sample by the node's role; one that saw no GPU shows nothing
+        new."""
+        if look.gpus is None:
+            return
+        used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes or ()]
+        pids = {pid for pid, _ in used}
+        left = pids & set(memory.left_behind)
+        known = left.union(memory.strangers)
+        self.others, self.suspects = frozenset(), frozenset()
+        since_s, self._since_s = self._since_s, {}
+        certain = known & pids
+        is_draining = memory.role == NodeRole.DRAINING
+        is_serving = memory.role == NodeRole.SERVING or is_draining
+        if memory.role in _RUNS_WORKERS:
+            self._servers = frozenset()  # its GPUs were seen free before
+            certain = self._machine.strangers(pids, look.owners) if pids else set[int]()
+        elif memory.role == NodeRole.VACATING or (is_draining and memory.is_server_stopped):
+            self.others = frozenset(self._machine.strangers(pids, look.owners) if pids else ())
+            beside = set[int]() if self._servers is None else set(self.others - self._servers)
+            certain |= self._lasting(beside, known, since_s, look) if is_draining else beside
+        elif is_serving and look.is_healthy and self._server is not None:
+            self._judge(look, pids, self._server)
+            if self._beside is not None:
+                # Of whoever outlived a stop of the server it does not matter whose it is: it would
+                # again, and no worker could have its GPU.
+                beside = self._beside | left
+                self._servers = frozenset(pids - beside)
+                certain = self._lasting(beside, known, since_s, look)
+        # Its worker has the GPU before it can say by which process: it would be told as nobody's.
+        self.found = tuple(
+            (pid, uuid)
+            for pid, uuid in used
+            if pid in certain and (uuid not in look.unnamed or pid in known)
+        )
+        memory.strangers = sorted({pid for pid, _ in self.found})
+        untold = self._untold(look, look.gpus) if memory.role in _RUNS_WORKERS else []
+        self.found += tuple((UNTOLD_PID, uuid) for uuid in untold)
+
+    def _untold(self, look: Look, gpus: Sequence[GpuReport]) -> list[GpuUuid]:
+        """GPUs that are in use without a worker of ours, and nobody can name whose."""
+        in_use = [
+            gpu.uuid
+            for gpu in gpus
+            if gpu.processes is None
+            and gpu.health == GpuHealth.OK
+            and gpu.uuid not in look.held
+            and use_by_nobody(gpu, self._free_memory_ratio)
+        ]
+        since_s = self._in_use_since_s
+        self._in_use_since_s = {uuid: since_s.get(uuid, look.at_s) for uuid in in_use}
+        return [
+            uuid
+            for uuid, began_at_s in self._in_use_since_s.items()
+            if look.at_s - began_at_s >= self._after_s
+        ]
+
+    def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:
+        """Find out who is none of the server's, once for each sample."""
+        if look.at_s == self._judged_at_s:
+            return
+        self._judged_at_s = look.at_s
+        self._beside = self._machine.beside_server(pids, server) if pids else set[int]()
+        self._count_in_vain(is_in_vain=self._beside is None and bool(server.units))
+        if self._beside is None:
+            self._servers = None
+
+    def _lasting(
+        self, beside: set[int], known: set[int], since_s: Mapping[int | GpuUuid, float], look: Look
+    ) -> set[int]:
+        """Those that are known, or have been there for so long. One sample would never do: it may
+        show a server that ends, and be judged by the one that has begun. Of those that follow each
+        other on a GPU, the newest."""
+        by_gpu = {
+            gpu.uuid: found
+            for gpu in look.gpus or ()
+            if (found := {process.pid for process in gpu.processes or ()} & beside)
+        }
+        judged: list[int | GpuUuid] = [*beside, *by_gpu]
+        self._since_s = {one: since_s.get(one, look.at_s) for one in judged}
+        for_s = {one: look.at_s - at_s for one, at_s in self._since_s.items()}
+        lasting = {pid for pid in beside if for_s[pid] >= self._after_s}
+        for uuid, pids in by_gpu.items():
+            if for_s[uuid] >= STREAM_RATIO * self._after_s and not pids & (known | lasting):
+                lasting.add(min(pids, key=lambda pid: (for_s[pid], -pid)))
+        self.suspects = frozenset(beside - known - lasting)
+        return beside & (known | lasting)
+
+    def _count_in_vain(self, *, is_in_vain: bool) -> None:
+        self._looks_in_vain = self._looks_in_vain + 1 if is_in_vain else 0
+        if not is_in_vain:
+            self._is_warned = False
+        elif self.unknown_server and not self._is_warned:
+            self._is_warned = True
+            log.warning("%s", self.unknown_server)

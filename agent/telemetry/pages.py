@@ -1,0 +1,85 @@
+"""The page of each of a node's servers: how it is asked for, and the load of all together. Must not
+know what the numbers are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.settings import Instance
+from agent.telemetry.inference import PageReader, Reading
+from agent.telemetry.metrics_command import output_of
+from agent.telemetry.page_fetch import FetchPage, shown
+from common.clock import Clock
+from common.errors import ProtocolError
+from common.messages import InferenceReport
+
+
+class ServerPage:
+    """What one server tells of itself, over HTTP or by a command."""
+
+    def __init__(self, instance: Instance, *, fetch: FetchPage, clock: Clock) -> None:
+        """
+        Raises:
+            ConfigError: there is no such engine.
+        """
+        metrics = instance.metrics
+        self._reader = PageReader.of(instance.engine, metrics)
+        self._instance = instance
+        self._command = () if metrics is None else metrics.command
+        self._fetch = fetch
+        self._clock = clock
+        self.where = self._command[0] if self._command else shown(instance.metrics_url)
+        """What is asked, without any secret: the program of a command, as its arguments may hold
+        one."""
+
+    async def text(self, timeout_s: float) -> str:
+        """What the server says.
+
+        Raises:
+            ArylError: nothing in time, or nothing that can be read.
+        """
+        if self._command:
+            return await output_of(self._command, clock=self._clock, timeout_s=timeout_s)
+        instance = self._instance
+        return await self._fetch(instance.metrics_url, timeout_s, instance.access)
+
+    def understood(self, text: str) -> Reading:
+        """What a text says.
+
+        Raises:
+            ProtocolError: it is no page.
+        """
+        return self._reader.read(text)
+
+    async def read(self, timeout_s: float) -> Reading:
+        """A page that tells a load.
+
+        Raises:
+            ArylError: it cannot be had, or tells none; says whose it is.
+        """
+        text = await self.text(timeout_s)
+        try:
+            reading = self.understood(text)
+            reading.load()
+        except ProtocolError as error:
+            raise ProtocolError(f"{self.where}: {error}") from None
+        return reading
+
+
+def can_tell(instance: Instance) -> bool:
+    """Whether there is anything to ask for the load of this server."""
+    return bool(instance.metrics_url or (instance.metrics and instance.metrics.command))
+
+
+def in_all(loads: Sequence[InferenceReport]) -> InferenceReport:
+    """The load of servers together; a KV cache is as full as the fullest."""
+    if len(loads) == 1:
+        return loads[0]
+    caches = [one.kv_cache_used_ratio for one in loads if one.kv_cache_used_ratio is not None]
+    return InferenceReport(
+        running_count=sum(one.running_count for one in loads),
+        waiting_count=sum(one.waiting_count for one in loads),
+        success_total=sum(one.success_total for one in loads),
+        kv_cache_used_ratio=max(caches, default=None),
+    )

@@ -1,0 +1,132 @@
+"""What runs a node's workers, as a protocol, and what it says of one. Must not know how."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from msgspec import Struct
+
+from agent.core.state import Refusal
+from common.errors import Unavailable
+from common.failures import Failure
+from common.faults import Fault
+from common.messages import WorkerOrder, WorkerPhase
+from common.model import Checkpoint, Progress, StopReason, WorkerKey
+
+
+class StorageSilentError(Unavailable):
+    """A worker could not be started because the storage on which it begins did not answer."""
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    """What is known of one worker.
+
+    pid: of its main process; its descendants are the worker's as well.
+    shim_pid: of its shim while it has one, which takes in whoever left the main process; else 0.
+    running_s: since its start, until its end.
+    ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
+        an earlier boot only the end is known, which is 0.
+    stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
+    stop_stages_s: seconds from the order to stop until each stage. save_over_at_s: see its record.
+    failure: why it ended by itself without success. fault: whose that is, as far as its shim, or
+        who found it dead, can tell.
+    """
+
+    key: WorkerKey
+    phase: WorkerPhase
+    pid: int
+    shim_pid: int = 0
+    exit_code: int | None = None
+    error: str = ""
+    stop_reason: StopReason | None = None
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    running_s: float = 0.0
+    ended_at_s: float | None = None
+    saved_at_s: float | None = None
+    stop_stage: str = ""
+    stop_stages_s: dict[str, float] = {}
+    save_over_at_s: float | None = None
+    detail: str = ""
+    garbage_count: int = 0
+    failure: Failure | None = None
+    fault: Fault = Fault.NONE
+
+
+class WorkerRunner(Protocol):
+    """Runs workers; every method may be repeated without harm."""
+
+    async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
+        """Have the worker running or ended; a key is started at most once.
+
+        Raises:
+            ConfigError: the order cannot be run at all.
+            StorageSilentError: the storage on which it begins does not answer.
+            Unavailable: it could not be started now.
+        """
+        ...
+
+    async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
+        """Begin the end of a worker; of several graces the earliest end counts.
+
+        One that is being started need not begin; its status or the answer to `start` says so.
+        """
+        ...
+
+    async def resize(self, key: WorkerKey, worker_count: int) -> None:
+        """Tell the worker how large its gang is now."""
+        ...
+
+    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
+        """Have the worker suspended, or computing again; its status says when it is."""
+        ...
+
+    def contacted(self, at_s: float) -> None:
+        """The coordinator answered a report of this instant: `stop_after_s` counts from there."""
+        ...
+
+    async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
+        """Every worker that was started and not forgotten, by key.
+
+        started: those that were seen to run and not yet to end. Of such a one there is a status as
+            long as anything of it lives, whatever became of its files.
+        """
+        ...
+
+    def has_shim(self, key: WorkerKey) -> bool:
+        """Whether somebody is at work on a worker, though no status may say so yet."""
+        ...
+
+    async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
+        """Which of these workers, all told to stop before any status spoke of them, may be there.
+
+        That is while a shim has time to hear of it, and after that as long as somebody computes,
+        who is ended.
+        """
+        ...
+
+    async def forget(self, key: WorkerKey) -> None:
+        """Remove every trace of a worker that has ended but its log, which is kept for a while.
+
+        Raises:
+            Unavailable: it has not ended.
+        """
+        ...
+
+    async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
+        """The end of what the worker wrote, while it runs and for a while after it ended.
+
+        Raises:
+            ConfigError: the key names no place.
+            Unavailable: there is no log of it, or no longer.
+        """
+        ...
+
+    async def adopt(self) -> tuple[WorkerKey, ...]:
+        """Workers that live on from before this agent started."""
+        ...
+
+    async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
+        """Why this node cannot run the worker; None when it can."""
+        ...
