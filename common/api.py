@@ -109,7 +109,7 @@ class Describe(Message, frozen=True, kw_only=True, tag="describe"):
 
 
 class Operate(Message, frozen=True, kw_only=True, tag="operate"):
-    """A human action: see `coordinator.engine.events.OperatorAction` for the verbs.
+    """A human action: see `coordinator.engine.state.events.OperatorAction` for the verbs.
 
     target: a node's name, or a service's, which may be empty for all; of `revoke_loan` the id of
         the loan or the name of the lent node.

@@ -9,7 +9,7 @@ import pytest
 
 from common.api import Status
 from coordinator.demo.workload import Run
-from coordinator.engine.accounting import Figures
+from coordinator.engine.state.accounting import Figures
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(

@@ -19,7 +19,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, structs
 
-from coordinator.engine.accounting import Quantiles, quantile, quantiles
+from coordinator.engine.state.accounting import Quantiles, quantile, quantiles
 from coordinator.sim.compare import Task, play_task
 from coordinator.sim.inputs import parse_seeds
 from coordinator.sim.run import JobRow, Run, RunResult

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct, structs
 
 from common.model import JobState, NodeName
-from coordinator.engine.accounting import quantile
 from coordinator.engine.engine import Engine
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.accounting import quantile
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Decision, Reclaim
 from coordinator.sim.compare import Task
 from coordinator.sim.memory import collecting_rarely

@@ -37,7 +37,7 @@ from coordinator.cli.output import (
 from coordinator.cli.render import Column
 from coordinator.cli.session import say, session
 from coordinator.client import Client
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.bundles import every
 from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.policy import Parts

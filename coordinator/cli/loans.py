@@ -22,7 +22,7 @@ from coordinator.cli.output import (
 from coordinator.cli.session import session
 from coordinator.cli.shared import add_describe, add_explain, add_order
 from coordinator.client import ApiRefused, Client
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See what is lent and what it cost; take it back.")
 

@@ -17,7 +17,7 @@ from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
 from coordinator.cli.submit import deadline_s
 from coordinator.client import ApiRefused, Client
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out for maintenance.")
 

@@ -18,7 +18,7 @@ from coordinator.cli.describe import Hit, hit_line, hits
 from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
 from coordinator.client import Client
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.words import counted
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -13,7 +13,7 @@ from rich.text import Text
 from common.api import LoanRow, Status
 from coordinator.cli.render import MISSING, percent
 from coordinator.demo.workload import COMING_HOME, Run, Workload
-from coordinator.engine.accounting import Durations
+from coordinator.engine.state.accounting import Durations
 from coordinator.policies.words import counted
 
 BAR_WIDTH = 30

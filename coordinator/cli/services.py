@@ -14,7 +14,7 @@ from coordinator.cli.operate import ReasonOption, order
 from coordinator.cli.output import Format, OutputOption
 from coordinator.cli.session import session
 from coordinator.cli.shared import add_describe, add_explain, add_list
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See the services that lend nodes, and trust them.")
 

@@ -23,7 +23,7 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.render import Column
 from coordinator.cli.session import Session, session
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 
 R = TypeVar("R", bound=Struct)
 

@@ -36,7 +36,7 @@ from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import ANSWER_TIMEOUT_S, SERVICE
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
-from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
+from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes
 
 log = logging.getLogger(__name__)
 

@@ -11,19 +11,27 @@ from msgspec import structs
 
 from common.lifecycle import JobEvent
 from common.model import JobState, StopReason
-from coordinator.engine import (
-    awaiting,
-    borrowing,
-    jobs,
-    loans,
-    migrating,
-    sharing,
-    stages,
-    starting,
-    watching,
+from coordinator.engine.jobs import (
+    borrower_backoff,
+    gang_start,
+    gpu_sharing,
+    migration,
 )
-from coordinator.engine.commands import Refused
-from coordinator.engine.context import Context
+from coordinator.engine.jobs import (
+    lifecycle as jobs_lifecycle,
+)
+from coordinator.engine.loans import (
+    delayed_reclaim,
+    shadow_mode,
+)
+from coordinator.engine.loans import (
+    lifecycle as loans_lifecycle,
+)
+from coordinator.engine.loans import (
+    lifecycle as stages,
+)
+from coordinator.engine.state.commands import Refused
+from coordinator.engine.state.context import Context
 from coordinator.policies import resting
 from coordinator.policies.decisions import (
     Decision,
@@ -55,25 +63,25 @@ def commit(ctx: Context, decision: Decision) -> None:
 def _try(ctx: Context, decision: Decision) -> str:  # noqa: C901 - one flat table
     match decision:
         case Start():
-            return starting.start(ctx, decision)
+            return gang_start.start(ctx, decision)
         case Resize():
             return _resize(ctx, decision)
         case Preempt():
             return _preempt(ctx, decision)
         case Suspend():
-            return sharing.suspend(ctx, decision)
+            return gpu_sharing.suspend(ctx, decision)
         case Resume():
-            return sharing.resume(ctx, decision)
+            return gpu_sharing.resume(ctx, decision)
         case Migrate():
-            return migrating.migrate(ctx, decision)
+            return migration.migrate(ctx, decision)
         case Loan():
-            return loans.lend(ctx, decision)
+            return loans_lifecycle.lend(ctx, decision)
         case Reclaim():
             return _reclaim(ctx, decision)
         case Reject():
             return _reject(ctx, decision)
         case Recommend():
-            return watching.take(ctx, decision)
+            return shadow_mode.take(ctx, decision)
         case _:
             assert_never(decision)
 
@@ -82,7 +90,7 @@ def _reclaim(ctx: Context, decision: Reclaim) -> str:
     """As a policy decided it, which looked at the load; an operator's order comes another way."""
     loan = ctx.loan_of(decision.node)
     is_first = loan is not None and loan.reclaim_ordered_at_s is None
-    take_back = awaiting.begin if decision.wait_s > 0 else loans.reclaim
+    take_back = delayed_reclaim.begin if decision.wait_s > 0 else loans_lifecycle.reclaim
     why = take_back(ctx, decision)
     if loan is not None and is_first and not why:
         loan.decide_s = stages.load_age_s(ctx, loan)
@@ -97,7 +105,7 @@ def _reject(ctx: Context, decision: Reject) -> str:
         return f"{decision.job_id} was started before: it is not refused any more"
     job.error, job.is_rejected = decision.reason, True
     ctx.state.counters.jobs_rejected += 1
-    jobs.end(ctx, job, JobEvent.REJECT, decision.reason)
+    jobs_lifecycle.end(ctx, job, JobEvent.REJECT, decision.reason)
     return ""
 
 
@@ -117,19 +125,19 @@ def _resize(ctx: Context, decision: Resize) -> str:
     grown += placed_count(decision.added)
     if job.gpu_type is None or grown > job.spec.workers_on(job.gpu_type).max:
         return f"{grown} workers are more than it can use"
-    why = starting.does_not_fit(ctx, job, job.gpu_type, decision.added)
+    why = gang_start.does_not_fit(ctx, job, job.gpu_type, decision.added)
     if why:
         return why
-    jobs.stop_workers(ctx, job, StopReason.RELEASE, only=decision.removed_workers)
-    starting.add(ctx, job, (_as_flexible(p) for p in decision.added))
+    jobs_lifecycle.stop_workers(ctx, job, StopReason.RELEASE, only=decision.removed_workers)
+    gang_start.add(ctx, job, (_as_flexible(p) for p in decision.added))
     if decision.added:
         job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     job.resized_at_s = ctx.now_s
     ctx.changed_jobs[job.job_id] = None
     job.resize_count += 1
     ctx.state.counters.resizes += 1
-    jobs.fire(ctx, job, JobEvent.RESIZE, decision.reason)
-    jobs.end_resize_when_done(ctx, job)
+    jobs_lifecycle.fire(ctx, job, JobEvent.RESIZE, decision.reason)
+    jobs_lifecycle.end_resize_when_done(ctx, job)
     return ""
 
 
@@ -140,7 +148,11 @@ def _as_flexible(placement: Placement) -> Placement:
 
 def _preempt(ctx: Context, decision: Preempt) -> str:
     job = ctx.job(decision.job_id)
-    if job is None or job.state not in jobs.ACTIVE_JOB_STATES or job.after_vacating is not None:
+    if (
+        job is None
+        or job.state not in jobs_lifecycle.ACTIVE_JOB_STATES
+        or job.after_vacating is not None
+    ):
         return f"{decision.job_id} cannot be preempted now"
     if decision.node is None and job.preempted_at_s is not None:
         # A node that a service wants back is an outside event; another job's turn is not.
@@ -151,6 +163,6 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
             since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"
     if decision.guarantee:
-        borrowing.called_back(ctx, job, decision.guarantee)
-    jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
+        borrower_backoff.called_back(ctx, job, decision.guarantee)
+    jobs_lifecycle.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

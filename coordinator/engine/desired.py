@@ -8,9 +8,10 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, StopReason
-from coordinator.engine import loans, rebuilding
-from coordinator.engine.context import Context
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.nodes import rebuilt_gangs
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 
 STALE_GRACE_S = 10.0
 """Grace of a worker that nobody wants any more."""
@@ -46,7 +47,7 @@ class Orders:
         for job, worker in placed:
             gang = self._gangs.get(job.job_id)
             if gang is None:
-                gang = _Gang(max(1, job.running_workers), rebuilding.gang_nodes(job))
+                gang = _Gang(max(1, job.running_workers), rebuilt_gangs.gang_nodes(job))
                 self._gangs[job.job_id] = gang
             order = gang.orders.get(worker.key.worker_index)
             is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)
@@ -59,7 +60,7 @@ class Orders:
 
 def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState:
     """The whole of it, so that the last one that was sent is enough."""
-    placed = loans.held_on(ctx, node)
+    placed = loans_lifecycle.held_on(ctx, node)
     if node.stores:
         placed.sort(key=lambda pair: pair[1].key)
     stops = [

@@ -17,41 +17,73 @@ from common.errors import ProtocolError
 from common.messages import DesiredState
 from common.model import JobId, JobState, NodeName, ServiceName
 from coordinator.engine import (
-    accounting,
-    avoiding,
-    awaiting,
-    belonging,
-    doubting,
-    draining,
-    guarantees,
     invariants,
-    jobs,
-    ledgers,
-    loans,
-    migrating,
-    nodes,
-    operator,
-    prerun_shape,
-    progress,
-    refusals,
-    retrying,
-    sharing,
-    silence,
-    stalls,
-    tenants,
-    timeouts,
-    unknown_loads,
-    unused,
+    operator_actions,
     view,
-    waiting,
-    watching,
 )
-from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
+from coordinator.engine import (
+    invariants as guarantees,
+)
+from coordinator.engine import (
+    view as tenants,
+)
 from coordinator.engine.commit import commit
-from coordinator.engine.context import Context
-from coordinator.engine.deadlines import Deadlines
 from coordinator.engine.desired import Orders, desired_state
-from coordinator.engine.events import (
+from coordinator.engine.jobs import (
+    deadlines,
+    gpu_sharing,
+    migration,
+    prerun_spec,
+    progress,
+    stalls,
+)
+from coordinator.engine.jobs import (
+    lifecycle as jobs_lifecycle,
+)
+from coordinator.engine.jobs import (
+    lifecycle as waiting,
+)
+from coordinator.engine.jobs import (
+    retry as jobs_retry,
+)
+from coordinator.engine.jobs import (
+    retry as retrying,
+)
+from coordinator.engine.jobs.deadlines import Deadlines
+from coordinator.engine.loans import (
+    delayed_reclaim,
+    shadow_mode,
+    unknown_loads,
+)
+from coordinator.engine.loans import (
+    lifecycle as loans_lifecycle,
+)
+from coordinator.engine.loans import (
+    recall as loans_recall,
+)
+from coordinator.engine.nodes import (
+    lost as nodes_lost,
+)
+from coordinator.engine.nodes import (
+    lost_records,
+    start_failures,
+)
+from coordinator.engine.nodes import (
+    maintenance as nodes_maintenance,
+)
+from coordinator.engine.nodes import (
+    membership as nodes_membership,
+)
+from coordinator.engine.nodes import (
+    recovery as nodes_recovery,
+)
+from coordinator.engine.nodes import (
+    reports as nodes_reports,
+)
+from coordinator.engine.state import accounting
+from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
     JobSubmitted,
@@ -68,9 +100,8 @@ from coordinator.engine.events import (
     ProgressStopped,
     RecordsLost,
 )
-from coordinator.engine.loan_entries import Recommendation
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState, ServiceEntry
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState, Recommendation, ServiceEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Decision
 from coordinator.policies.never import Fleet, wish_of
@@ -87,7 +118,7 @@ class Engine:
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
         self._orders = Orders()
-        self._gpus_said: nodes.Said = {}
+        self._gpus_said: nodes_reports.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._line = waiting.Line(self.state)
         self._fleet: Fleet | None = None
@@ -166,7 +197,7 @@ class Engine:
             wake_at_s = policy_s
         state = self.state
         if state.awaited or state.drains or state.closed_until_s:
-            each = (awaiting.next_s, draining.next_s, refusals.next_s)
+            each = (delayed_reclaim.next_s, nodes_maintenance.next_s, start_failures.next_s)
             ends_s = (wake_at_s, *(next_s(state) for next_s in each))
             wake_at_s = min(end_s for end_s in ends_s if end_s is not None)
         return wake_at_s
@@ -174,29 +205,29 @@ class Engine:
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
         match event:
             case NodeReported():  # first, as nearly all are
-                nodes.reported(ctx, event, self._gpus_said)
+                nodes_reports.reported(ctx, event, self._gpus_said)
             case LeaderStarted():
                 self._leader_started(ctx, event)
             case JobSubmitted():
-                jobs.submit(ctx, event)
+                jobs_lifecycle.submit(ctx, event)
             case JobCancelRequested():
-                jobs.cancel(ctx, event)
+                jobs_lifecycle.cancel(ctx, event)
             case ProgressReported():
                 progress.reported(ctx, event)
             case ProgressStopped():
                 stalls.stopped(ctx, event)
             case NodeSilent():
-                silence.silent(ctx, event)
+                nodes_lost.silent(ctx, event)
             case LoadMeasured():
                 self._load_measured(ctx, event)
             case LoadUnknown():
                 unknown_loads.told(ctx, event)
             case OrdersRecovered():
-                ledgers.recovered(ctx, event)
+                nodes_recovery.recovered(ctx, event)
             case OperatorAsked():
-                operator.act(ctx, event, partial(self._why_not_approved, ctx))
+                operator_actions.act(ctx, event, partial(self._why_not_approved, ctx))
             case RecordsLost():
-                doubting.records_lost(ctx, event)
+                lost_records.records_lost(ctx, event)
             case PassDue():
                 self._scheduling_pass(ctx)
             case LoanPassDue():
@@ -208,7 +239,7 @@ class Engine:
         """Whoever led took its last fact at this instant, and heard its nodes until then."""
         for node in self.state.nodes.values():
             if node.is_heard:
-                loans.drained(ctx, node, until_s=until_s)
+                loans_lifecycle.drained(ctx, node, until_s=until_s)
 
     def _leader_started(self, ctx: Context, event: LeaderStarted) -> None:
         self.state.epoch = max(self.state.epoch + 1, event.epoch)
@@ -223,7 +254,7 @@ class Engine:
         self._views.forget(self.state)
         self._fleet = None  # settings may be others
         ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
-        belonging.leader_started(ctx)
+        nodes_membership.leader_started(ctx)
 
     def _load_measured(self, ctx: Context, event: LoadMeasured) -> None:
         service = self.state.services.get(event.service)
@@ -239,13 +270,13 @@ class Engine:
         capacity = ready * settings.capacity_per_node
         if lent and event.load > capacity * (1.0 - settings.headroom_ratio):
             ctx.needs_loan_pass = True
-        watching.load_measured(ctx, event.service, event.load)
+        shadow_mode.load_measured(ctx, event.service, event.load)
 
     def _scheduling_pass(self, ctx: Context) -> None:
         self.state.pass_id += 1
         self.state.counters.passes += 1
         for job in self._deadlines.due(self.state, ctx.now_s):
-            timeouts.time_is_up(ctx, job)
+            deadlines.time_is_up(ctx, job)
         self._deadlines.seen(ctx.now_s)
         snapshot = self._views.snapshot(ctx)
         allocation = self.policy.allocate(snapshot, self._memory())
@@ -258,7 +289,7 @@ class Engine:
             self._tells_waits = waiting.told(self.state, allocation.waits, ctx.now_s)
         may_resume = not (self.policy.shares_gpus or self.state.is_frozen)
         if self.state.suspended_jobs and may_resume:
-            sharing.resume_all(ctx)
+            gpu_sharing.resume_all(ctx)
         ctx.needs_pass = False  # what this pass changed is already in it
 
     def _policy_name(self) -> str:
@@ -270,13 +301,13 @@ class Engine:
         return self.state.policy_memory if is_own else b""
 
     def _loan_pass(self, ctx: Context) -> None:
-        watching.tidy(ctx)
+        shadow_mode.tidy(ctx)
         decisions = self.policy.lend(self._views.snapshot(ctx))
         for decision in decisions:
             commit(ctx, decision)
         if self._lends_on_demand():
-            unused.give_back(ctx)
-        watching.withdraw(ctx)
+            loans_recall.give_back(ctx)
+        shadow_mode.withdraw(ctx)
         ctx.needs_loan_pass = False
 
     def _lends_on_demand(self) -> bool:
@@ -317,7 +348,7 @@ class Engine:
 
     def awaited_silence_s(self) -> dict[NodeName, float]:
         """For LOST nodes, the `unanswered_s` at which a `NodeSilent` changes something."""
-        return silence.awaited(self.state, self.settings)
+        return nodes_lost.awaited(self.state, self.settings)
 
     def watched_stalls(self, now_s: float) -> dict[JobId, stalls.Watch]:
         """Jobs of which a `ProgressStopped` changes something, and the silence that it takes."""
@@ -336,7 +367,7 @@ class Engine:
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
-        if doubted := doubting.why_held(self.state, job_id):
+        if doubted := lost_records.why_held(self.state, job_id):
             return (doubted, *self.why_never(job_id))
         said = retrying.why_waiting(job, self.state.now_s)
         if retrying.rests(job):
@@ -354,7 +385,7 @@ class Engine:
         if job is None or job.state != JobState.PENDING:
             return ()
         return self._whole_fleet(job.tenant).why_never(
-            wish_of(prerun_shape.submitted(job)), job.tenant
+            wish_of(prerun_spec.submitted(job)), job.tenant
         )
 
     def _whole_fleet(self, tenant: str) -> Fleet:
@@ -386,7 +417,7 @@ class Engine:
         job = self.state.jobs.get(job_id)
         if job is None:
             return said
-        said += avoiding.why_not_growing(job, self.state.now_s)
+        said += jobs_retry.why_not_growing(job, self.state.now_s)
         return said + retrying.why_not_lent(job, self.state.now_s) if self.state.services else said
 
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
@@ -406,7 +437,7 @@ class Engine:
     def _standing_at(self, ctx: Context) -> dict[NodeName, Recommendation]:
         if not self.state.recommendations:
             return {}
-        return watching.standing(ctx, self.policy.lend(self._views.asked(ctx)))
+        return shadow_mode.standing(ctx, self.policy.lend(self._views.asked(ctx)))
 
     def why_not_approved(self, name: NodeName) -> str:
         """Why an approval of a recommended loan would be refused now; empty when it would not."""
@@ -416,7 +447,11 @@ class Engine:
         if name in self._standing_at(ctx):
             return ""
         kept = self.policy.keep(self._views.asked(ctx), name)[1:]
-        return loans.why_not_lent(ctx, name) or "; ".join(kept) or "no loan pass would lend it now"
+        return (
+            loans_lifecycle.why_not_lent(ctx, name)
+            or "; ".join(kept)
+            or "no loan pass would lend it now"
+        )
 
     def _held(self) -> dict[JobId, tuple[str, ...]]:
         if self._holds is None:
@@ -469,21 +504,21 @@ def _settle(ctx: Context) -> None:
     """What follows from an event beyond the tables that it changed itself."""
     state = ctx.state
     if state.doubted_jobs or state.doubted_nodes:
-        doubting.settle(ctx)
+        lost_records.settle(ctx)
     if state.awaited:
-        awaiting.settle(ctx)
+        delayed_reclaim.settle(ctx)
     if state.drains:
-        draining.settle(ctx)
+        nodes_maintenance.settle(ctx)
     if state.closed_until_s:
-        refusals.settle(ctx)
+        start_failures.settle(ctx)
     if state.migrating_jobs:
-        migrating.settle(ctx)
+        migration.settle(ctx)
     if state.shared_nodes or state.suspended_jobs:
-        sharing.settle(ctx)
+        gpu_sharing.settle(ctx)
     if state.closed_until_s and ctx.changed_nodes:
-        unused.settle(ctx)
+        loans_recall.settle(ctx)
     if ctx.settings.idle_return_s is not None and ctx.changed_nodes:
-        unused.note_idle(ctx)
+        loans_recall.note_idle(ctx)
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:

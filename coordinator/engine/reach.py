@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from common.model import WHOLE_GPU, GpuRequest, WorkerRange, is_mig
 from common.profile import JobProfile
-from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.engine.state.tables import JobEntry, NodeEntry
 
 FleetGpus = Mapping[str, int]
 """GPUs of all nodes of the cell, by type."""

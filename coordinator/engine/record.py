@@ -21,7 +21,7 @@ from common.errors import ProtocolError, TransitionError
 from common.faults import Fault
 from common.messages import WorkerPhase
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     Event,
     LoanPassDue,
     NodeReported,

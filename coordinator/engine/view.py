@@ -1,40 +1,87 @@
-"""The frozen snapshot of the state that policies decide on. Must not change anything."""
+"""The frozen snapshot of the state that policies decide on. Must not change anything.
+
+Tenants in the engine: their settings as policies see them, and what is refused of decisions.
+
+Must not know policies by name. Every decision of a pass goes through here, whoever took it: a
+policy that does not keep to quotas and guarantees by itself is refused what breaks them.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Set
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine import (
-    doubting,
-    estimates,
-    loans,
-    migrating,
-    parts,
-    prerun_shape,
-    reach,
-    retrying,
-    tenants,
-    unknown_loads,
-)
-from coordinator.engine.context import (
+from coordinator.engine import reach
+from coordinator.engine.jobs import estimates, migration, prerun_spec
+from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.jobs.gang_start import is_schedulable
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.loans import unknown_loads
+from coordinator.engine.nodes import lost_records
+from coordinator.engine.state import mixed_nodes
+from coordinator.engine.state.commands import Refused
+from coordinator.engine.state.context import (
     NONE_BARRED,
     Context,
     barred_uuids,
     free_slots,
     sick_slots,
 )
-from coordinator.engine.starting import is_schedulable
-from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.decisions import Decision
 from coordinator.policies.index import JobSorter, NodeSorter
 from coordinator.policies.services import ServiceView
 from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, Shadow, WorkerView
+from coordinator.policies.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    Shadow,
+    TenantView,
+    WorkerView,
+)
 from coordinator.policies.sources import Source
+from coordinator.policies.tenants.guarding import guarded
+
+
+def views(settings: EngineSettings) -> tuple[TenantView, ...]:
+    """The tenants of the cell, by name."""
+    return _views(settings.tenants) if settings.tenants else ()
+
+
+@lru_cache(maxsize=16)  # each snapshot asks for those of the same settings
+def _views(tenants: tuple[TenantSettings, ...]) -> tuple[TenantView, ...]:
+    return tuple(
+        TenantView(
+            name=tenant.name,
+            parent=tenant.parent,
+            weight=tenant.weight,
+            guarantee_gpus=tenant.guarantee_gpus,
+            borrow_limit_gpus=tenant.borrow_limit_gpus,
+            lend_limit_gpus=tenant.lend_limit_gpus,
+        )
+        for tenant in sorted(tenants, key=lambda tenant: tenant.name)
+    )
+
+
+def allowed(
+    ctx: Context, snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]
+) -> tuple[Decision, ...]:
+    """The decisions that tenants allow; the others are refused, each with the reason."""
+    if not snapshot.tenants:
+        return decisions
+    kept, dropped = guarded(snapshot, decisions)
+    for each in dropped:
+        ctx.refused.append(Refused(decision=each.decision, why=each.why))
+    ctx.state.counters.decisions_refused += len(dropped)
+    return kept
+
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -109,7 +156,7 @@ class Views:
             restart_s=ctx.settings.restart_p99_s,
             resize_s=ctx.settings.resize_p99_s,
             index=self._node_sorter.index(self._job_sorter),
-            tenants=tenants.views(ctx.settings),
+            tenants=views(ctx.settings),
         )
 
     def _see_nodes(self, ctx: Context) -> None:
@@ -172,7 +219,7 @@ class Views:
             nodes=self._nodes.views(),
             jobs=(),
             services=services(ctx),
-            tenants=tenants.views(ctx.settings),
+            tenants=views(ctx.settings),
         )
 
 
@@ -264,19 +311,19 @@ def _worker_views(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
             name = worker.node
             node = ctx.state.nodes.get(name)
             barred = NONE_BARRED if node is None else barred_uuids(node)
-            is_mixed = node is not None and len(parts.kinds(node)) > 1
+            is_mixed = node is not None and len(mixed_nodes.kinds(node)) > 1
         part = _part_name(node, worker) if is_mixed and node is not None else None
         found.append(_worker_view(worker, barred, part))
     return tuple(found)
 
 
 def _part_name(node: NodeEntry, worker: WorkerEntry) -> NodeName:
-    return parts.name_of(node, parts.kind_of(node, worker.gpu_uuids))
+    return mixed_nodes.name_of(node, mixed_nodes.kind_of(node, worker.gpu_uuids))
 
 
 def node_views(ctx: Context, node: NodeEntry) -> tuple[NodeView, ...]:
     """One node, frozen: one view, or one for each of its parts."""
-    kinds = parts.kinds(node)
+    kinds = mixed_nodes.kinds(node)
     if len(node.gpu_types) == 1:
         return (_whole(ctx, node),)
     return tuple([_of_kind(ctx, node, kind) for kind in kinds])
@@ -291,7 +338,7 @@ def _of_kind(ctx: Context, node: NodeEntry, kind: str) -> NodeView:
     slots = [slot for slot in node.gpus if slot.gpu_type == kind]
     uuids = {slot.uuid for slot in slots}
     is_training = node.home_pool == Pool.TRAINING
-    name = parts.name_of(node, kind)
+    name = mixed_nodes.name_of(node, kind)
     return replace(
         whole,
         name=name,
@@ -340,7 +387,9 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         barred_gpus=len(barred),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
-        workers=tuple([_worker_view(worker, barred) for _, worker in loans.workers_on(ctx, node)]),
+        workers=tuple(
+            [_worker_view(worker, barred) for _, worker in loans_lifecycle.workers_on(ctx, node)]
+        ),
         rack=node.rack,
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
@@ -358,12 +407,12 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
 def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | None:
     """A job that has not ended; one that rests before its next try is not put to a policy."""
     job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
-    if job is None or retrying.rests(job) or doubting.is_held(ctx.state, job_id):
+    if job is None or jobs_retry.rests(job) or lost_records.is_held(ctx.state, job_id):
         return None
     seen, time_s = job_view(ctx, job, fleet), job.spec.prerun.time_s
-    if not prerun_shape.is_on(job) or time_s is None:
+    if not prerun_spec.is_on(job) or time_s is None:
         return seen
-    ran_s = prerun_shape.computed_s(job, ctx.now_s)
+    ran_s = prerun_spec.computed_s(job, ctx.now_s)
     computes = job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
     return replace(
         seen,
@@ -457,7 +506,7 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
         ),
-        held=migrating.held(ctx, job),
+        held=migration.held(ctx, job),
     )
 
 
@@ -466,7 +515,7 @@ def _avoided(ctx: Context, job: JobEntry) -> tuple[NodeName, ...]:
     found: list[NodeName] = []
     for name in job.retry.avoid_nodes:
         node = ctx.state.nodes.get(name)
-        found += [name] if node is None else parts.names(node)
+        found += [name] if node is None else mixed_nodes.names(node)
     return tuple(found)
 
 

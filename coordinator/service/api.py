@@ -29,14 +29,15 @@ from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import prerun_shape, removing
-from coordinator.engine.events import (
+from coordinator.engine.jobs import prerun_spec
+from coordinator.engine.nodes import maintenance as nodes_maintenance
+from coordinator.engine.nodes.rebuilt_gangs import is_awaited
+from coordinator.engine.state.events import (
     JobCancelRequested,
     JobSubmitted,
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.rebuilding import is_awaited
 from coordinator.policies.words import counted
 from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
@@ -197,7 +198,7 @@ class Api:
         job = self._coordinator.engine.state.jobs.get(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
-        if prerun_shape.submitted(job) != request.spec:
+        if prerun_spec.submitted(job) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} was job {job_id}, and that is another job",
@@ -299,7 +300,7 @@ class Api:
         state = self._coordinator.engine.state
         node = state.nodes.get(name)
         if node is not None:  # it was heard while the order was on its way
-            why = removing.why_not(state, node) or f"node {name} has joined anew"
+            why = nodes_maintenance.why_not(state, node) or f"node {name} has joined anew"
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
         self._coordinator.folder.remove_node(name)
 
@@ -314,7 +315,7 @@ class Api:
             raise Refusal(
                 ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
             )
-        if action == OperatorAction.REMOVE and (why := removing.why_not(state, node)):
+        if action == OperatorAction.REMOVE and (why := nodes_maintenance.why_not(state, node)):
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
 
     def _target(self, action: OperatorAction, request: Operate) -> str:

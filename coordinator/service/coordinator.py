@@ -17,9 +17,9 @@ from common.errors import Fenced, ProtocolError, Unavailable
 from common.messages import LedgerReply, NodeReport
 from common.model import NodeName, NodeRole, ServiceName
 from common.natsrules import BusCounters
-from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
+from coordinator.engine.state.events import (
     Event,
     LeaderStarted,
     LoadUnknown,
@@ -398,7 +398,7 @@ class Coordinator:
         self._compare(report)
         if self.may_act():
             # A job with `stop_after_s` runs on for it: only of a report that was heard, and only
-            # by the one who counts the silence that follows (coordinator.engine.silence).
+            # by the one who counts the silence that follows (coordinator.engine.nodes.lost).
             with contextlib.suppress(Unavailable):
                 await message.respond(b"")
 

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
-from coordinator.engine.belonging import unknown_services
-from coordinator.engine.commands import Command, Outcome
-from coordinator.engine.doubting import span
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.nodes.lost_records import span
+from coordinator.engine.nodes.membership import unknown_services
+from coordinator.engine.record import Entry, Record, decode_record, encode_record, number_of
+from coordinator.engine.state.commands import Command, Outcome
+from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
     JobSubmitted,
@@ -32,7 +33,6 @@ from coordinator.engine.events import (
     PassDue,
     RecordsLost,
 )
-from coordinator.engine.record import Entry, Record, decode_record, encode_record, number_of
 from coordinator.policies.decisions import Decision
 from coordinator.service.enginetime import EngineTime
 from coordinator.service.explain import describe

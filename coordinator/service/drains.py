@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.engine.engine import Engine
-from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.engine.state.tables import JobEntry, NodeEntry
 
 
 def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import FINAL_JOB_STATES
-from coordinator.engine.state import AfterVacating, JobEntry, WorkerEntry
+from coordinator.engine.state.tables import AfterVacating, JobEntry, WorkerEntry
 
 WORKERS_NAMED = 4
 """Of those that still stop, the ones whose grace lasts longest."""

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from common.clock import Clock
 from common.log import Throttle
 from common.messages import Message
-from coordinator.engine.marks import ClockMark
+from coordinator.engine.state.tables import ClockMark
 
 log = logging.getLogger(__name__)
 

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from common.messages import CommandReport, GpuHealth, OrderPhase, process_named
 from common.model import JobState, NodeRole, Pool
-from coordinator.engine import (
-    belonging,
-    doubting,
-    estimates,
-    gpu_faults,
-    jobs,
-    loans,
-    refusals,
-    removing,
-    reservations,
-    retrying,
-    returns,
-    silence,
-    stalls,
-    stores,
-)
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.jobs import (
+    estimates,
+    gang_reservations,
+    rendezvous,
+    stalls,
+)
+from coordinator.engine.jobs import (
+    lifecycle as jobs_lifecycle,
+)
+from coordinator.engine.jobs import (
+    retry as jobs_retry,
+)
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.nodes import (
+    gpu_faults,
+    lost_records,
+    start_failures,
+)
+from coordinator.engine.nodes import (
+    lost as nodes_lost,
+)
+from coordinator.engine.nodes import (
+    maintenance as nodes_maintenance,
+)
+from coordinator.engine.nodes import (
+    membership as nodes_membership,
+)
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Decision
 from coordinator.policies.words import counted
 from coordinator.service import drains, ending, preruns, rows, suspended
@@ -40,7 +51,7 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
 
 def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
     if ends := ending.said(entry, now_s=at_s):
-        if ended_by := retrying.why_ended(entry, engine.settings):
+        if ended_by := jobs_retry.why_ended(entry, engine.settings):
             ends = (*ends, ended_by)
         return (*ends, *_unknown(engine, entry, at_s))
     match entry.state:
@@ -50,11 +61,11 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
             waiting = sorted(
                 f"worker {i} on {_not_ready(w)}"
                 for i, w in entry.workers.items()
-                if not jobs.is_ready(w)
+                if not jobs_lifecycle.is_ready(w)
             )
-            if entry.store is not None and not stores.is_ready(entry):
+            if entry.store is not None and not rendezvous.is_ready(entry):
                 waiting.append(f"its rendezvous store on {_not_ready(entry.store)}")
-            doubted = doubting.why_no_timeout(engine.state, entry)
+            doubted = lost_records.why_no_timeout(engine.state, entry)
             waiting += [doubted] if doubted else []
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
@@ -67,7 +78,7 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
         case JobState.CANCELLED:
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
-            ended_by = retrying.why_ended(entry, engine.settings)
+            ended_by = jobs_retry.why_ended(entry, engine.settings)
             not_again = f"it is not tried again: {ended_by}" if ended_by else ""
             return tuple(why for why in (entry.error, not_again) if why)
 
@@ -123,8 +134,8 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     ]
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
-    said = retrying.why_failed(entry)
-    if said and not retrying.why_waiting(entry, now_s):
+    said = jobs_retry.why_failed(entry)
+    if said and not jobs_retry.why_waiting(entry, now_s):
         reasons.append(f"its latest try ended: {said}")
     reasons += _restarts(entry)
     if entry.preemption_count:
@@ -137,7 +148,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
 
 def _restarts(entry: JobEntry) -> list[str]:
     """How much of its budget is used, of a job that has failed by its own fault."""
-    used, most = retrying.restarts_used(entry), entry.spec.retry.max_restarts
+    used, most = jobs_retry.restarts_used(entry), entry.spec.retry.max_restarts
     return [f"{used} of {counted(most, 'restart')} used (retry.max_restarts)"] if used else []
 
 
@@ -174,7 +185,7 @@ def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         since_s = engine.state.nodes[name].silent_since_s
         if since_s is None:
             continue
-        end_s = silence.certain_end_s(engine.settings, entry.spec)
+        end_s = nodes_lost.certain_end_s(engine.settings, entry.spec)
         if end_s is None:
             said.append(
                 f"{name} is lost: its workers there count as running until it is heard or "
@@ -209,7 +220,7 @@ def _silent(engine: Engine, entry: NodeEntry, refused_report: str) -> list[str]:
         said.append(f"its latest report came and was refused: {refused_report}")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
-        if not removing.why_not(engine.state, entry):
+        if not nodes_maintenance.why_not(engine.state, entry):
             said.append(
                 f"it holds nothing; if it will not come back: aryl node remove {entry.name}"
             )
@@ -235,7 +246,7 @@ def node(
         said.append("this coordinator has not heard it yet, so it is ordered nothing")
     said += _silent(engine, entry, refused_report)
     said += drains.of_node(engine, entry, at_s)
-    if closed := refusals.why(engine.state, entry):
+    if closed := start_failures.why(engine.state, entry):
         said.append(closed)
     if detail := _detail(entry):
         said.append(detail)
@@ -256,13 +267,13 @@ def node(
         f"{_beside(entry)}"
         for uuid, pid in sorted(entry.trespassed.items())
     ]
-    for job_entry, worker in loans.held_on(ctx, entry):
+    for job_entry, worker in loans_lifecycle.held_on(ctx, entry):
         if worker.key.is_store:
             said.append(f"rendezvous store of {job_entry.job_id}")
             continue
         kind = "flexible" if worker.is_flexible else "base"
         said.append(f"{kind} worker {worker.key.worker_index} of {job_entry.job_id}")
-    said += reservations.told(entry)
+    said += gang_reservations.told(entry)
     return tuple(said)
 
 
@@ -282,7 +293,7 @@ def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     if entry.role == NodeRole.TRAINING:
         said.append("it is of the inference pool now, and still training: it takes no workers")
     ctx = Context(engine.state, engine.settings, now_s)
-    if belonging.is_unknown(ctx, entry):
+    if nodes_membership.is_unknown(ctx, entry):
         known = ", ".join(sorted(s.name for s in engine.settings.services)) or "none"
         said.append(
             f"its service {entry.service} is in no settings of this cell (services: {known}), so "
@@ -322,14 +333,14 @@ def _overdue(
     """That a node was asked back and is later than its service was promised, and for whom."""
     lease_id = entry.last_lease_id
     found = None if lease_id is None else engine.state.loans.get(lease_id)
-    late_s = 0.0 if found is None else returns.overdue_s(found, now_s)
+    late_s = 0.0 if found is None else loan_outcome.overdue_s(found, now_s)
     if found is None or late_s <= 0:
         return []
     kind, promise = "reclaim", f"deadline {found.reclaim_deadline_s or 0.0:g} s"
-    if returns.is_turn_back(found):
+    if loan_outcome.is_turn_back(found):
         kind = "way back"
         promise = f"{found.turn_back_deadline_s or 0.0:g} s after it turned back by itself"
-    elif returns.is_lapse(found):
+    elif loan_outcome.is_lapse(found):
         kind = "lapse"
         promise = f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
     return [

@@ -10,9 +10,8 @@ from msgspec import Struct
 from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.removing import REMOVED
-from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, StoryLine
+from coordinator.engine.nodes.maintenance import REMOVED
+from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
 
 CELL = "cell"
 """The subject of what happens to the whole cell."""

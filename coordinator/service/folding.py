@@ -17,7 +17,8 @@ from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
 from common.telemetry import units
-from coordinator.engine.events import (
+from coordinator.engine.jobs.stalls import Watch
+from coordinator.engine.state.events import (
     Event,
     NodeReported,
     NodeSilent,
@@ -26,7 +27,6 @@ from coordinator.engine.events import (
     TrespassFact,
     WorkerFact,
 )
-from coordinator.engine.stalls import Watch
 from coordinator.service.gpu_facts import NO_CATALOGUE, Catalogue
 from coordinator.service.loads import Loads
 from coordinator.service.rivals import Rivals

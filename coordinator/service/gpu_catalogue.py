@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from common.decoding import parse_toml
 from common.errors import ConfigError
-from coordinator.engine.events import FaultClass
+from coordinator.engine.state.events import FaultClass
 from coordinator.service.gpu_facts import Catalogue, Entry
 
 MAX_XID = 999_999

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from common.messages import GpuReport, XidCount
-from coordinator.engine.events import FaultClass, GpuFact, GpuFaultFact
+from coordinator.engine.state.events import FaultClass, GpuFact, GpuFaultFact
 
 ECC = "uncorrected ECC errors"
 

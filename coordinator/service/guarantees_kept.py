@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.model import Pool
-from coordinator.engine.settings import TenantSettings, overpromised
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.settings import TenantSettings, overpromised
+from coordinator.engine.state.tables import ClusterState
 
 
 def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:

@@ -16,7 +16,7 @@ from common.apirows import StoryRow
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.log import Throttle
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.tables import ClusterState
 from coordinator.service.rows import story_rows
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from common.messages import InferenceReport, NodeReport
 from common.model import NodeName, NodeRole, ServiceName
-from coordinator.engine.events import Event, LoadMeasured, LoadUnknown
+from coordinator.engine.state.events import Event, LoadMeasured, LoadUnknown
 
 COLLECTOR = "inference"
 """The collector of an agent that reads the page."""

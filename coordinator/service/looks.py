@@ -34,8 +34,8 @@ from common.api import (
 from common.errors import ProtocolError, Unavailable
 from common.messages import Message
 from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, NodeName
-from coordinator.engine import ended, prerun_shape
-from coordinator.engine.state import EndedWorker, JobEntry, NodeEntry
+from coordinator.engine.jobs import ended_workers, prerun_spec
+from coordinator.engine.state.tables import EndedWorker, JobEntry, NodeEntry
 from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, Subject
@@ -263,7 +263,7 @@ class Looks:
             workers=rows.worker_rows(job),
             why=explain.job(engine, job, now_s=now_s),
             estimate="" if is_over else explain.estimate(engine, job, now_s=now_s),
-            spec=prerun_shape.submitted(job),
+            spec=prerun_spec.submitted(job),
         )
 
     def _describe_node(self, name: str) -> Description:
@@ -360,7 +360,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
     Raises:
         Refusal: nothing is known of the attempt, or of the worker in it.
     """
-    found = ended.of_attempt(job, request.attempt)
+    found = ended_workers.of_attempt(job, request.attempt)
     if job.attempt == 0:
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
@@ -368,7 +368,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
             "worker_index",
         )
     if request.attempt is not None and not found:
-        known = ", ".join(map(str, ended.attempts(job))) or "none"
+        known = ", ".join(map(str, ended_workers.attempts(job))) or "none"
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
             f"job {job.job_id} is at attempt {job.attempt} and remembers no worker of attempt "

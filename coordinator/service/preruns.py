@@ -1,21 +1,22 @@
 """What is said of a job whose pre-run is on, or was at its end. Pure; must not know how one ends.
 
-A pre-run is a try on a few GPUs (`coordinator.engine.prerun`). Rows show the job as it runs, of one
-worker, so that whoever asked for a gang has to be told that this is not all of it.
+A pre-run is a try on a few GPUs (`coordinator.engine.jobs.prerun`). Rows show the job as it runs,
+of one worker, so that whoever asked for a gang has to be told that this is not all of it.
 """
 
 from __future__ import annotations
 
 from common.model import FINAL_JOB_STATES, JobState
-from coordinator.engine import prerun_shape, retrying
-from coordinator.engine.state import AfterVacating, JobEntry
+from coordinator.engine.jobs import prerun_spec
+from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.words import counted
 
 
 def said(job: JobEntry) -> tuple[str, ...]:
     """That it is about its pre-run, on how many GPUs, and what becomes of its gang; empty of any
     other job, and of one that is a gang by now."""
-    if not prerun_shape.is_on(job):
+    if not prerun_spec.is_on(job):
         return ()
     gpus = counted(job.spec.gpus_per_worker, "GPU")
     match job.state:
@@ -38,7 +39,7 @@ def _is_final(job: JobEntry) -> bool:
 
 def _waits(job: JobEntry, gpus: str) -> str:
     gang = _gang(job)
-    if retrying.why_failed(job):
+    if jobs_retry.why_failed(job):
         return f"its latest pre-run, on {gpus}, came to nothing: it is tried again before {gang}"
     return f"it waits for its pre-run, on {gpus}: {gang} comes after that"
 
@@ -58,6 +59,6 @@ def _has_failed(job: JobEntry) -> bool:
 
 def _gang(job: JobEntry) -> str:
     """What its user asked for, by its least size."""
-    spec = prerun_shape.submitted(job)
+    spec = prerun_spec.submitted(job)
     workers = counted(spec.workers.min, "worker")
     return f"its gang of {workers} with {counted(spec.base_demand_gpus, 'GPU')}"

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     Event,
     LoadMeasured,
     LoadUnknown,

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, ProtocolError
-from coordinator.engine.doubting import span
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import RecordsLost
+from coordinator.engine.nodes.lost_records import span
 from coordinator.engine.record import Record, decode_record, follow, number_of, replay
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.events import RecordsLost
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.service.ports import JournalPort, Lost, SnapshotsPort
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,15 @@ from common.api import (
 )
 from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine import accounting, gpu_faults, returns, stalls, unknown_loads, waiting
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.sharing import keys_of
-from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.jobs import stalls
+from coordinator.engine.jobs.gpu_sharing import keys_of
+from coordinator.engine.loans import unknown_loads
+from coordinator.engine.nodes import gpu_faults
+from coordinator.engine.state import accounting, loan_outcome
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
 from coordinator.policies.words import counted
@@ -62,7 +65,7 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         exit_code=job.exit_code,
         error=job.error,
         failure=job.retry.failure,
-        waited_s=waiting.spent_s(job, now_s),
+        waited_s=jobs_lifecycle.spent_s(job, now_s),
         blockers=_blockers(engine, job, now_s),
         stalled_s=_set(stalls.quiet_s(job, now_s)),
         resize_cost_s=_set(job.resizes.cost_s),
@@ -227,8 +230,8 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
         [folder.reports[n.name] for n in serving if n.name in folder.reports]
     )
     loans = [loan for loan in engine.state.loans.values() if loan.service == name]
-    tally = returns.tally(loans, now_s)
-    back = [loan for loan in loans if returns.reclaim_s(loan) is not None]
+    tally = loan_outcome.tally(loans, now_s)
+    back = [loan for loan in loans if loan_outcome.reclaim_s(loan) is not None]
     last = max(back, key=lambda loan: loan.returned_at_s or 0.0, default=None)
     return ServiceRow(
         service=name,
@@ -251,7 +254,7 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
         lapses_late=tally.lapses_late,
         turn_backs=tally.turn_backs,
         turn_backs_late=tally.turn_backs_late,
-        last_reclaim_s=None if last is None else returns.reclaim_s(last),
+        last_reclaim_s=None if last is None else loan_outcome.reclaim_s(last),
         last_returned_at_s=None if last is None else last.returned_at_s,
         load_unknown=_unknown_loads(engine, entry.name, now_s),
     )
@@ -307,13 +310,13 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
         returned_at_s=loan.returned_at_s,
         reclaim_deadline_s=loan.reclaim_deadline_s,
-        reclaim_s=returns.reclaim_s(loan),
-        lapse_s=returns.lapse_s(loan),
-        lapse_deadline_s=loan.lapse_deadline_s if returns.is_lapse(loan) else None,
+        reclaim_s=loan_outcome.reclaim_s(loan),
+        lapse_s=loan_outcome.lapse_s(loan),
+        lapse_deadline_s=loan.lapse_deadline_s if loan_outcome.is_lapse(loan) else None,
         turned_back=loan.turned_back,
-        turn_back_s=returns.turn_back_s(loan),
-        turn_back_deadline_s=loan.turn_back_deadline_s if returns.is_turn_back(loan) else None,
-        is_late=returns.is_late(loan) or returns.overdue_s(loan, now_s) > 0,
+        turn_back_s=loan_outcome.turn_back_s(loan),
+        turn_back_deadline_s=loan.turn_back_deadline_s if loan_outcome.is_turn_back(loan) else None,
+        is_late=loan_outcome.is_late(loan) or loan_outcome.overdue_s(loan, now_s) > 0,
         reason=loan.reason,
         reclaim_reason=loan.ended_reason or loan.reclaim_reason or loan.turned_back,
         predicted_preemptions=loan.predicted_preemptions,
@@ -328,9 +331,9 @@ def _loan_state(loan: LoanEntry) -> str:
     if loan.ended_reason:
         return "ended"
     if loan.returned_at_s is not None:
-        if returns.is_turn_back(loan):
+        if loan_outcome.is_turn_back(loan):
             return "turned back"
-        return "lapsed" if returns.is_lapse(loan) else "returned"
+        return "lapsed" if loan_outcome.is_lapse(loan) else "returned"
     if loan.reclaim_ordered_at_s is not None or loan.is_lapsed or loan.turned_back:
         return "coming home"
     return "draining" if loan.begun_at_s is None else "on loan"

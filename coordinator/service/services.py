@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from math import inf
 
 from common.model import NodeRole, ServiceName
-from coordinator.engine import returns, unknown_loads
-from coordinator.engine.belonging import unknown_services
-from coordinator.engine.context import sick_slots
 from coordinator.engine.engine import Engine
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import NodeEntry
+from coordinator.engine.loans import unknown_loads
+from coordinator.engine.nodes.membership import unknown_services
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.context import sick_slots
+from coordinator.engine.state.tables import LoanEntry, NodeEntry
 from coordinator.policies.never import lends, most_lent
 from coordinator.policies.words import counted
 from coordinator.service import trust
@@ -133,7 +133,7 @@ def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
         is_asked = loan.service == name and loan.returned_at_s is None
         if not is_asked or ordered_at_s is None or deadline_s is None:
             continue
-        since_s, late_s = now_s - ordered_at_s, returns.overdue_s(loan, now_s)
+        since_s, late_s = now_s - ordered_at_s, loan_outcome.overdue_s(loan, now_s)
         due = f"LATE by {late_s:.0f} s" if late_s else f"{deadline_s - since_s:.0f} s left"
         said.append(
             f"{loan.node} is wanted back since {since_s:.0f} s, {due} of {deadline_s:g} s: "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from common.model import JobState
 from coordinator.engine.engine import Engine
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 
 COMPUTING = (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from common.messages import NodeReport, WorkerPhase
 from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
-from coordinator.engine.events import ProgressStopped
-from coordinator.engine.stalls import Watch
+from coordinator.engine.jobs.stalls import Watch
+from coordinator.engine.state.events import ProgressStopped
 
 
 class _Word(NamedTuple):

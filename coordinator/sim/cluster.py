@@ -24,7 +24,7 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from coordinator.engine.events import GpuFact, NodeReported
+from coordinator.engine.state.events import GpuFact, NodeReported
 from coordinator.sim.held import Held
 from coordinator.sim.loop import Loop
 

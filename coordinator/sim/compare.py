@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator import plugins
-from coordinator.engine.accounting import plain
+from coordinator.engine.state.accounting import plain
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.names import YARDSTICK
 from coordinator.policies.needs import unmet

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from coordinator.engine.accounting import quantile
+from coordinator.engine.state.accounting import quantile
 
 ROUNDING = 1e-6
 """So little above 1 is rounding: instants are sums of many floating-point terms."""

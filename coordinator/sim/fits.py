@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from common.errors import ConfigError
 from common.model import JobId, JobSpec, NodeRole, Pool, ServiceName
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.services import ServiceView
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView, TenantView

@@ -7,7 +7,7 @@ from msgspec import Struct
 from common.failures import Failure
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason
-from coordinator.engine.events import WorkerFact
+from coordinator.engine.state.events import WorkerFact
 
 
 class Held(Struct):

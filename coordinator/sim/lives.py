@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import ceil
 
 from common.model import JobSpec, JobState, Pool
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.sim.fairness import Lived
 from coordinator.sim.simulation import Passes
 from coordinator.sim.stage import RunOptions, Stage, TimesTaken

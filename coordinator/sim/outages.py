@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.engine.events import NodeReported, NodeSilent
+from coordinator.engine.state.events import NodeReported, NodeSilent
 from coordinator.sim.cluster import PretendNode
 from coordinator.sim.loop import Loop
 

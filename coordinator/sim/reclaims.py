@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from common.model import NodeName
 from coordinator.engine.engine import Engine
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry, LoanEntry
 from coordinator.policies.decisions import Decision, Preempt, Reclaim
 
 

@@ -11,11 +11,11 @@ from functools import partial
 
 from msgspec import Struct
 
-from coordinator.engine.accounting import Figures, figures
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event
 from coordinator.engine.record import Record, decision_bytes
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.accounting import Figures, figures
+from coordinator.engine.state.events import Event
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.loop import Loop
 

@@ -14,8 +14,14 @@ from msgspec import Struct, structs
 
 from common.clock import Clock
 from common.model import JobState
-from coordinator.engine.accounting import Durations, Quantiles, deadlines, durations, quantiles
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.accounting import (
+    Durations,
+    Quantiles,
+    deadlines,
+    durations,
+    quantiles,
+)
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.bundles import policy
 from coordinator.sim.ending import Headway, check_ended
 from coordinator.sim.failing import FailureFigures

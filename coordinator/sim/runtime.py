@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from common.messages import WorkerOrder
 from common.model import Checkpoint, JobId, NodeName, Progress, StopReason, WorkerKey
-from coordinator.engine.events import ProgressReported
+from coordinator.engine.state.events import ProgressReported
 from coordinator.sim.attempts import Attempt, Saves, Truth
 from coordinator.sim.colocation import Colocation
 from coordinator.sim.loop import Loop

@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from common.messages import WorkerOrder
 from common.model import JobId, JobSpec, NodeName, ServiceName, WorkerKey
-from coordinator.engine.accounting import Figures, figures
-from coordinator.engine.commands import PushDesired
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.invariants import BesideIdle
+from coordinator.engine.state.accounting import Figures, figures
+from coordinator.engine.state.commands import PushDesired
+from coordinator.engine.state.events import (
     Event,
     JobSubmitted,
     LeaderStarted,
@@ -27,8 +28,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
     PassDue,
 )
-from coordinator.engine.guarantees import BesideIdle
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.failing import Failing

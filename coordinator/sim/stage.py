@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import JobId, Mode, ServiceName
-from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.tenants import views
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.view import views
 from coordinator.policies.bundles import policy
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, structs
 
 from common.errors import ConfigError
 from common.model import MAX_JOB_S
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
 from coordinator.policies.policy import plainly
 from coordinator.sim.compare import Task

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 
 SIZES = ((1, "1"), (4, "2-4"), (8, "5-8"))
 LARGEST = ">8"

@@ -19,9 +19,9 @@ from common.clock import SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, NodeName, RetrySpec, StopReason, WorkerKey
-from coordinator.engine import ended
-from coordinator.engine.ended import EARLIER_WORKERS_KEPT, ENDED_WORKERS_KEPT
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs import ended_workers as ended
+from coordinator.engine.jobs.ended_workers import EARLIER_WORKERS_KEPT, ENDED_WORKERS_KEPT
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
 from tests.agent.bench import key, settings

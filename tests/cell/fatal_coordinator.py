@@ -21,8 +21,8 @@ from common.clock import SystemClock
 from common.log import set_up
 from common.messages import decode
 from common.settings import load
-from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
+from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.leaderkey import leader_lease

@@ -12,7 +12,7 @@ import pytest
 
 from common.model import JobState, NodeRole
 from coordinator.demo.cell import COORDINATOR
-from coordinator.engine.events import NodeSilent
+from coordinator.engine.state.events import NodeSilent
 from coordinator.service.daemon import EXIT_FENCED
 from tests.cell.house import PERIODS, running_cell
 

@@ -15,7 +15,7 @@ from common.model import JobState
 from coordinator.demo.cell import COORDINATOR, MARKER
 from coordinator.demo.plan import coordinator_toml
 from coordinator.demo.supervise import Unit
-from coordinator.engine.events import JobSubmitted
+from coordinator.engine.state.events import JobSubmitted
 from tests.cell import fatal_coordinator
 from tests.cell.fatal_coordinator import Point
 from tests.cell.house import House, running_cell

@@ -21,7 +21,7 @@ from common.errors import ProtocolError
 from common.model import JobState, NodeRole, Pool
 from coordinator.cli import columns
 from coordinator.cli.describe import Hit, hit_line
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 from tests.cli.fake_cell import (
     Answer,
     FakeCell,

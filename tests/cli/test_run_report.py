@@ -12,7 +12,7 @@ from rich.console import Console
 
 from coordinator.cli.run_report import run_table
 from coordinator.demo.workload import Run
-from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
+from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes
 from tests.cli.fake_cell import loan_row
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"

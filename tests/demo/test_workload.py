@@ -20,8 +20,8 @@ from coordinator.cli.up import LAST_LOOK_S, without_last_look
 from coordinator.demo.plan import ANSWER_TIMEOUT_S
 from coordinator.demo.serving import write_json
 from coordinator.demo.workload import Requests
-from coordinator.engine.accounting import figures
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.accounting import figures
+from coordinator.engine.state.tables import ClusterState
 from tests.cli.fake_cell import loan_row, node_row
 from tests.demo.workload_house import FIGURES, House, open_house
 

@@ -32,7 +32,7 @@ from coordinator.client import Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, CellPlan
 from coordinator.demo.workload import Workload
-from coordinator.engine.accounting import Durations, Figures, ReclaimTimes, plain
+from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes, plain
 from tests.fakeclock import FakeClock
 from tests.fakes import FakeBus
 

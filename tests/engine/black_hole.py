@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from common.messages import WorkerPhase
 from common.model import GpuUuid, JobId, JobSpec, NodeName, NodeRole, Pool, WorkerRange
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     GpuFact,
     JobSubmitted,
@@ -18,8 +18,8 @@ from coordinator.engine.events import (
     TrespassFact,
     WorkerFact,
 )
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from tests.engine.journalled import journalled
 from tests.engine.reporting import GPUS
 

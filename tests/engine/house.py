@@ -22,13 +22,13 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
-from coordinator.engine import loans
-from coordinator.engine.commands import Outcome
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import GpuFact, LeaderStarted, NodeReported, PassDue
-from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import GpuFact, LeaderStarted, NodeReported, PassDue
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.bundles import Policy
 from coordinator.policies.decisions import Allocation, Decision, Loan, Placement, Reclaim, Start
 from coordinator.policies.snapshot import ClusterSnapshot
@@ -131,7 +131,7 @@ class House:
         """Live workers of a node as the engine sees them."""
         context = Context(self.engine.state, self.engine.settings, self.engine.state.now_s)
         node = self.engine.state.nodes.get(name)
-        return [] if node is None else loans.workers_on(context, node)
+        return [] if node is None else loans_lifecycle.workers_on(context, node)
 
     def _allocate(self, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         decisions, self._script = tuple(self._script), []

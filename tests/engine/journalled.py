@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from coordinator.engine.events import Event
 from coordinator.engine.record import Entry, Record, decode_record, encode_record
+from coordinator.engine.state.events import Event
 
 E = TypeVar("E", bound=Event)
 

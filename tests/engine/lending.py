@@ -15,9 +15,9 @@ from common.model import (
     RendezvousSpec,
     WorkerRange,
 )
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     GpuFact,
     JobSubmitted,
@@ -28,7 +28,7 @@ from coordinator.engine.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.engine.state.tables import JobEntry, NodeEntry
 from tests.engine.journalled import journalled
 from tests.engine.reporting import CHAT, GPUS, service, settings
 

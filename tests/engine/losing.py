@@ -8,7 +8,7 @@ import pytest
 
 from common.messages import WorkerPhase
 from common.model import Checkpoint, JobState, NodeName, Progress
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     NodeReported,
     NodeSilent,
     OperatorAction,
@@ -16,8 +16,7 @@ from coordinator.engine.events import (
     ProgressReported,
     WorkerFact,
 )
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry, LoanEntry
 from coordinator.policies.decisions import Loan, Preempt, Reclaim
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

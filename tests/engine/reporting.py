@@ -18,9 +18,9 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     GpuFact,
     GpuFaultFact,
@@ -32,8 +32,8 @@ from coordinator.engine.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from tests.engine.journalled import journalled
 
 CHAT, CODE = ServiceName("chat"), ServiceName("code")

@@ -6,8 +6,14 @@ import pytest
 from msgspec import structs
 
 from common.model import JobId, JobSpec, JobState, WorkerRange
-from coordinator.engine.accounting import Durations, ReclaimTimes, figures, plain, queueing_s
-from coordinator.engine.state import ClusterState, JobEntry
+from coordinator.engine.state.accounting import (
+    Durations,
+    ReclaimTimes,
+    figures,
+    plain,
+    queueing_s,
+)
+from coordinator.engine.state.tables import ClusterState, JobEntry
 
 SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from common.failure_rules import read_rules
 from common.model import Checkpoint, JobId, JobState, Progress
-from coordinator.engine.events import ProgressReported
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import ProgressReported
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import JobView
 from coordinator.policies.sources import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import PassDue
+from coordinator.engine.state.events import PassDue
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot
 from tests.engine.house import House

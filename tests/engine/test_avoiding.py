@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, NodeName
-from coordinator.engine import avoiding
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import GpuFact, NodeReported, OperatorAction, PassDue, WorkerFact
-from coordinator.engine.marks import Avoided, RetryEntry
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import (
+    GpuFact,
+    NodeReported,
+    OperatorAction,
+    PassDue,
+    WorkerFact,
+)
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.service.explain import job as explain_job
 from coordinator.sim.cluster import Delays
@@ -229,16 +234,16 @@ def test_nothing_shortens_the_time_for_which_a_node_is_left_alone(
             case _:
                 own |= {name} if what == "own" else set()
                 is_own = what == "own"
-                avoiding.leave(job.retry, [name], cell.now_s + seconds, is_own_fault=is_own)
+                jobs_retry.leave(job.retry, [name], cell.now_s + seconds, is_own_fault=is_own)
                 ends_s[name] = max(ends_s.get(name, 0.0), cell.now_s + seconds)
         ctx.now_s = cell.now_s
-        avoiding.time_is_up(ctx, job)
+        jobs_retry.stop_avoiding(ctx, job)
         stays = own if job.state == JobState.RUNNING else set[NodeName]()
         ends_s = {n: end for n, end in ends_s.items() if end > cell.now_s or n in stays}
         own &= ends_s.keys()
         assert job.retry.avoid_nodes == sorted(ends_s)
         due = [end for n, end in ends_s.items() if n not in stays]
-        assert avoiding.end_s(job) == min(due, default=None)
+        assert jobs_retry.avoids_until_s(job) == min(due, default=None)
 
 
 @pytest.mark.parametrize("node_faults", [0, 2])
@@ -266,12 +271,12 @@ def test_all_nodes_are_told_with_their_own_times() -> None:
     """The first to end comes first, those that end together stand together, and not all of many."""
     cell = BlackHole(nodes=1)
     job = cell.submit("j")
-    avoiding.leave(job.retry, [T2, T1], 30.0)
-    avoiding.leave(job.retry, [T0], 60.0)
-    assert avoiding.told(job, 10.0) == "t1, t2 again in 20 s, t0 again in 50 s"
+    jobs_retry.leave(job.retry, [T2, T1], 30.0)
+    jobs_retry.leave(job.retry, [T0], 60.0)
+    assert jobs_retry.told(job, 10.0) == "t1, t2 again in 20 s, t0 again in 50 s"
     for number in range(3, 9):
-        avoiding.leave(job.retry, [NodeName(f"t{number}")], 100.0 * number)
-    said = avoiding.told(job, 10.0)
+        jobs_retry.leave(job.retry, [NodeName(f"t{number}")], 100.0 * number)
+    said = jobs_retry.told(job, 10.0)
     assert said.startswith("t1, t2 again in 20 s, t0 again in 50 s, t3 again in 290 s, ")
     assert said.endswith(" and 4 later")
 
@@ -282,6 +287,6 @@ def test_who_is_to_blame_is_so_until_its_time_is_over() -> None:
     retry = RetryEntry(
         avoided={T0: Avoided(5.0), T1: Avoided(6.0), T2: Avoided(9.0, is_own_fault=True)}
     )
-    assert avoiding.blamed(retry, 4.9) == [T0, T1]
-    assert avoiding.blamed(retry, 5.0) == [T1]
-    assert avoiding.blamed(retry, 6.0) == []
+    assert jobs_retry.blamed(retry, 4.9) == [T0, T1]
+    assert jobs_retry.blamed(retry, 5.0) == [T1]
+    assert jobs_retry.blamed(retry, 6.0) == []

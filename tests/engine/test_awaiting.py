@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole
-from coordinator.engine import returns
-from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import LeaderStarted, PassDue
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.accounting import ReclaimTimes, figures
+from coordinator.engine.state.events import LeaderStarted, PassDue
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service.rows import loan_row
 from coordinator.sim.cluster import Delays
@@ -188,9 +188,12 @@ def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_en
     began_s = house.engine.state.now_s
     if is_lapsing:
         house.engine.handle(says(house, NodeRole.VACATING), now_s=began_s + 5.0)
-    assert returns.is_lapse(loan) is False
+    assert loan_outcome.is_lapse(loan) is False
     due_s = began_s + (35.0 if is_lapsing else 60.0)
-    assert (returns.overdue_s(loan, due_s), returns.overdue_s(loan, due_s + 7.0)) == (0.0, 7.0)
+    assert (loan_outcome.overdue_s(loan, due_s), loan_outcome.overdue_s(loan, due_s + 7.0)) == (
+        0.0,
+        7.0,
+    )
 
 
 def test_a_wait_takes_its_time_of_the_deadline() -> None:
@@ -228,4 +231,4 @@ def test_a_lapse_is_held_to_the_last_promise_of_a_service_that_is_in_no_settings
     stages_s = WAY_S | {"unattended": unattended_s}
     house.engine.handle(says(house, NodeRole.SERVING, stages_s), now_s=now_s + 50.0)
     [loan] = house.engine.state.loans.values()
-    assert (loan.lapse_deadline_s, returns.is_late(loan)) == (30.0, is_late)
+    assert (loan.lapse_deadline_s, loan_outcome.is_late(loan)) == (30.0, is_late)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from common.messages import WorkerPhase
-from coordinator.engine.events import PassDue
-from coordinator.engine.state import JobEntry, WorkerEntry
+from coordinator.engine.state.events import PassDue
+from coordinator.engine.state.tables import JobEntry, WorkerEntry
 from tests.engine.black_hole import BlackHole
 
 WELL = ("x0", "x1", "x2")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.model import JobState, Mode, NodeRole, Pool
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import LoadMeasured, LoanPassDue
-from coordinator.engine.promised import reclaim_s
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.loans.lifecycle import reclaim_s
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import LoadMeasured, LoanPassDue
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Reclaim
 from coordinator.service.rows import loan_row
 from tests.engine.house import state

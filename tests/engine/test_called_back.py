@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole
-from coordinator.engine.accounting import figures
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.returns import is_late
+from coordinator.engine.state.accounting import figures
+from coordinator.engine.state.loan_outcome import is_late
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays

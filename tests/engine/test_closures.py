@@ -8,9 +8,9 @@ import pytest
 
 from common.model import NodeName
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import OperatorAction, OperatorAsked
-from coordinator.engine.refusals import MOST
-from coordinator.engine.state import ClusterState
+from coordinator.engine.nodes.start_failures import MOST
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import ClusterState
 from tests.engine.black_hole import BlackHole
 
 T0, GONE = NodeName("t0"), NodeName("gone")

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from common.messages import DesiredState, OrderPhase
 from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine.commands import PushDesired
-from coordinator.engine.events import JobCancelRequested
+from coordinator.engine.state.commands import PushDesired
+from coordinator.engine.state.events import JobCancelRequested
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.loop import Loop
 from tests.engine.house import House

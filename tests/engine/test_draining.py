@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from common.model import JobState, Launcher, NodeName, NodeRole
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import Event, LeaderStarted, OperatorAction, OperatorAsked, PassDue
 from coordinator.engine.record import Entry, Record, replay
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
+    Event,
+    LeaderStarted,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+)
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

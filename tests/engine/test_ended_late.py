@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.model import JobId, JobSpec, NodeName, WorkerKey, WorkerRange
-from coordinator.engine.ended import HEARD_LATE_S, left, waits_since_s
-from coordinator.engine.state import JobEntry, WorkerEntry
+from coordinator.engine.jobs.ended_workers import HEARD_LATE_S, left, waits_since_s
+from coordinator.engine.state.tables import JobEntry, WorkerEntry
 
 
 def test_an_earlier_end_that_is_heard_later_moves_nothing_back() -> None:

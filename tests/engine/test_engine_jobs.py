@@ -17,9 +17,9 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
-from coordinator.engine.commands import AskLedger, PushDesired
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import AskLedger, PushDesired
+from coordinator.engine.state.events import (
     GpuFact,
     JobSubmitted,
     LeaderStarted,
@@ -28,7 +28,7 @@ from coordinator.engine.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 
 JOB = JobId("j1")
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobSpec, JobState, WorkerRange
-from coordinator.engine import estimates
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState
+from coordinator.engine.jobs import estimates
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.reclaim.costs import LEAST_WAIT_S, Costs
 from coordinator.policies.sources import LATE_RATIOS, Source, late_ratio
 from tests.builders import make_job_view, make_snapshot, make_worker_view

@@ -19,8 +19,8 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import JobProfile
-from coordinator.engine import estimates
-from coordinator.engine.state import JobEntry, WorkerEntry
+from coordinator.engine.jobs import estimates
+from coordinator.engine.state.tables import JobEntry, WorkerEntry
 
 JOB = JobId("j")
 WORK_S = 1000.0

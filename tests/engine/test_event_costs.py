@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 from common.model import GpuUuid, JobId, JobSpec, Mode, NodeName, NodeRole, Pool, WorkerRange
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import GpuFact, JobSubmitted, LeaderStarted, NodeReported, PassDue
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.events import (
+    GpuFact,
+    JobSubmitted,
+    LeaderStarted,
+    NodeReported,
+    PassDue,
+)
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from tests.engine.house import CHAT
 from tests.policies.counted_calls import calls
 

@@ -7,7 +7,8 @@ import pytest
 from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName, StopReason
-from coordinator.engine.events import (
+from coordinator.engine.nodes.lost import certain_end_s
+from coordinator.engine.state.events import (
     GpuFact,
     NodeReported,
     NodeSilent,
@@ -15,8 +16,7 @@ from coordinator.engine.events import (
     OperatorAsked,
     WorkerFact,
 )
-from coordinator.engine.silence import certain_end_s
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state

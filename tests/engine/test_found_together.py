@@ -7,8 +7,8 @@ from msgspec import structs
 
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, NodeName
-from coordinator.engine.events import OrdersRecovered
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import OrdersRecovered
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Start, Suspend
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.model import JobState, NodeRole, Pool
-from coordinator.engine.commands import Outcome
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     LoadMeasured,
     LoanPassDue,
     OperatorAction,

@@ -6,10 +6,10 @@ import pytest
 
 from common.messages import WorkerPhase
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool
-from coordinator.engine.context import Context
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.sharing import why_not_on
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs.gpu_sharing import why_not_on
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement
 from tests.engine.house import state
 from tests.engine.reporting import GPUS, N, Reporting, facts

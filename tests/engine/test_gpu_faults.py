@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from common.messages import GpuHealth, RecoveryAction, WorkerPhase
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool
-from coordinator.engine import gpu_faults
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.nodes import gpu_faults
+from coordinator.engine.state.events import (
     FaultClass,
     GpuFact,
     GpuFaultFact,
@@ -21,7 +21,7 @@ from coordinator.engine.events import (
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Loan, Start
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node

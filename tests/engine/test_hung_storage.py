@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from common.messages import WorkerPhase
 from common.model import CheckpointSpec, JobState, NodeName
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import JobCancelRequested, PassDue, WorkerFact
-from coordinator.engine.refusals import MOST
-from coordinator.engine.state import JobEntry
+from coordinator.engine.nodes.start_failures import MOST
+from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
+from coordinator.engine.state.tables import JobEntry
 from tests.engine.black_hole import FAULT, REST_S, BlackHole
 from tests.engine.house import state
 

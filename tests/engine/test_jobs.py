@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from common.messages import OrderPhase
 from common.model import JobId, JobState, NodeName
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.decisions import Placement, Preempt, Resize, Start
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import LeaseId, NodeName, NodeRole
-from coordinator.engine import returns
-from coordinator.engine.accounting import ReclaimTimes, figures
-from coordinator.engine.events import NodeReported
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.accounting import ReclaimTimes, figures
+from coordinator.engine.state.events import NodeReported
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
@@ -50,7 +50,7 @@ def test_a_lapse_that_took_longer_than_the_promise_is_late(
     stages_s = WAY_S | {"unattended": unattended_s}
     house.sim.handle(says(house, NodeRole.SERVING, stages_s))
     loan = loan_of(house)
-    assert (loan.lapse_s, returns.is_late(loan)) == (14.0 + unattended_s, is_late)
+    assert (loan.lapse_s, loan_outcome.is_late(loan)) == (14.0 + unattended_s, is_late)
     found = figures(house.engine.state)
     assert (found.leases_lapsed, found.lapses_late) == (1, int(is_late))
     assert (found.reclaims, found.reclaims_late) == (0, 0)
@@ -100,8 +100,8 @@ def test_a_lease_that_ended_before_its_node_had_left_is_overdue_never() -> None:
         lapsed_at_s=5.0,
         lapse_deadline_s=30.0,
     )
-    assert returns.overdue_s(loan, 1000.0) == 0.0
-    assert returns.tally([loan], 1000.0).lapses_late == 0
+    assert loan_outcome.overdue_s(loan, 1000.0) == 0.0
+    assert loan_outcome.tally([loan], 1000.0).lapses_late == 0
     left = replace(loan, is_server_stopped=True)
-    assert returns.overdue_s(left, 1000.0) == 1000.0 - 5.0 - 30.0
-    assert returns.tally([left], 1000.0).lapses_late == 1
+    assert loan_outcome.overdue_s(left, 1000.0) == 1000.0 - 5.0 - 30.0
+    assert loan_outcome.tally([left], 1000.0).lapses_late == 1

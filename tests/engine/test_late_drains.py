@@ -7,10 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import LeaseId, NodeRole
-from coordinator.engine import returns
-from coordinator.engine.accounting import figures, with_overdue
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.record import Entry, Record, decode_record, encode_record
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.accounting import figures, with_overdue
+from coordinator.engine.state.events import (
     Event,
     LeaderStarted,
     LoanPassDue,
@@ -18,7 +19,6 @@ from coordinator.engine.events import (
     NodeSilent,
     PassDue,
 )
-from coordinator.engine.record import Entry, Record, decode_record, encode_record
 from coordinator.policies.decisions import Loan
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays
@@ -70,7 +70,7 @@ def late_now(house: House) -> int:
     """Late reclaims by `status`, with which the loan's row and the count of loans agree."""
     state = house.engine.state
     found = with_overdue(figures(state), state, state.now_s)
-    tally = returns.tally(state.loans.values(), state.now_s)
+    tally = loan_outcome.tally(state.loans.values(), state.now_s)
     assert (found.reclaims, found.reclaims_late) == (tally.reclaims, tally.reclaims_late)
     row = rows.loan_row(loan_of(house), now_s=state.now_s)
     assert row.is_late == (found.reclaims_late > 0)
@@ -228,7 +228,7 @@ def test_a_simulated_node_is_judged_as_a_live_one(deaf_s: float, is_late: bool) 
     house.decide(RECLAIM, lend=True)
     house.wait(deaf_s)
     assert house.node("i0").role == NodeRole.DRAINING
-    assert (returns.overdue_s(loan_of(house), house.sim.loop.now_s) > 0) == is_late
+    assert (loan_outcome.overdue_s(loan_of(house), house.sim.loop.now_s) > 0) == is_late
     house.toggle_deaf(I0)
     house.wait(1.0)
     assert house.node("i0").role == NodeRole.SERVING

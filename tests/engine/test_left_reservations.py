@@ -7,7 +7,7 @@ import pytest
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName, NodeRole, WorkerKey
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     JobCancelRequested,
     LeaderStarted,
     NodeSilent,
@@ -15,7 +15,7 @@ from coordinator.engine.events import (
     OperatorAsked,
     RecordsLost,
 )
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resize
 from coordinator.service.explain import node as explain_node
 from coordinator.sim.cluster import Delays

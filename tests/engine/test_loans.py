@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, NodeRole, StopReason
-from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.accounting import ReclaimTimes, figures
+from coordinator.engine.state.events import (
     LeaderStarted,
     NodeReported,
     NodeSilent,
@@ -18,7 +18,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
     WorkerFact,
 )
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
 from coordinator.policies.service_nodes import nodes_of
 from coordinator.service.folding import Folder

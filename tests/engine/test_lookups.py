@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import Pool, ServiceName
-from coordinator.engine.events import LoadMeasured
+from coordinator.engine.state.events import LoadMeasured
 from tests.engine.house import House
 from tests.engine.reporting import CHAT, CODE, Reporting, service
 

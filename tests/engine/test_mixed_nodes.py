@@ -20,7 +20,7 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     GpuFact,
     JobSubmitted,
     LeaderStarted,
@@ -29,8 +29,8 @@ from coordinator.engine.events import (
     OperatorAsked,
     PassDue,
 )
-from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Start
 from coordinator.service.explain import job as explain_job
 from tests.engine.house import state

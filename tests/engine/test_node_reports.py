@@ -10,14 +10,14 @@ import pytest
 from common.messages import GpuHealth, WorkerPhase
 from common.model import JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     GpuFact,
     LeaderStarted,
     NodeReported,
     NodeSilent,
     WorkerFact,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from tests.engine.house import CHAT, House, state
 from tests.engine.reporting import Reporting
 

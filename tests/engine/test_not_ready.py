@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from common.messages import WorkerPhase
 from common.model import JobState, Launcher, NodeName
-from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
-from coordinator.engine.sharing import why_not_on
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs.gpu_sharing import why_not_on
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node

@@ -7,8 +7,8 @@ import pytest
 
 from common.model import JobState, LeaseId, NodeRole, Pool
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import NodeSilent, OperatorAction, OperatorAsked
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.events import NodeSilent, OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import ClusterState
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, CODE, N, Reporting, service, settings
 

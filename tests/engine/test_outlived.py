@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, JobState, WorkerRange
-from coordinator.engine import estimates
-from coordinator.engine.events import OperatorAction, OperatorAsked
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs import estimates
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.bundles import policy
 from coordinator.service import explain
 from coordinator.sim.simulation import Submission

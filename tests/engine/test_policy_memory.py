@@ -7,9 +7,9 @@ import pytest
 
 from common.model import JobId
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import LeaderStarted, PassDue
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.events import LeaderStarted, PassDue
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.systems.tiresias.policy import Memory
 
 OWN = msgspec.msgpack.encode(Memory(skews={"vgg16": 0.743}))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.model import NodeName
-from coordinator.engine.events import OperatorAction, OperatorAsked
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Decision, Loan, Reclaim
 from tests.engine.house import CHAT, House
 

@@ -18,11 +18,11 @@ from common.model import (
     RetrySpec,
     WorkerRange,
 )
-from coordinator.engine.deadlines import Deadlines
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import NodeReported, ProgressReported
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs.deadlines import Deadlines
+from coordinator.engine.state.events import NodeReported, ProgressReported
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Allocation, Resume, Suspend
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays

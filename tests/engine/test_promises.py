@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole
-from coordinator.engine import returns
-from coordinator.engine.accounting import figures, with_overdue
-from coordinator.engine.context import Context
-from coordinator.engine.events import (
+from coordinator.engine.loans.lifecycle import note_order
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.accounting import figures, with_overdue
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import (
     LeaderStarted,
     LoadMeasured,
     NodeSilent,
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.loans import note_order
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
@@ -68,8 +68,8 @@ def test_an_order_during_a_wait_moves_no_promise(how: str) -> None:
     assert house.engine.desired(I0).reclaim_in_s == pytest.approx(PROMISE_S - 20.0)
     assert not house.engine.state.awaited
     house.wait(30.0)
-    assert returns.reclaim_s(loan) == pytest.approx(20.0 + 3.0 + 1.0 + 10.0)
-    assert not returns.is_late(loan)
+    assert loan_outcome.reclaim_s(loan) == pytest.approx(20.0 + 3.0 + 1.0 + 10.0)
+    assert not loan_outcome.is_late(loan)
 
 
 def test_how_old_the_load_was_is_told_of_the_order_that_was_promised() -> None:
@@ -99,7 +99,7 @@ def test_what_comes_home_after_the_first_order_s_deadline_is_late() -> None:
     house.toggle_deaf(I0)
     house.wait(15.0)
     assert house.node("i0").role == NodeRole.SERVING
-    assert returns.is_late(loan)
+    assert loan_outcome.is_late(loan)
     assert house.engine.state.counters.reclaims_late == 1
 
 
@@ -154,7 +154,7 @@ def counted(house: House, now_s: float | None = None) -> tuple[int, int]:
 def told(house: House, now_s: float | None = None) -> tuple[int, int]:
     """Reclaims and late ones by the loans themselves, as the rows of a service read them."""
     state = house.engine.state
-    found = returns.tally(state.loans.values(), state.now_s if now_s is None else now_s)
+    found = loan_outcome.tally(state.loans.values(), state.now_s if now_s is None else now_s)
     return found.reclaims, found.reclaims_late
 
 

@@ -6,11 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole
-from coordinator.engine import estimates
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState
+from coordinator.engine.jobs import estimates
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState, LoanEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Loan, Reclaim
 from coordinator.policies.snapshot import ClusterSnapshot

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole, StopReason
-from coordinator.engine.accounting import queueing_s
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.accounting import queueing_s
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.cluster import Delays

@@ -19,9 +19,9 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import JobProfile
-from coordinator.engine.events import GpuFact
 from coordinator.engine.reach import shortened
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.events import GpuFact
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.service import explain
 from coordinator.sim.cluster import NodeSpec

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobId, JobState, NodeName, StopReason
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import AfterVacating, JobEntry
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House

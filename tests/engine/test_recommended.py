@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.messages import GpuHealth
 from common.model import JobId, Mode, NodeName, NodeRole
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     JobCancelRequested,
     LeaderStarted,
     LoadMeasured,
@@ -21,7 +21,7 @@ from coordinator.engine.events import (
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import policy
 from coordinator.service import explain, services, trust
 from coordinator.sim.cluster import Delays

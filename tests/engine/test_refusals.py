@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, NodeRole, Pool
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.nodes.start_failures import MOST
+from coordinator.engine.state.events import (
     JobCancelRequested,
     OperatorAction,
     OperatorAsked,
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.refusals import MOST
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Loan
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.tables import JobEntry
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
 from tests.engine.house import state
 

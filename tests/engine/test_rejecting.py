@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from common.model import JobId, JobState
-from coordinator.engine.accounting import figures
+from coordinator.engine.state.accounting import figures
 from coordinator.policies.decisions import Preempt, Reject
 from coordinator.service import explain
 from tests.engine.house import House, start, state

@@ -8,9 +8,10 @@ import pytest
 
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine.commands import PushDesired
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.nodes.maintenance import REMOVED, why_not
+from coordinator.engine.state.commands import PushDesired
+from coordinator.engine.state.events import (
     Event,
     LeaderStarted,
     NodeSilent,
@@ -19,7 +20,6 @@ from coordinator.engine.events import (
     RecordsLost,
     WorkerFact,
 )
-from coordinator.engine.removing import REMOVED, why_not
 from tests.engine.house import House
 from tests.engine.house import state as state_of
 from tests.engine.reporting import N, Reporting, service

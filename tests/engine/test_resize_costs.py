@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import JobState, NodeName, Progress, StopReason
-from coordinator.engine import jobs
-from coordinator.engine.context import Context
 from coordinator.engine.engine import decode_state
-from coordinator.engine.events import ProgressReported
-from coordinator.engine.resize_costs import RECENT_PRICES, ResizeCosts
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.jobs.resize_costs import RECENT_PRICES, ResizeCosts
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import ProgressReported
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resize
 from tests.engine.house import House, state
 
@@ -177,10 +177,10 @@ def test_a_released_worker_is_a_resize_as_well() -> None:
     house.sim.engine.state.counters.resize_cost_gpu_s = 0.0
     [flexible] = [index for index, worker in job.workers.items() if worker.is_flexible]
     ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
-    jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(flexible,))
+    jobs_lifecycle.stop_workers(ctx, job, StopReason.RELEASE, only=(flexible,))
     assert job.resizes.since_s == ctx.now_s
     since_s = ctx.now_s
-    jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(flexible,))
+    jobs_lifecycle.stop_workers(ctx, job, StopReason.RELEASE, only=(flexible,))
     assert job.resizes.since_s == since_s
 
 

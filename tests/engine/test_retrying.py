@@ -12,10 +12,10 @@ from common.failure_rules import read_rules
 from common.failures import Failure
 from common.model import JobId, JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.retrying import restarts_used
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs.retry import restarts_used
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Resize
 from coordinator.service import explain

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, WorkerKey
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.record import Entry, Record, decision_bytes, replay
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
     NodeSilent,
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.record import Entry, Record, decision_bytes, replay
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize, Start
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.engine.events import LoadMeasured
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.events import LoadMeasured
+from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.loans.seasonal import Season
 from tests.engine.house import CHAT, House
 

@@ -7,15 +7,15 @@ from msgspec import structs
 
 from common.model import GpuUuid, JobState, NodeName
 from common.profile import JobProfile
-from coordinator.engine import estimates
-from coordinator.engine.accounting import figures
-from coordinator.engine.events import (
+from coordinator.engine.jobs import estimates
+from coordinator.engine.state.accounting import figures
+from coordinator.engine.state.events import (
     JobCancelRequested,
     OperatorAction,
     OperatorAsked,
     ProgressReported,
 )
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Migrate, Placement, Preempt, Resume, Start, Suspend
 from coordinator.service import explain
 from coordinator.sim.cluster import Delays

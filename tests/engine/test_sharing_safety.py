@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import FINAL_JOB_STATES, NodeName
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import (
     Decision,
     Migrate,

@@ -9,16 +9,16 @@ from msgspec import Struct
 
 from common.messages import WorkerPhase
 from common.model import CheckpointSpec, JobSpec, JobState, NodeName, NodeRole, WorkerRange
-from coordinator.engine.events import (
+from coordinator.engine.nodes.lost import certain_end_s
+from coordinator.engine.state.events import (
     LeaderStarted,
     NodeSilent,
     OperatorAction,
     OperatorAsked,
     PassDue,
 )
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.silence import certain_end_s
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Loan
 from coordinator.service.explain import job as explain_job
 from coordinator.service.rows import loan_row

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from common.model import NodeName, NodeRole
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     GpuFact,
     LoadMeasured,
     NodeReported,
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays

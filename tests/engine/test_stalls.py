@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from common.failures import RetryClass
 from common.model import JobSpec, JobState, NodeName, Progress, RetrySpec, StopReason, WorkerRange
-from coordinator.engine import sharing
-from coordinator.engine.context import Context
-from coordinator.engine.events import ProgressReported, ProgressStopped
-from coordinator.engine.state import JobEntry
-from coordinator.engine.step_gaps import StepGaps
+from coordinator.engine.jobs import gpu_sharing
+from coordinator.engine.jobs.step_gaps import StepGaps
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import ProgressReported, ProgressStopped
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from tests.engine.house import House, state
 
@@ -110,7 +110,7 @@ def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
         house.wait(FLOOR_S)  # a first resize may take `resize_p99_s` beyond that
     elif what == "suspended":
         ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
-        sharing.put_aside(ctx, job, "test")
+        gpu_sharing.put_aside(ctx, job, "test")
         assert state(job) == JobState.SUSPENDED
     attempt = job.attempt + (what == "another attempt")
     quiet_s = FLOOR_S - 1.0 if what == "not long enough" else 10.0 * FLOOR_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.engine.step_times import StepTimes
+from coordinator.engine.state.tables import StepTimes
 from tests.engine.house import House
 from tests.engine.losing import says
 

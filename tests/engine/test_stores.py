@@ -22,9 +22,9 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
-from coordinator.engine.commands import Outcome, PushDesired
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome, PushDesired
+from coordinator.engine.state.events import (
     GpuFact,
     JobCancelRequested,
     JobSubmitted,
@@ -35,8 +35,8 @@ from coordinator.engine.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from tests.engine.house import House, state
 
 JOB = JobId("j")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.model import JobState, NodeName, NodeRole
-from coordinator.engine.commands import Outcome
-from coordinator.engine.events import GpuFact, LoanPassDue, NodeReported
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import GpuFact, LoanPassDue, NodeReported
 from coordinator.policies.decisions import Loan
 from tests.engine.house import CHAT, House, start, state
 

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, Pool
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import Event, NodeReported, TrespassFact
-from coordinator.engine.trespassing import QUIET_S, STORIES_KEPT
+from coordinator.engine.nodes.foreign_processes import QUIET_S, STORIES_KEPT
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import Event, NodeReported, TrespassFact
 from tests.engine.reporting import GPUS, Reporting
 
 EVE = "uid 1001: train"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import msgspec
 
 from common.model import GpuUuid, Mode, Pool
-from coordinator.engine.commands import Outcome
-from coordinator.engine.events import (
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     NodeReported,
     OperatorAction,

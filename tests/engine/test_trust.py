@@ -8,15 +8,15 @@ from msgspec.structs import replace
 
 from common.model import Mode, NodeName, NodeRole
 from coordinator.engine.engine import decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     LoadMeasured,
     LoanPassDue,
     NodeSilent,
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import ServiceEntry
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import ServiceEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Advice, Recommend
 from tests.engine.house import CHAT, House

@@ -8,13 +8,13 @@ import pytest
 
 from common.api import LoanRow
 from common.model import LeaseId, NodeName, NodeRole, TurnBack
-from coordinator.engine import returns
-from coordinator.engine.accounting import Figures, ReclaimTimes, figures, with_overdue
-from coordinator.engine.context import Context
 from coordinator.engine.engine import decode_state
-from coordinator.engine.events import NodeReported
-from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.loans import note_order
+from coordinator.engine.loans.lifecycle import note_order
+from coordinator.engine.state import loan_outcome
+from coordinator.engine.state.accounting import Figures, ReclaimTimes, figures, with_overdue
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import NodeReported
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service import explain, rows
 from tests.engine.house import CHAT, House
@@ -60,7 +60,7 @@ def test_a_turn_back_is_told_as_one_and_has_the_whole_deadline(way_s: float, is_
     stages_s = WAY_S | {"unattended": way_s - 14.0}
     house.sim.handle(turned(house, NodeRole.SERVING, stages_s))
     loan = loan_of(house)
-    assert (loan.is_lapsed, returns.is_late(loan)) == (False, is_late)
+    assert (loan.is_lapsed, loan_outcome.is_late(loan)) == (False, is_late)
     found = figures(house.engine.state)
     assert counts(found) == ((1, int(is_late)), (0, 0), (0, 0))
     assert (found.turn_back_s, found.lapse_s) == (
@@ -138,8 +138,8 @@ def test_a_node_in_quarantine_that_had_not_left_breaks_no_promise() -> None:
     """As far as anybody knows its server was never stopped for the loan."""
     house = draining()
     house.sim.handle(turned(house, NodeRole.QUARANTINED))
-    assert (loan_of(house).turned_back, returns.has_left(loan_of(house))) == (WHY, False)
-    assert returns.overdue_s(loan_of(house), 600.0) == 0.0
+    assert (loan_of(house).turned_back, loan_outcome.has_left(loan_of(house))) == (WHY, False)
+    assert loan_outcome.overdue_s(loan_of(house), 600.0) == 0.0
 
 
 def test_a_node_that_turned_back_and_does_not_come_is_late_when_its_deadline_is_over() -> None:
@@ -150,7 +150,7 @@ def test_a_node_that_turned_back_and_does_not_come_is_late_when_its_deadline_is_
         house.engine.state.now_s = now_s
         state = house.engine.state
         assert counts(with_overdue(figures(state), state, now_s)) == ((1, late), (0, 0), (0, 0))
-        tally = returns.tally(state.loans.values(), now_s)
+        tally = loan_outcome.tally(state.loans.values(), now_s)
         assert (tally.turn_backs, tally.turn_backs_late) == (1, late)
         assert (tally.lapses, tally.reclaims) == (0, 0)
         assert shown(loan_of(house), now_s).state == "coming home"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.model import Mode, NodeName, NodeRole
 from coordinator.engine.engine import decode_state
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     LeaderStarted,
     LoadMeasured,
     LoadUnknown,
@@ -17,7 +17,7 @@ from coordinator.engine.events import (
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state.tables import LoanEntry
 from tests.engine.lending import Lending
 from tests.engine.reporting import CHAT, service
 from tests.engine.reporting import settings as engine_settings

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine.events import (
+from coordinator.engine.nodes.start_failures import MOST
+from coordinator.engine.state.events import (
     JobCancelRequested,
     LeaderStarted,
     LoanPassDue,
@@ -16,7 +17,6 @@ from coordinator.engine.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.refusals import MOST
 from tests.engine.black_hole import FAULT
 from tests.engine.house import state
 from tests.engine.lending import Lending

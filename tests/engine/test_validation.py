@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from common.messages import DesiredState, decode, encode
 from common.model import NodeRole, Pool
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import LeaderStarted, OperatorAction, OperatorAsked
+from coordinator.engine.state.events import LeaderStarted, OperatorAction, OperatorAsked
 from tests.engine.reporting import N, Reporting, service, settings
 
 A = OperatorAction

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.settings import EngineSettings, TenantSettings
-from coordinator.engine.state import JobEntry
-from coordinator.engine.waiting import spent_s
+from coordinator.engine.jobs.lifecycle import spent_s
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.waits import FAIR_SHARE, Wait

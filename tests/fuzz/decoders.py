@@ -32,7 +32,7 @@ from common.errors import ConfigError, ProtocolError
 from coordinator.cli import job_file, registry
 from coordinator.engine import record
 from coordinator.engine.engine import decode_state
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.recall import recalled
 from coordinator.service import intake, leader
 from coordinator.service.settings import CoordinatorSettings

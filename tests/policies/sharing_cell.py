@@ -15,8 +15,8 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import JobProfile
-from coordinator.engine.settings import EngineSettings, TenantSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.runtime import RunRules

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
 from common.profile import JobProfile
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, PassDue
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.events import Event, PassDue
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.simulation import Simulation, Submission

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from common.messages import GpuHealth
 from common.model import CheckpointSpec, GpuUuid, JobId, JobState, NodeName
-from coordinator.engine.events import Event, NodeReported, PassDue, TrespassFact
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.events import Event, NodeReported, PassDue, TrespassFact
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Decision, Migrate, Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import WorkerView

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import policy as named
 from coordinator.policies.decisions import Resize
 from coordinator.sim.cluster import NodeSpec

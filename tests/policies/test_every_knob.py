@@ -15,7 +15,7 @@ from msgspec import json, structs
 
 from common.errors import ConfigError
 from common.model import Pool
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.added import Added
 from coordinator.policies.bundles import POLICIES, add, policy
 from coordinator.policies.decisions import Decision

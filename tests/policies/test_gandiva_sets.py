@@ -17,7 +17,7 @@ from common.model import (
     Preemptibility,
     WorkerRange,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.placing.node_sets import Class, Division, NodeSet

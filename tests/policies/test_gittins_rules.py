@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.systems.tiresias.policy import Memory

@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from common.clock import SystemClock
 from common.errors import ConfigError
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.added import Added
 from coordinator.policies.bundles import POLICIES, add, policy
 from coordinator.policies.needs import Needs, is_unturned, needed, unmet

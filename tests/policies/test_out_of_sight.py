@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobId, NodeName
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.apps import Attendance
 from coordinator.policies.attained.queues import Line, QueueKnobs, QueueMemory, Queues
 from coordinator.policies.bundles import policy

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.blockers import Hold
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Allocation, Start

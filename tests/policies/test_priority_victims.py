@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, NodeRole
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Preempt, Reclaim, Start
 from coordinator.policies.reclaim.costs import CostModel, Costs

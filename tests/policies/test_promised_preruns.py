@@ -19,7 +19,7 @@ from common.model import (
     PrerunSpec,
     WorkerRange,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Reject, Start
 from coordinator.policies.shapes import Behind

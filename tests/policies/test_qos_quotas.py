@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from common.clock import SystemClock
 from common.model import GpuRequest
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.quotas import Quotas, Rooms
 from coordinator.policies.decisions import Allocation, Reject, Start

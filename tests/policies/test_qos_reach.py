@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.decisions import Decision, Start

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot

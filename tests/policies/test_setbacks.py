@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import Checkpoint, JobId, JobState, NodeRole, WorkerRange
-from coordinator.engine.events import ProgressReported
+from coordinator.engine.state.events import ProgressReported
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.setbacks import (

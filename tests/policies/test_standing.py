@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.model import JobId
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.service import explain
 from tests.engine.house import House

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView

@@ -9,9 +9,9 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from common.model import Checkpoint, JobId, JobState
-from coordinator.engine.borrowing import FIRST_S, FREE_COUNT, MOST_S
-from coordinator.engine.settings import TenantSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.jobs.borrower_backoff import FIRST_S, FREE_COUNT, MOST_S
+from coordinator.engine.state.settings import TenantSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import BackOff, TenantView

@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName
-from coordinator.engine.guarantees import starved
+from coordinator.engine.invariants import starved
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.guarding import guarded

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Decision, Start
 from coordinator.policies.snapshot import TenantView

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.engine.guarantees import LATE_S, BesideIdle
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.invariants import LATE_S, BesideIdle
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.blockers import Hold
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Allocation, Preempt, Start

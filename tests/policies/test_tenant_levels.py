@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, Preemptibility
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView

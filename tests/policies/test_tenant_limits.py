@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, Preemptibility
-from coordinator.engine.guarantees import crowded_out
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.invariants import crowded_out
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView

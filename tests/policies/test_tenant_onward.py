@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.blockers import Hold
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Allocation, Decision, Placement, Preempt, Resize, Start

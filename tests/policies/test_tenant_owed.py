@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.engine.guarantees import crowded_out, starved
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.invariants import crowded_out, starved
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from common.model import JobId, JobState
-from coordinator.engine.guarantees import LATE_S, BesideIdle
+from coordinator.engine.invariants import LATE_S, BesideIdle
 from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.aftermath import after

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
-from coordinator.engine.guarantees import starved
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.invariants import starved
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import (
     Decision,

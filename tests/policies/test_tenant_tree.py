@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.decisions import Allocation, Preempt, Start

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
-from coordinator.engine.events import OperatorAction, OperatorAsked
-from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Decision, Start
 from coordinator.sim.cluster import NodeSpec

@@ -35,7 +35,7 @@ from common.model import (
     ServiceName,
     WorkerKey,
 )
-from coordinator.engine.events import NodeReported
+from coordinator.engine.state.events import NodeReported
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.loop import Loop
 from tests.fakes import (

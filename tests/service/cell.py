@@ -40,7 +40,7 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.record import Record, decode_record
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.leader import KeyEntry

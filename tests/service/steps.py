@@ -7,8 +7,8 @@ from common.api import (
     Submitted,
 )
 from common.model import JobId, JobState, NodeRole
-from coordinator.engine.events import LeaderStarted
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import LeaderStarted
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Decision
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import Cell, make_spec

@@ -26,7 +26,7 @@ from common.messages import (
     Message,
 )
 from common.model import GpuRequest, JobId, JobState, NodeName, Pool
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
 from coordinator.sim.cluster import NodeSpec
 from tests.service.cell import Agent, Cell, make_spec

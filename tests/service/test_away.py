@@ -11,8 +11,8 @@ from common.api import Submit, Submitted
 from common.errors import Fenced
 from common.messages import NodeReport
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.engine.events import Event, NodeSilent
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import Event, NodeSilent
+from coordinator.engine.state.tables import JobEntry
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.folding import Folder
 from tests.service.cell import Cell, make_settings, make_spec

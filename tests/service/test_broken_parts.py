@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.errors import Unavailable
-from coordinator.engine.events import PassDue
+from coordinator.engine.state.events import PassDue
 from coordinator.service.bounded import beside, end, is_done_first
 from coordinator.service.leader import LeaseValue
 from tests.fakes import MemoryKey

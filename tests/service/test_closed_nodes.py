@@ -18,7 +18,7 @@ from common.api import (
 )
 from common.api import Jobs as JobRows
 from common.model import NodeName, NodeRole
-from coordinator.engine.refusals import MOST
+from coordinator.engine.nodes.start_failures import MOST
 from coordinator.service import rows
 from coordinator.service.folding import Folder
 from tests.cli.fake_cell import FakeCell, aryl, node_row, status

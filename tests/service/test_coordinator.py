@@ -17,7 +17,7 @@ from common.api import (
     Submitted,
 )
 from common.model import MAX_INT, JobId, JobState
-from coordinator.engine.events import LeaderStarted
+from coordinator.engine.state.events import LeaderStarted
 from tests.service.cell import Cell, Leader, make_settings, make_spec
 from tests.service.steps import job, running, starts, submit
 

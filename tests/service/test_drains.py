@@ -20,8 +20,8 @@ from common.api import (
 )
 from common.messages import encode
 from common.model import STORE_INDEX, JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine.events import OperatorAction
-from coordinator.engine.state import NodeEntry
+from coordinator.engine.state.events import OperatorAction
+from coordinator.engine.state.tables import NodeEntry
 from coordinator.service import rows
 from coordinator.service.folding import Folder
 from tests.service.cell import Cell, make_settings

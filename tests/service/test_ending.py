@@ -8,8 +8,8 @@ from common.api import Cancel, Describe, Description, Jobs, ListJobs
 from common.messages import DesiredState
 from common.model import JobState, NodeName
 from coordinator.cli import columns
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import AfterVacating
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import AfterVacating
 from coordinator.policies.decisions import Preempt
 from coordinator.service import ending, explain
 from tests.engine.house import House, state

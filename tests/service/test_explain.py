@@ -7,7 +7,7 @@ import pytest
 
 from common.api import Describe, Description, Submit, Submitted
 from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
-from coordinator.engine.state import DrainEntry
+from coordinator.engine.state.tables import DrainEntry
 from coordinator.policies.decisions import Loan
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
 from coordinator.service import explain

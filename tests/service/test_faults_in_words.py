@@ -10,8 +10,8 @@ import pytest
 from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport, decode, encode
 from common.model import JobId, WorkerKey
-from coordinator.engine.events import NodeReported
 from coordinator.engine.record import decode_record
+from coordinator.engine.state.events import NodeReported
 from coordinator.service.folding import facts_of
 from coordinator.service.intake import node_report
 

@@ -17,7 +17,7 @@ from common.api import (
 from common.errors import Fenced, Unavailable
 from common.messages import encode
 from common.model import JobId, NodeName
-from coordinator.engine.events import JobSubmitted
+from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deciding import JOURNAL_RETRY_S
 from tests.fakes import MemoryKey

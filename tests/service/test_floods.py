@@ -17,7 +17,7 @@ from common.jobspec import MAX_SPEC_BYTES
 from common.messages import decode
 from common.model import JobId, JobState
 from common.natsrules import MAX_PAYLOAD_BYTES
-from coordinator.engine.events import JobSubmitted
+from coordinator.engine.state.events import JobSubmitted
 from coordinator.service import store
 from coordinator.service.deciding import BATCH_BYTES
 from coordinator.service.natsserver import find_binary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.api import Describe, Description, Done, Jobs, ListJobs, Operate
 from common.model import NodeName, NodeRole
-from coordinator.engine.events import LoadMeasured
+from coordinator.engine.state.events import LoadMeasured
 from tests.service.cell import CHAT, LEASE_TTL_S, Cell
 from tests.service.steps import on_loan, submit
 

@@ -9,7 +9,7 @@ import pytest
 from common.errors import ConfigError
 from common.messages import GpuReport, RecoveryAction, XidCount
 from common.model import GpuUuid
-from coordinator.engine.events import FaultClass
+from coordinator.engine.state.events import FaultClass
 from coordinator.service.gpu_catalogue import packaged, read_catalogue
 from coordinator.service.gpu_facts import ECC
 from coordinator.service.settings import CoordinatorSettings, GpuFaultSettings, check

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from common.api import Cancel, Describe, Description, Events, GetEvents, Operate, StoryRow
 from common.errors import Unavailable
-from coordinator.engine.events import OperatorAction, OperatorAsked
-from coordinator.engine.state import ClusterState, StoryLine
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import ClusterState, StoryLine
 from coordinator.service.history import BATCH_LINES, Historian, HistoryPort
 from coordinator.service.store import History
 from tests.fakes import FakeClock, MemoryHistory

@@ -15,7 +15,7 @@ from common.api import GetStatus, Status
 from common.bus import BusMessage
 from common.messages import NodeReport, encode
 from common.model import NodeName
-from coordinator.engine.events import NodeSilent
+from coordinator.engine.state.events import NodeSilent
 from coordinator.service.folding import Folder
 from coordinator.service.inflow import AGENTS_PER_NODE, SLICE_REPORTS, Inflow
 from tests.fakes import FakeClock, FakeMessage

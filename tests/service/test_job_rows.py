@@ -9,8 +9,8 @@ from common.messages import WorkerPhase
 from common.model import JobState
 from coordinator.cli import columns
 from coordinator.cli.cell import glance
-from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.tables import JobEntry
 from coordinator.service import explain, rows
 from coordinator.service.folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.api import ServiceRow
 from common.model import NodeName, NodeRole, Pool
-from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service.folding import Folder
 from coordinator.service.rows import loan_row, service_row, status

@@ -6,8 +6,8 @@ from common.messages import WorkerPhase
 from common.model import JobState, NodeName, StopReason
 from coordinator.cli import columns
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.tables import JobEntry
 from coordinator.service import explain, rows
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
 

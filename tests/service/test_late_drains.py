@@ -22,9 +22,9 @@ from common.api import (
 )
 from common.messages import DesiredState, NodeReport
 from common.model import NodeName, NodeRole
-from coordinator.engine.accounting import Figures
-from coordinator.engine.events import NodeReported, OperatorAction
 from coordinator.engine.record import Record
+from coordinator.engine.state.accounting import Figures
+from coordinator.engine.state.events import NodeReported, OperatorAction
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.folding import Folder
 from coordinator.sim.replay import replay

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.messages import CollectorReport, InferenceReport, NodeReport
 from common.model import NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine.events import Event, LoadMeasured, LoadUnknown, NodeSilent
+from coordinator.engine.state.events import Event, LoadMeasured, LoadUnknown, NodeSilent
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.folding import Folder
 from coordinator.service.loads import LastKnown, Loads

@@ -13,14 +13,14 @@ from common.api import Describe, Description, Operate
 from common.errors import Fenced
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.record import Entry, Record, encode_record
+from coordinator.engine.state.events import (
     JobSubmitted,
     LeaderStarted,
     OperatorAction,
     OperatorAsked,
     PassDue,
 )
-from coordinator.engine.record import Entry, Record, encode_record
 from coordinator.policies.decisions import Start
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deciding import Decider

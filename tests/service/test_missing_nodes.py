@@ -15,7 +15,7 @@ from common.api import (
     Status,
 )
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.engine.events import OperatorAction
+from coordinator.engine.state.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import Cell, make_settings
 from tests.service.steps import job, on_loan, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from tests.service.cell import Cell, make_settings
 
 SAID = (

@@ -9,8 +9,8 @@ from common.api import Events, GetEvents, Jobs, ListJobs, ListLoans, ListNodes, 
 from common.messages import MAX_MESSAGE_BYTES, encode
 from common.model import JobId
 from coordinator.client import Client
-from coordinator.engine.events import JobCancelRequested, JobSubmitted
-from coordinator.engine.state import StoryLine
+from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
+from coordinator.engine.state.tables import StoryLine
 from coordinator.service import paging
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import CELL, Cell, make_spec

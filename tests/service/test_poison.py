@@ -13,9 +13,10 @@ from common.api import ApiError, ApiErrorCode, GetEvents, ListJobs, Submit, Subm
 from common.errors import Unavailable
 from common.messages import Message
 from common.model import JobId, JobSpec, JobState, NodeName, NodeRole, Pool
-from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.record import Record, decode_record, encode_record
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import (
     Event,
     GpuFact,
     JobSubmitted,
@@ -28,9 +29,8 @@ from coordinator.engine.events import (
     PassDue,
     RecordsLost,
 )
-from coordinator.engine.record import Record, decode_record, encode_record
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.daemon import status_of
 from coordinator.service.deciding import Decider

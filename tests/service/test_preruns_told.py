@@ -7,8 +7,8 @@ import pytest
 from common.api import Describe, Description
 from common.failure_rules import read_rules
 from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.events import JobCancelRequested
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Preempt
 from coordinator.service import explain, rows
 from coordinator.sim.cluster import Delays

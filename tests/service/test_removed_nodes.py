@@ -19,9 +19,9 @@ from common.api import (
     Status,
 )
 from common.model import JobState, NodeName, NodeRole
-from coordinator.engine.commands import Outcome
-from coordinator.engine.events import Event, OperatorAction, OperatorAsked
-from coordinator.engine.removing import REMOVED
+from coordinator.engine.nodes.maintenance import REMOVED
+from coordinator.engine.state.commands import Outcome
+from coordinator.engine.state.events import Event, OperatorAction, OperatorAsked
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import Cell
 from tests.service.steps import job, running, submit

@@ -17,8 +17,8 @@ from common.api import Cancel, Operate, Submit
 from common.bus import connect_nats
 from common.clock import SystemClock
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import PassDue
 from coordinator.engine.record import Entry, Record, decision_bytes, decode_record
+from coordinator.engine.state.events import PassDue
 from coordinator.policies.decisions import Decision, Loan, Reclaim, Start
 from coordinator.service import store
 from coordinator.sim.replay import Replay, replay

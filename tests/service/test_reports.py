@@ -37,7 +37,7 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import (
+from coordinator.engine.state.events import (
     Event,
     GpuFact,
     JobSubmitted,

@@ -6,7 +6,7 @@ import pytest
 
 from common.api import ApiError, ApiErrorCode, Done, Operate
 from common.model import NodeName, NodeRole
-from coordinator.engine.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from tests.service.cell import Cell
 from tests.service.steps import on_loan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from common.api import Describe, Description, Operate, ServiceRow
 from common.model import NodeName, NodeRole
-from coordinator.engine.events import LoadMeasured
-from coordinator.engine.loan_entries import Awaited
+from coordinator.engine.state.events import LoadMeasured
+from coordinator.engine.state.tables import Awaited
 from coordinator.policies.decisions import Reclaim
 from tests.service.cell import CHAT, Cell, make_settings
 from tests.service.steps import on_loan, submit

@@ -24,8 +24,8 @@ from common.api import (
 from common.bus import BusMessage
 from common.errors import Fenced
 from common.messages import Message, decode
-from coordinator.engine.events import JobSubmitted, PassDue
 from coordinator.engine.record import decode_record
+from coordinator.engine.state.events import JobSubmitted, PassDue
 from coordinator.service.requests import FINISH_S, MAX_IN_FLIGHT, Requests
 from tests.fakes import FakeClock, FakeMessage, MemoryJournal
 from tests.service.cell import Cell, Reply, make_settings, make_spec

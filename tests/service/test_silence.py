@@ -10,8 +10,8 @@ from common.api import Describe, Description, Submit, Submitted
 from common.errors import Unavailable
 from common.messages import encode
 from common.model import JobId, JobState
-from coordinator.engine.silence import certain_end_s
-from coordinator.engine.state import JobEntry
+from coordinator.engine.nodes.lost import certain_end_s
+from coordinator.engine.state.tables import JobEntry
 from coordinator.service.coordinator import Coordinator
 from tests.service.agents import CELL, Agent, meanwhile
 from tests.service.cell import Cell, make_settings, make_spec

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.errors import Fenced
-from coordinator.engine.events import PassDue
+from coordinator.engine.state.events import PassDue
 from coordinator.service.coordinator import STOP_S, Coordinator
 from coordinator.service.leader import KeyEntry, LeaseValue
 from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots

@@ -12,8 +12,8 @@ from common.api import ApiError, ApiErrorCode, ListJobs, Submit, Submitted
 from common.errors import Fenced, Unavailable
 from common.messages import DesiredState, Message, OrderPhase, decode
 from common.model import JobId, JobState, NodeName
-from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
+from coordinator.engine.state.events import JobSubmitted
 from coordinator.policies.decisions import Start
 from tests.fakes import MemoryJournal
 from tests.service.agents import LIMIT_S

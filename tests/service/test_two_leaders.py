@@ -18,8 +18,8 @@ import pytest
 from agent.agent import Agent
 from common.errors import Fenced, Unavailable
 from common.model import JobId, NodeName
-from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
+from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from common import subjects
 from common.api import ApiError, ApiErrorCode, Cancel, Done, Submit, Submitted
 from common.messages import encode
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.service.settings import CoordinatorSettings
 from tests.service.cell import CELL, Cell, Reply, make_settings, make_spec
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
-from coordinator.engine.events import ProgressReported, ProgressStopped
-from coordinator.engine.stalls import Watch
+from coordinator.engine.jobs.stalls import Watch
+from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.service.folding import Folder
 from tests.service.wire import example
 

@@ -32,7 +32,7 @@ from common.clock import SystemClock
 from common.errors import Fenced, Unavailable
 from common.messages import Message
 from coordinator.client import Client
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.service import store
 from coordinator.service.daemon import run
 from coordinator.service.natsserver import NatsServer

@@ -17,8 +17,8 @@ from common.model import (
     RetrySpec,
     WorkerRange,
 )
-from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import JobEntry
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resume, Start, Suspend
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failing import Failing, FailureFigures

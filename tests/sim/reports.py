@@ -11,7 +11,7 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import NodeName
 from coordinator import demo
-from coordinator.engine.accounting import plain
+from coordinator.engine.state.accounting import plain
 from coordinator.sim.compare import Task
 from coordinator.sim.inputs import Shares, parse_cluster
 from coordinator.sim.outages import Crash

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from coordinator.engine.accounting import Quantiles
+from coordinator.engine.state.accounting import Quantiles
 from coordinator.sim.alike import alike, alike_text, lacks
 from coordinator.sim.run import JobRow, Run, RunResult, fingerprint_of
 from coordinator.workloads.records import TraceJob, Workload

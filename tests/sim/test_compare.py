@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.engine.accounting import Quantiles
+from coordinator.engine.state.accounting import Quantiles
 from coordinator.sim.compare import LOCAL_BACKENDS, Task, compare, flat, means, with_gaps
 from coordinator.sim.ending import UnfinishedError
 from coordinator.sim.run import Run, RunResult

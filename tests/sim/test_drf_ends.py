@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from common.clock import SystemClock
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.sim.inputs import read_workload
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions

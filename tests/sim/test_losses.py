@@ -6,7 +6,7 @@ import pytest
 
 from common.model import JobId, JobSpec, JobState, NodeName, WorkerRange
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import OrdersRecovered
+from coordinator.engine.state.events import OrdersRecovered
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import Saves
 from coordinator.sim.simulation import Submission

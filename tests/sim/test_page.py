@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from msgspec import structs
 
-from coordinator.engine.accounting import Quantiles
+from coordinator.engine.state.accounting import Quantiles
 from coordinator.sim.compare import means
 from coordinator.sim.fairness import FinishTimeFairness
 from coordinator.sim.measures import MEASURES, Group, best, shown, told

@@ -20,7 +20,7 @@ from common.model import (
     RetrySpec,
     WorkerRange,
 )
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.cluster import NodeSpec

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from common.clock import SystemClock
-from coordinator.engine.settings import TenantSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from common.model import JobId, NodeName
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import PassDue
 from coordinator.engine.record import Entry, Record
 from coordinator.engine.record import replay as replay_record
+from coordinator.engine.state.events import PassDue
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Decision, Start
 from coordinator.sim.replay import Replay

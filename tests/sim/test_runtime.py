@@ -15,7 +15,7 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
-from coordinator.engine.events import ProgressReported
+from coordinator.engine.state.events import ProgressReported
 from coordinator.sim.loop import Loop
 from coordinator.sim.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
 from coordinator.workloads.records import SpeedUp

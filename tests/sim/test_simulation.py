@@ -17,9 +17,9 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
-from coordinator.engine.accounting import figures
-from coordinator.engine.events import Event, LoadMeasured, LoanPassDue, PassDue
-from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.accounting import figures
+from coordinator.engine.state.events import Event, LoadMeasured, LoanPassDue, PassDue
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from common.model import NodeName
-from coordinator.engine.accounting import Quantiles
+from coordinator.engine.state.accounting import Quantiles
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.knob_text import knobs
 from coordinator.sim.compare import Task, label, means

@@ -1,0 +1,80 @@
+"""Which nodes have the logs of workers that are gone, and since when they are. Must not know why
+they ended."""
+
+from __future__ import annotations
+
+from common.messages import OrderPhase
+from common.model import STORE_INDEX
+from coordinator.engine.state.tables import EndedWorker, JobEntry, WorkerEntry
+
+ENDED_WORKERS_KEPT = 64
+"""Of the latest attempt that ran."""
+EARLIER_WORKERS_KEPT = 64
+"""Of all attempts before it; a state that is saved must not grow with time."""
+HEARD_LATE_S = 15.0
+"""An end that is heard so long after it happened could be told to nobody at the time, since nobody
+led or its node was cut off; that long a node may be silent before it is LOST. What is heard sooner
+is as late as reports are, and then the end is when it is heard, for all that is counted from it."""
+
+
+def left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
+    """A worker ended, at that instant; not for a store, which a gang need not wait for."""
+    job.left_at_s = max(job.left_at_s, ended_at_s)
+    remember(job, worker)
+
+
+def remember(job: JobEntry, worker: WorkerEntry) -> None:
+    """Keep where the log of a worker is; one that was never ordered to run wrote none.
+
+    A rendezvous store has an order of its own and always wrote one. It takes the place of the
+    store before it alone: it may end before any worker of its attempt has run.
+    """
+    index, ended = worker.key.worker_index, job.ended_workers
+    is_store = index == STORE_INDEX
+    if worker.order != OrderPhase.RUN and not is_store:
+        return
+    attempt = worker.key.attempt
+    stale = [i for i, other in ended.items() if other.key.attempt != attempt]
+    for i in stale:
+        if not is_store or i == STORE_INDEX:
+            job.earlier_workers.append(ended.pop(i))
+    ended[index] = EndedWorker(worker.key, worker.node)
+    while len(ended) > ENDED_WORKERS_KEPT:  # an elastic job may shrink and grow for months
+        del ended[next(iter(ended))]
+    del job.earlier_workers[:-EARLIER_WORKERS_KEPT]
+
+
+def waits_since_s(job: JobEntry, now_s: float) -> float:
+    """Since when a job waits whose last worker was heard to be gone now, after an attempt that ran:
+    since that worker ended, if nobody could hear of it."""
+    ran_at_s = now_s if job.attempt_ran_at_s is None else job.attempt_ran_at_s
+    since_s = max(job.left_at_s, ran_at_s)
+    return since_s if now_s - since_s >= HEARD_LATE_S else now_s
+
+
+def of_attempt(job: JobEntry, attempt: int | None) -> dict[int, EndedWorker]:
+    """Where to look for logs, by worker; its rendezvous store is among them.
+
+    Args:
+        attempt: None is the one that runs now, and what is missing of it is taken from the latest
+            one that ran.
+    """
+    if attempt is None:
+        found = (*job.ended_workers.values(), *_live(job))
+    else:
+        found = tuple(worker for worker in _all(job) if worker.key.attempt == attempt)
+    return {worker.key.worker_index: worker for worker in found}
+
+
+def attempts(job: JobEntry) -> list[int]:
+    """Attempts of which a worker is known, in order."""
+    return sorted({worker.key.attempt for worker in _all(job)})
+
+
+def _all(job: JobEntry) -> tuple[EndedWorker, ...]:
+    return (*job.earlier_workers, *job.ended_workers.values(), *_live(job))
+
+
+def _live(job: JobEntry) -> list[EndedWorker]:
+    stores = () if job.store is None else (job.store,)
+    return [EndedWorker(worker.key, worker.node) for worker in (*job.workers.values(), *stores)]

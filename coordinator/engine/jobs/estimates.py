@@ -1,0 +1,371 @@
+"""How much work a job has left, and where that number comes from.
+
+Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
+declared, else the size class's median, else the configured default. Work is in worker-seconds. Must
+not know policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from statistics import median
+from typing import NamedTuple
+
+from common.messages import OrderPhase
+from common.model import JobSpec, JobState
+from coordinator.engine.jobs.ended_workers import HEARD_LATE_S
+from coordinator.engine.jobs.resize_costs import ResizeCosts
+from coordinator.engine.jobs.step_gaps import StepGaps
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState, JobEntry, StepTimes, WorkerEntry
+from coordinator.policies.sources import Source
+
+HISTORY_KEPT = 20
+TELLING_S = 10.0
+"""Two words of a job that its base gang computes so long between tell its pace."""
+LEAST_REMAINING_RATIO = 0.05
+"""A job at the end of its estimate still counts as having this share left of what an attempt began
+with. One that has outlived it by more has as much left again as it ran over. Lifetimes have heavy
+tails: half of the processes of an age live as long again (Harchol-Balter and Downey, Exploiting
+Process Lifetime Distributions, TOCS 15(3), 1997, whose distribution is Pareto's with exponent 1).
+Here the time run over stands for the age, so that an estimate that is a little short is off by
+little and one that means nothing soon counts for nothing."""
+
+
+def history_key(tenant: str, spec: JobSpec) -> str:
+    """Jobs that look alike: same tenant, name and command."""
+    return "\x00".join((tenant, spec.name, *spec.command))
+
+
+def size_class(spec: JobSpec) -> str:
+    """Base demand rounded up to a power of two."""
+    return f"size:{1 << (spec.base_demand_gpus - 1).bit_length()}"
+
+
+def whole_work(
+    state: ClusterState, settings: EngineSettings, tenant: str, spec: JobSpec
+) -> tuple[float, str]:
+    """(worker-seconds, source) of a job that has not run."""
+    seen = state.history.get(history_key(tenant, spec))
+    if seen:
+        return median(seen), f"{Source.HISTORY} of {len(seen)} runs"
+    if spec.expected_runtime_s is not None:
+        return spec.expected_runtime_s * spec.workers.min, Source.DECLARED
+    seen = state.history.get(size_class(spec))
+    if seen:
+        return median(seen), f"{Source.SIZE} of {len(seen)} jobs of this size"
+    return settings.default_expected_runtime_s * spec.workers.min, Source.DEFAULT
+
+
+def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> None:
+    """A job ended well: remember its work, of the last `kept` kinds of jobs that did.
+
+    Jobs that look alike are gangs: one that ended in its pre-run did what so much work of a gang's
+    workers would have done, in proportion to their GPUs.
+    """
+    gang = job.spec.prerun.gang
+    ratio = 1.0 if gang is None else job.spec.gpus_per_worker / gang.gpus_per_worker
+    found = {history_key(job.tenant, job.spec): work_s * ratio, size_class(job.spec): work_s}
+    for key, seen_s in found.items():
+        seen = state.history.pop(key, [])
+        state.history[key] = [*seen, seen_s][-HISTORY_KEPT:]
+    while len(state.history) > kept:
+        del state.history[next(iter(state.history))]
+
+
+def pace(job: JobEntry) -> float:
+    """Worker-seconds of work a second, in workers of the reference GPU type.
+
+    A job that tells how it scales does what its profile says, counted in workers of its base gang;
+    any other one scales in proportion. A type that needs twice the workers has half the pace a
+    worker; a gang that spans GPU types is slower than its workers. A suspended job makes none, and
+    packed ones slow each other down.
+    """
+    return 0.0 if job.state == JobState.SUSPENDED else _pace_of(job, _computing(job))
+
+
+def _computing(job: JobEntry, at_s: float = inf) -> list[WorkerEntry]:
+    """Its workers that were ordered to run, less those that had been told to stop before `at_s`;
+    without it those that compute now."""
+    run = OrderPhase.RUN
+    return [
+        worker
+        for worker in job.workers.values()
+        if worker.order == run and (worker.stop is None or worker.stop_ordered_at_s >= at_s)
+    ]
+
+
+def _pace_of(job: JobEntry, computing: Sequence[WorkerEntry]) -> float:
+    """As `pace`, of these workers of a job."""
+    multiplier = job.spec.gpu.worker_multiplier.get(job.gpu_type or "", 1)
+    workers = len(computing) if multiplier == 1 else len(computing) / multiplier
+    if job.spec.profile.speedup:
+        workers = job.spec.profile.rate(workers, base=job.spec.workers.min)
+    ratio = job.spec.gpu.heterogeneous_speed_ratio
+    spans = ratio > 0 and any(worker.is_other_type for worker in computing)
+    if job.packed_speed_ratio != 1.0:
+        workers *= job.packed_speed_ratio
+    return workers * ratio if spans else workers
+
+
+def settle_work(job: JobEntry, now_s: float) -> None:
+    """Bring `worker_s` up to now; call it before the number of running workers changes."""
+    elapsed_s = now_s - job.worker_s_at_s
+    if job.attempt_ran_at_s is not None and elapsed_s > 0:  # a gang's workers end together
+        job.worker_s += pace(job) * elapsed_s
+        job.attained_gpu_s += computing_gpus(job) * elapsed_s
+    job.worker_s_at_s = now_s
+
+
+def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_s: float) -> None:
+    """Take a worker from its job, all of whose work was counted up to now.
+
+    Nobody may have heard for a while that it had ended, since nobody led or its node was cut off:
+    what was counted for it since then is taken back, up to when it was told to stop, and from then
+    on nothing was. See `ended.HEARD_LATE_S`.
+    """
+    until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
+    counted = _computing(job, until_s)
+    del job.workers[worker.key.worker_index]
+    if job.attempt_ran_at_s is None or worker.order != OrderPhase.RUN:
+        return
+    over_s = until_s - max(ended_at_s, job.attempt_ran_at_s)
+    if over_s <= 0 or now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
+        return
+    over_gpu_s = len(worker.gpu_uuids) * worker.share * over_s
+    job.attained_gpu_s = max(0.0, job.attained_gpu_s - over_gpu_s)
+    others = [other for other in counted if other is not worker]
+    over_pace = _pace_of(job, counted) - _pace_of(job, others)
+    job.worker_s = max(0.0, job.worker_s - over_pace * over_s)
+
+
+def computing_gpus(job: JobEntry) -> float:
+    """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
+    if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
+        return 0
+    gpus = 0.0
+    for worker in _computing(job):
+        gpus += len(worker.gpu_uuids) * worker.share
+    return gpus
+
+
+def attained_gpu_s(job: JobEntry, now_s: float) -> float:
+    """GPU-seconds of computing in all attempts until now (attained service; Tiresias, NSDI'19)."""
+    elapsed_s = now_s - job.worker_s_at_s
+    if elapsed_s <= 0:
+        return job.attained_gpu_s
+    return job.attained_gpu_s + computing_gpus(job) * elapsed_s
+
+
+def attempt_worker_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds of this attempt until now, without changing anything."""
+    if job.attempt_ran_at_s is None:
+        return 0.0
+    return job.worker_s + pace(job) * max(0.0, now_s - job.worker_s_at_s)
+
+
+def _done_ratio(job: JobEntry) -> float:
+    """Share of the job that the present attempt, or else the next one, does not do again."""
+    progress, checkpoint = job.progress, job.checkpoint
+    if progress is None or not progress.total_steps:
+        return 0.0
+    if job.attempt_ran_at_s is not None:
+        step = job.progress_at_start
+    else:
+        step = checkpoint.step if checkpoint is not None and checkpoint.is_verified else 0
+    return min(1.0, step / progress.total_steps)
+
+
+def measure(job: JobEntry, now_s: float) -> None:
+    """A running attempt said how far it is: what is left follows from its pace so far.
+
+    Words are heard seconds after they were said. So the pace between two counts alone once they lie
+    far enough apart, in one gang: what came before its first word was warming up too. Until then it
+    is that of the whole attempt, which can only be too slow, or what was measured before.
+    """
+    settle_work(job, now_s)
+    progress = job.progress
+    if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
+        return
+    is_same_gang = job.steps.told(
+        progress.step,
+        now_s,
+        of=(job.attempt, job.resize_count + job.suspension_count),
+        workers=job.running_workers if job.state == JobState.RUNNING else 0,
+        gpu_type=job.gpu_type or "",
+    )
+    steps, spent_s = progress.step - job.progress_at_start, job.worker_s
+    if steps <= 0 or spent_s <= 0:
+        return
+    is_declared = job.spec.expected_runtime_s is not None
+    if job.state == JobState.PREEMPTING:
+        if is_declared or job.measured_work_s is not None:
+            return
+        # It may have gone on computing since it was told to stop.
+        spent_s = max(spent_s, (now_s - job.attempt_ran_at_s) * job.spec.workers.min)
+    is_first = job.measured_left_s is None
+    if is_first:
+        _measured_from(job, progress.step, job.measured_work_s)
+    told_steps, told_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
+    is_told = told_steps > 0 and told_s >= TELLING_S * job.spec.workers.min
+    if is_told:
+        work_s = progress.total_steps * told_s / told_steps
+    else:
+        work_s = progress.total_steps * spent_s / steps
+        work_s = work_s if job.first_work_s is None else min(work_s, job.first_work_s)
+    if not (is_first or is_same_gang):
+        _measured_from(job, progress.step, work_s)
+    job.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
+    job.measured_worker_s = job.worker_s
+    # Warming up counts as work until then. For later attempts that is better than a guess by the
+    # jobs of others, and worse than what was declared.
+    if is_told or not is_declared:
+        job.measured_work_s = work_s
+
+
+def _measured_from(job: JobEntry, step: int, work_s: float | None) -> None:
+    """From here on its pace is that of this gang; what the job takes by its pace before."""
+    job.first_step, job.first_worker_s, job.first_work_s = step, job.worker_s, work_s
+
+
+def steps_left(job: JobEntry, now_s: float) -> float | None:
+    """Steps left by its last word and its measured pace; None where nothing was measured."""
+    progress, measured = job.progress, job.steps
+    if measured.step_time_s is None or progress is None or not progress.total_steps:
+        return None
+    if job.attempt_ran_at_s is None:
+        return (1.0 - _done_ratio(job)) * progress.total_steps
+    since_s = max(0.0, now_s - max(measured.told_at_s, job.attempt_ran_at_s))
+    return max(0.0, progress.total_steps - progress.step - since_s / measured.step_time_s)
+
+
+def attempt_ended(job: JobEntry) -> None:
+    """An attempt is over and the job is not: what was learned of its length holds for the next.
+
+    Else a job would be as short again as it was thought to be before it ran, and orders by what is
+    left would stop two jobs for each other for ever.
+    """
+    if job.attempt_ran_at_s is not None:
+        done_s = job.worker_s + _work_s(job) * _done_ratio(job)
+        job.longest_work_s = max(job.longest_work_s, done_s)
+    job.attempt_ran_at_s = None
+    job.measured_left_s = None
+
+
+def forget_measured(job: JobEntry) -> None:
+    """What its attempts told of its length is of another gang than the next one is."""
+    job.measured_work_s, job.longest_work_s, job.steps = None, 0.0, StepTimes()
+    job.resizes, job.gaps = ResizeCosts(lost_gpu_s=job.resizes.lost_gpu_s), StepGaps()
+
+
+def _work_s(job: JobEntry) -> float:
+    """Worker-seconds of the whole job: by the latest words of an attempt, else by its estimate; not
+    less than an attempt took that did not end it."""
+    if job.measured_work_s is not None:
+        return job.measured_work_s
+    return max(job.expected_work_s, job.longest_work_s)
+
+
+def estimated_left(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds left by the estimate alone; below zero when the job has outlived it."""
+    done_s = attempt_worker_s(job, now_s)
+    if job.measured_left_s is not None:
+        return job.measured_left_s - (done_s - job.measured_worker_s)
+    return _work_s(job) * (1.0 - _done_ratio(job)) - done_s
+
+
+def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
+    """(worker-seconds left, source); it falls with time by the number of running workers, and grows
+    likewise once the job has outlived its estimate."""
+    return max(least_work_s(job), abs(estimated_left(job, now_s))), _source(job)
+
+
+def _source(job: JobEntry) -> str:
+    if job.measured_left_s is not None:
+        return Source.LIVE
+    if job.measured_work_s is not None:
+        return Source.EARLIER
+    if job.longest_work_s > job.expected_work_s:
+        return f"{Source.OUTLIVED} ({job.estimate_source})"
+    return job.estimate_source
+
+
+def outlived_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds by which an attempt has outlived its estimate, where that is what counts as
+    left of it; else 0."""
+    over_s = -estimated_left(job, now_s)
+    return over_s if over_s > least_work_s(job) else 0.0
+
+
+def least_work_s(job: JobEntry) -> float:
+    """The least that counts as left of a job: a step, when it says that it has some to do.
+
+    What was done before this attempt is known, so it is a share of the rest only.
+    """
+    if job.measured_left_s is not None:
+        progress = job.progress
+        steps = 0 if progress is None else (progress.total_steps or 0) - progress.step
+        return job.measured_left_s / steps if steps > 0 else 0.0
+    return _work_s(job) * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
+
+
+class Stake(NamedTuple):
+    """What a job has computed and not saved at an instant, in GPU-seconds, and on how many GPUs."""
+
+    gpu_s: float
+    gpus: float
+    at_s: float
+
+
+def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
+    """What a job had computed up to `at_s` and has not saved, by the GPUs that it really had.
+
+    at_s: not after `now_s`; from then until now it had as many GPUs as now.
+    """
+    if job.attempt_ran_at_s is None:
+        return Stake(0.0, 0.0, at_s)
+    gpu_s = _attained_at(job, now_s, at_s) - job.saved_gpu_s
+    return Stake(max(0.0, gpu_s), _held_gpus(job), at_s)
+
+
+def saved(job: JobEntry, now_s: float, at_s: float) -> None:
+    """A verified save was made at an instant: what was attained until then is in it."""
+    job.saved_gpu_s = max(job.saved_gpu_s, _attained_at(job, now_s, at_s))
+
+
+def _attained_at(job: JobEntry, now_s: float, at_s: float) -> float:
+    attained = attained_gpu_s(job, now_s)
+    return attained if at_s == now_s else attained - computing_gpus(job) * (now_s - at_s)
+
+
+def lost_if_preempted(job: JobEntry, now_s: float) -> float:
+    """GPU-seconds that a preemption now throws away: since the last verified checkpoint."""
+    if job.attempt_ran_at_s is None:
+        return 0.0
+    return max(0.0, attained_gpu_s(job, now_s) - job.saved_gpu_s)
+
+
+def has_saved(job: JobEntry) -> bool:
+    """Whether its present attempt has verified a checkpoint."""
+    if job.attempt_ran_at_s is None or job.checkpoint is None or not job.checkpoint.is_verified:
+        return False
+    return (job.checkpoint_at_s or 0.0) > job.attempt_ran_at_s
+
+
+def is_all_saved(job: JobEntry) -> bool:
+    """Whether a verified checkpoint holds every step that the job says it did."""
+    progress, checkpoint = job.progress, job.checkpoint
+    if progress is None or checkpoint is None or not checkpoint.is_verified:
+        return False
+    return progress.step <= checkpoint.step
+
+
+def _held_gpus(job: JobEntry) -> float:
+    if job.attempt_ran_at_s is None:
+        return 0
+    gpus = 0.0
+    for worker in job.workers.values():
+        if worker.stop is None:
+            gpus += len(worker.gpu_uuids) * worker.share
+    return gpus

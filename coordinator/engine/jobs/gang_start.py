@@ -1,0 +1,172 @@
+"""Starting an attempt: whether a gang fits where it was placed, and placing it. Knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from common.lifecycle import JobEvent
+from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey, is_mig
+from coordinator.engine.jobs import (
+    gpu_sharing,
+    preemption_loss,
+    rendezvous,
+)
+from coordinator.engine.jobs import (
+    lifecycle as jobs_lifecycle,
+)
+from coordinator.engine.state import mixed_nodes
+from coordinator.engine.state.context import Context, free_slots
+from coordinator.engine.state.tables import JobEntry, NodeEntry
+from coordinator.policies.decisions import Placement, Start, placed_count
+
+
+def is_schedulable(node: NodeEntry) -> bool:
+    """Whether workers may start on a node now."""
+    return (
+        node.is_heard
+        and not node.is_cordoned
+        and not node.ledger_error
+        and not node.closed_reason
+        and not node.is_out
+        and not node.unknown_workers
+        and not node.is_awaited
+        and (
+            (node.role == NodeRole.TRAINING and node.home_pool == Pool.TRAINING)
+            or (node.role == NodeRole.ON_LOAN and node.lease is not None)
+        )
+    )
+
+
+def gpus_each(job: JobEntry, kind: str, gpu_type: str) -> int:
+    """GPUs of one type that one worker of an attempt takes."""
+    return job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(kind, gpu_type) or 1)
+
+
+def does_not_fit(
+    ctx: Context,
+    job: JobEntry,
+    gpu_type: str,
+    placements: Iterable[Placement],
+    *,
+    is_packed: bool = False,
+    held: Collection[WorkerKey] = (),
+) -> str:
+    """Why workers cannot be placed so; empty when they can.
+
+    held: keys for which GPUs are held already; what they hold counts as free.
+    """
+    if is_mig(gpu_type) and not job.spec.accepts(gpu_type):
+        return f"{job.job_id} did not ask for {gpu_type}"
+    wanted: dict[NodeName, int] = {}
+    named: dict[NodeName, list[GpuUuid]] = {}
+    for placement in placements:
+        name = placement.node
+        part = mixed_nodes.found(ctx.state, name)
+        if part is None or not is_schedulable(part[0]):
+            return f"{name} takes no workers now"
+        kind = part[1]
+        if job.spec.gpu.gpus_for_one(kind, gpu_type) is None:
+            return f"{name} has {kind}, the attempt runs on {gpu_type}"
+        gpus = placement.worker_count * gpus_each(job, kind, gpu_type)
+        if not placement.gpu_uuids:
+            wanted[name] = wanted.get(name, 0) + gpus
+            continue
+        why = "" if held else gpu_sharing.why_not_on(ctx, job, placement, gpus)
+        if why:
+            return why
+        named.setdefault(name, []).extend(placement.gpu_uuids)
+    for name, gpus in wanted.items():
+        free = _free(ctx, name, held)
+        if free < gpus:
+            return f"{name} has {free} GPUs free, {gpus} asked"
+    return _clashes(ctx, job, named, is_packed=is_packed)
+
+
+def _free(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> int:
+    """GPUs of a part that is there which can be promised, or are held for these."""
+    part = mixed_nodes.found(ctx.state, name)
+    if part is None:
+        return 0
+    node, kind = part
+    free = sum(slot.gpu_type == kind for slot in free_slots(ctx, node))
+    if not held:
+        return free
+    return free + sum(
+        slot.gpu_type == kind and (slot.holder in held or slot.nominee in held)
+        for slot in node.gpus
+    )
+
+
+def _clashes(
+    ctx: Context, job: JobEntry, named: dict[NodeName, list[GpuUuid]], *, is_packed: bool
+) -> str:
+    for name, uuids in named.items():
+        if len(set(uuids)) != len(uuids):
+            return f"{name}: a GPU is named twice"
+        node, _ = mixed_nodes.there(ctx.state, name)
+        why = gpu_sharing.why_not_beside(ctx, job, node, uuids, is_packed=is_packed)
+        if why:
+            return why
+    return ""
+
+
+def why_not(
+    ctx: Context, job: JobEntry, decision: Start, *, held: Collection[WorkerKey] = ()
+) -> str:
+    """Why a gang cannot start as decided; empty when it can. Its state is the caller's matter."""
+    gang = job.spec.workers_on(decision.gpu_type)
+    base = sum(p.worker_count for p in decision.placements if not p.is_flexible)
+    count = placed_count(decision.placements)
+    if base != gang.min or count > gang.max:
+        return f"{base} base and {count} workers in all, the gang is {gang.min} to {gang.max}"
+    return does_not_fit(
+        ctx, job, decision.gpu_type, decision.placements, is_packed=decision.is_packed, held=held
+    )
+
+
+def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) -> str:
+    """Commit a start; returns why not, or an empty string.
+
+    held: keys of the attempt that begins, for which GPUs are held already.
+    """
+    job = ctx.job(decision.job_id)
+    if job is None or job.state != JobState.PENDING:
+        return f"{decision.job_id} does not wait"
+    why = why_not(ctx, job, decision, held=held)
+    if why:
+        return why
+    preemption_loss.close(job)
+    if job.attempt == 0:
+        job.is_promised = decision.is_promised  # whoever has begun is not refused, promise or not
+    job.attempt += 1
+    # They are of the attempt before; its story has them.
+    job.exit_code, job.error, job.retry.failed_on = None, "", []
+    job.next_worker_index = 0
+    job.workers = {}
+    job.succeeded_workers = []
+    job.gpu_type = decision.gpu_type
+    job.is_packed = decision.is_packed
+    job.packed_speed_ratio = 1.0
+    job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+    add(ctx, job, in_order(decision.placements))
+    rendezvous.add(ctx, job)
+    jobs_lifecycle.fire(ctx, job, JobEvent.START, decision.reason)
+    return ""
+
+
+def in_order(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """As their workers are numbered: the base gang first."""
+    return tuple(sorted(placements, key=lambda placement: placement.is_flexible))
+
+
+def add(ctx: Context, job: JobEntry, placements: Iterable[Placement]) -> None:
+    """Give a job workers; the caller has looked that they fit."""
+    for placement in placements:
+        node, kind = mixed_nodes.there(ctx.state, placement.node)
+        job.was_on_loan |= node.role == NodeRole.ON_LOAN
+        each = gpus_each(job, kind, job.gpu_type or "")
+        for number in range(placement.worker_count):
+            shared = placement.gpu_uuids[number * each : (number + 1) * each]
+            jobs_lifecycle.add_worker(
+                ctx, job, node, kind, is_flexible=placement.is_flexible, shared=shared
+            )

@@ -1,0 +1,595 @@
+"""What happens to jobs: submit, gangs, exits, faults, preemption. Must not know why it was decided.
+
+All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
+
+Stops that nobody here knows of: what a worker's node says that it was stopped for. Must not know
+how a journal comes to be lost.
+
+An order to stop is in the journal; where that was lost during the grace, the answer of the node is
+all that is left of it.
+
+How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy
+says from pass to pass. Must not know any kind, nor why it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from msgspec.structs import replace
+
+from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
+from common.messages import OrderPhase, WorkerPhase
+from common.model import FINAL_JOB_STATES, GpuUuid, JobId, JobState, NodeName, StopReason, WorkerKey
+from coordinator.engine.jobs import (
+    ended_workers,
+    estimates,
+    gang_reservations,
+    preemption_loss,
+    prerun_spec,
+    rendezvous,
+)
+from coordinator.engine.jobs import (
+    retry as jobs_retry,
+)
+from coordinator.engine.state import context as state_context
+from coordinator.engine.state.context import Context, hold_gpus, release_gpus
+from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
+from coordinator.engine.state.tables import (
+    AfterVacating,
+    ClusterState,
+    Ending,
+    JobEntry,
+    LoanEntry,
+    NodeEntry,
+    WorkerEntry,
+)
+from coordinator.policies.waits import Wait
+
+
+class Line:
+    """How many jobs of each tenant wait; derived from the state, never saved.
+
+    It is kept up job by job, so that a submission costs the same however many jobs wait.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._tenant_of: dict[JobId, str] = {}
+        self.count_by_tenant: dict[str, int] = {}
+        """Tenants of which a job waits, and of how many."""
+        self.note(state, state.live_jobs)
+
+    def note(self, state: ClusterState, changed: Iterable[JobId]) -> None:
+        """Learn which jobs an event changed."""
+        counts = self.count_by_tenant
+        for job_id in changed:
+            job = state.jobs.get(job_id)
+            waits = job is not None and job.state == JobState.PENDING
+            if waits == (job_id in self._tenant_of):
+                continue
+            if job is not None and waits:
+                self._tenant_of[job_id] = job.tenant
+                counts[job.tenant] = counts.get(job.tenant, 0) + 1
+                continue
+            tenant = self._tenant_of.pop(job_id)
+            counts[tenant] -= 1
+            if not counts[tenant]:
+                del counts[tenant]
+
+
+def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
+    """Learn what each waiting job waits for from now on; of jobs not named nothing is said.
+
+    Returns whether of any job something is said now.
+    """
+    kinds: dict[JobId, str] = {job_id: wait.kind for wait in waits for job_id in wait.jobs}
+    is_any = False
+    for job_id in state.live_jobs:
+        job = state.jobs[job_id]
+        kind = kinds.get(job_id, "") if job.state == JobState.PENDING else ""
+        if kind != job.wait.kind:
+            settle(job, now_s, kind)
+        is_any |= bool(kind)
+    return is_any
+
+
+def settle(job: JobEntry, now_s: float, kind: str = "") -> None:
+    """Count what it has waited up to now; from now on it waits for `kind`, or for nothing."""
+    wait = job.wait
+    if wait.kind:
+        wait.spent_s[wait.kind] = wait.spent_s.get(wait.kind, 0.0) + now_s - wait.since_s
+    wait.kind, wait.since_s = kind, now_s
+
+
+def spent_s(job: JobEntry, now_s: float) -> dict[str, float]:
+    """Seconds by kind, up to now."""
+    wait, spent = job.wait, dict(job.wait.spent_s)
+    if wait.kind:
+        spent[wait.kind] = spent.get(wait.kind, 0.0) + max(0.0, now_s - wait.since_s)
+    return spent
+
+
+def carried_out(job: JobEntry, node: NodeName, reason: StopReason) -> bool:
+    """Whether its node stopped a worker for what ends its job, which is ended then as it was to."""
+    if reason == StopReason.CANCEL:
+        job.after_vacating, job.cancelled_by = AfterVacating.CANCEL, f"an order to {node}"
+    elif reason == StopReason.TIME_LIMIT:
+        at_time_limit(job)
+    else:
+        return False
+    return True
+
+
+def at_time_limit(job: JobEntry) -> None:
+    """A job has run for as long as it may."""
+    limit_s = job.spec.time_limit_s
+    job.error = "ran into its time_limit_s" + ("" if limit_s is None else f" of {limit_s:g} s")
+    job.after_vacating = AfterVacating.FAIL
+
+
+def why_stopped(node: NodeName, reason: StopReason) -> str:
+    """In words, why a node stopped a worker of a job that goes on."""
+    if reason == StopReason.GANG_TIMEOUT:
+        return f"its gang was not ready in time, by an earlier order to {node}"
+    return f"{node} went home by itself ({reason})"
+
+
+PORT_TAKEN_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
+
+READY_PHASES = (WorkerPhase.READY, WorkerPhase.RUNNING)
+
+ACTIVE_JOB_STATES = frozenset(
+    {JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED}
+)
+
+
+RESTARTS_SILENCE = frozenset({JobEvent.GANG_READY, JobEvent.RESIZED, JobEvent.RESUME})
+"""After these a job is silent for a while, as its ranks meet anew."""
+
+
+def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    """Move a job along its life cycle and tell its story."""
+    job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    if job.gaps.stalled_since_s is not None:
+        stall_over(ctx, job, f"it is {job.state}")
+    if event in RESTARTS_SILENCE:
+        job.gaps.changed(ctx.now_s)
+    if job.wait.kind:
+        settle(job, ctx.now_s)
+    ctx.changed_jobs[job.job_id] = None
+    ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
+
+
+def stall_over(ctx: Context, job: JobEntry, why: str) -> None:
+    """A job is STALLED no more."""
+    since_s, job.gaps.stalled_since_s = job.gaps.stalled_since_s, None
+    ctx.changed_jobs[job.job_id] = None
+    ctx.tell(job.job_id, "stall over", f"after {ctx.now_s - (since_s or ctx.now_s):.0f} s: {why}")
+
+
+def gang_changes(ctx: Context, job: JobEntry) -> None:
+    """Workers of a gang that runs come or go: what that costs it is measured from here.
+
+    Call it when its work up to now is settled and before its workers are others.
+    """
+    job.gaps.changed(ctx.now_s)
+    price = job.resizes.changes(ctx.now_s, job.attained_gpu_s, attempt=job.attempt)
+    if price is not None:
+        preemption_loss.resized(ctx, job, price)
+
+
+def submit(ctx: Context, event: JobSubmitted) -> None:
+    """A new job waits; a repeated id is the same job."""
+    if event.job_id in ctx.state.jobs:
+        return
+    work_s, source = estimates.whole_work(ctx.state, ctx.settings, event.tenant, event.spec)
+    ctx.state.jobs[event.job_id] = JobEntry(
+        job_id=event.job_id,
+        spec=prerun_spec.begun(ctx, event.tenant, event.spec),
+        tenant=event.tenant,
+        user=event.user,
+        submitted_at_s=ctx.now_s,
+        pending_since_s=ctx.now_s,
+        expected_work_s=work_s,
+        estimate_source=source,
+    )
+    ctx.state.live_jobs[event.job_id] = None
+    ctx.changed_jobs[event.job_id] = None
+    ctx.state.counters.jobs_submitted += 1
+    ctx.tell(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
+    ctx.needs_pass = True
+
+
+def cancel(ctx: Context, event: JobCancelRequested) -> None:
+    """End a job on request; one that already ended stays as it is."""
+    job = ctx.job(event.job_id)
+    if job is None or job.state in FINAL_JOB_STATES:
+        return
+    job.after_vacating = AfterVacating.CANCEL
+    job.cancelled_by = job.cancelled_by or event.by
+    ctx.changed_jobs[job.job_id] = None
+    if job.workers:
+        ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
+        stop_workers(ctx, job, StopReason.CANCEL)
+        return
+    end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
+
+
+def add_worker(
+    ctx: Context,
+    job: JobEntry,
+    node: NodeEntry,
+    kind: str,
+    *,
+    is_flexible: bool,
+    shared: Collection[GpuUuid] = (),
+) -> WorkerEntry:
+    """Give a job one more worker on GPUs of one type of a node, in phase reserve; it may run there.
+
+    shared: the GPUs that it has together with others; empty: free ones.
+    """
+    key = next_key(job)
+    gpus = job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(kind, job.gpu_type or "") or 1)
+    worker = WorkerEntry(
+        key=key,
+        node=node.name,
+        gpu_uuids=hold_gpus(ctx, node, gpus, key, shared=shared, kind=kind),
+        is_flexible=is_flexible,
+        is_other_type=kind != job.gpu_type,
+        generation=node.generation + 1,
+    )
+    job.workers[key.worker_index] = worker
+    ctx.changed_jobs[job.job_id] = None
+    job.next_worker_index += 1
+    ctx.touch(node.name)
+    return worker
+
+
+def next_key(job: JobEntry) -> WorkerKey:
+    """The key of the next worker of the present attempt."""
+    return WorkerKey(job.job_id, job.attempt, job.next_worker_index)
+
+
+def stop_workers(
+    ctx: Context, job: JobEntry, reason: StopReason, *, only: tuple[int, ...] | None = None
+) -> None:
+    """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing.
+
+    The order alone ends what no node can run, see `gang_reservations`; the job may be over by that.
+    """
+    estimates.settle_work(job, ctx.now_s)
+    ctx.changed_jobs[job.job_id] = None
+    if reason == StopReason.RELEASE and any(_computes(job, index) for index in only or ()):
+        gang_changes(ctx, job)
+    for index, worker in job.workers.items():
+        if worker.stop is not None or (only is not None and index not in only):
+            continue
+        worker.stop, worker.stop_ordered_at_s = reason, ctx.now_s
+        worker.stop_grace_s = job.spec.checkpoint.grace_s
+        ctx.touch(worker.node)
+    for worker in job.workers.values():
+        ctx.touch(worker.node)  # the others learn the new worker count
+    ctx.needs_pass = True
+    leave_reservations(ctx, job)
+
+
+def _computes(job: JobEntry, index: int) -> bool:
+    """Whether a worker of the gang was ordered to run and not to stop."""
+    worker = job.workers.get(index)
+    return worker is not None and worker.stop is None and worker.order == OrderPhase.RUN
+
+
+def leave_reservations(ctx: Context, job: JobEntry) -> None:
+    """Let a job go on without the workers that it stopped and that no node can run."""
+    if gang_reservations.leave(ctx, job):
+        _settle(ctx, job)
+
+
+def preempt(
+    ctx: Context,
+    job: JobEntry,
+    reason: str,
+    *,
+    loan: LoanEntry | None = None,
+    stake: estimates.Stake | None = None,
+) -> None:
+    """Stop a whole job against its will; it queues again when its last worker is gone.
+
+    loan: whose end the job stops for; it bears the preemption and its cost. A gang that had not
+        run yet loses nothing and is not counted.
+    stake: work at stake, and until when it was done; None: what its present workers have not saved.
+    """
+    if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
+        return
+    if job.attempt_ran_at_s is not None:
+        preemption_loss.ordered(ctx, job, loan, stake)
+    fire(ctx, job, JobEvent.PREEMPT, reason)
+    job.after_vacating = AfterVacating.REQUEUE
+    stop_workers(ctx, job, StopReason.PREEMPT)
+    conclude_if_vacated(ctx, job)
+
+
+def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    """A node said something new of a live worker: a gang or a resize may be complete."""
+    if job.state == JobState.STARTING:
+        _run_when_ready(ctx, job)
+    elif job.state == JobState.RESIZING:
+        end_resize_when_done(ctx, job)
+
+
+def is_ready(worker: WorkerEntry) -> bool:
+    """Whether a worker could run now, as its node says."""
+    return worker.phase in READY_PHASES
+
+
+def is_base_there(job: JobEntry) -> bool:
+    """Whether as many base workers are placed as the gang needs; of a rebuilt one some may miss."""
+    base = sum(1 for worker in job.workers.values() if not worker.is_flexible)
+    return base >= job.spec.workers_on(job.gpu_type or "").min
+
+
+def _run_when_ready(ctx: Context, job: JobEntry) -> None:
+    """Nobody runs before every node of the gang is ready: a part of it can only wait."""
+    # The last worker is mostly the last to be ready: look there first, as all of them come by.
+    if not (all(map(is_ready, reversed(job.workers.values()))) and is_base_there(job)):
+        return
+    if not rendezvous.is_ready(job):
+        return
+    job.endpoint = (job.store or job.workers[min(job.workers)]).endpoint
+    job.gang_deadline_s = None
+    job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
+    job.worker_s = 0.0
+    job.saved_gpu_s = job.attained_gpu_s
+    job.measured_left_s = None
+    job.suspended_before_s = job.suspended_s
+    job.succeeded_workers, job.retry.refused_by = [], {}
+    job.total_queueing_s += ctx.now_s - job.pending_since_s
+    if job.started_at_s is None:
+        job.started_at_s = ctx.now_s
+    step = job.checkpoint.step if job.checkpoint and job.checkpoint.is_verified else 0
+    job.progress_at_start = step
+    for worker in job.workers.values():
+        worker.order = OrderPhase.RUN
+        ctx.touch(worker.node)
+    fire(ctx, job, JobEvent.GANG_READY, f"workers ready: {len(job.workers)}")
+
+
+def end_resize_when_done(ctx: Context, job: JobEntry) -> None:
+    """End a resize when its new workers are ready and its released ones are gone."""
+    added = [w for w in job.workers.values() if w.order == OrderPhase.RESERVE and w.stop is None]
+    if added and all(is_ready(worker) for worker in added):
+        estimates.settle_work(job, ctx.now_s)
+        ctx.changed_jobs[job.job_id] = None
+        gang_changes(ctx, job)
+        for worker in added:
+            worker.order = OrderPhase.RUN
+        for worker in job.workers.values():
+            ctx.touch(worker.node)
+        added = []
+    if not added and all(worker.stop is None for worker in job.workers.values()):
+        job.gang_deadline_s = None
+        fire(ctx, job, JobEvent.RESIZED, f"{job.running_workers} workers")
+        ctx.needs_pass = True
+
+
+def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending) -> None:
+    """A worker ended: free its GPUs and see what that means for its job."""
+    if worker.key.is_store:
+        _store_gone(ctx, job, worker, ending)
+        return
+    estimates.settle_work(job, ctx.now_s)
+    _leaves_gang(ctx, job, worker)
+    ended_at_s = ctx.now_s if ending.ended_at_s is None else ending.ended_at_s
+    stake = estimates.stake(job, ctx.now_s, ended_at_s)  # with the work of this worker
+    ending = replace(ending, has_begun=worker.phase != WorkerPhase.REFUSED)
+    release_gpus(ctx, worker.node, worker.key)
+    estimates.computes_no_more(job, worker, ctx.now_s, ended_at_s)
+    ctx.changed_jobs[job.job_id] = None
+    ended_workers.left(job, worker, ended_at_s)
+    for other in job.workers.values():
+        ctx.touch(other.node)
+    if _has_finished(ending):
+        if not worker.is_flexible:  # the base alone says when the work is done
+            job.succeeded_workers.append(worker.key.worker_index)
+    elif worker.stop is not None:
+        _count_release(ctx, job, worker)
+        jobs_retry.learned(ctx, job, worker.node, ending)
+    elif ending.said_reason is not None:
+        _sent_home(ctx, job, worker, ending.said_reason, stake)
+    elif (ending.is_node_fault or ending.refused) and _goes_on_without(job, worker):
+        job.node_fault_count += 1
+        if ending.refused:
+            jobs_retry.left_alone(ctx, job, worker.node)
+        elif not ending.has_begun:
+            jobs_retry.left_for_now(ctx, job, {worker.node})
+        ctx.tell(job.job_id, "flexible worker lost", ending.in_words)
+    else:
+        _fault(ctx, job, worker.node, ending)
+    jobs_retry.peer_left(job, worker, ended_at_s)
+    _settle(ctx, job)
+
+
+def _leaves_gang(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    """A worker that was not told to go is gone: where its gang goes on, that is a resize."""
+    if _computes(job, worker.key.worker_index) and _goes_on_without(job, worker):
+        gang_changes(ctx, job)
+
+
+def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending) -> None:
+    """A rendezvous store ended that the coordinator had not given up: the attempt is over.
+
+    The store is not started anew under the gang, because all that it knew is gone: a TCPStore
+    keeps its keys in memory, and launchers that met there would wait for each other's for ever.
+    A signal, or a node that lost it, is nobody's fault and free of charge, as is a port that was
+    taken. A store that leaves by itself, or never came to listen, is the job's own program failing.
+    """
+    if job.store is not store:
+        return
+    rendezvous.ended(ctx, job)
+    if job.after_vacating is not None:
+        return  # the attempt is ending as it is
+    if ending.said_reason is not None:
+        why = f"{store.node} went home by itself with its rendezvous store ({ending.said_reason})"
+        preempt(ctx, job, why, loan=ctx.loan_of(store.node))
+        return
+    code = ending.exit_code
+    was_killed = code is not None and code < 0 and job.attempt_ran_at_s is not None
+    is_free = ending.is_node_fault or was_killed or code == PORT_TAKEN_EXIT_CODE
+    error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
+    _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
+    conclude_if_vacated(ctx, job)
+
+
+def _has_finished(ending: Ending) -> bool:
+    """Whether the worker finished its work: it left with 0, and no order to stop had reached it.
+
+    An order may be on its way meanwhile; a worker that ended because of one says so.
+    """
+    is_asked = ending.said_reason is not None
+    return ending.exit_code == 0 and not (is_asked or ending.error or ending.is_node_fault)
+
+
+def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    if worker.stop == StopReason.RELEASE:
+        ctx.state.counters.flexible_workers_released += 1
+        ctx.tell(job.job_id, "flexible worker released", f"from {worker.node}")
+
+
+def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
+    """Whether a worker's loss only shrinks its gang: the base meets again without it."""
+    is_whole = job.state in (JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED)
+    return worker.is_flexible and is_whole
+
+
+def _sent_home(
+    ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, stake: estimates.Stake
+) -> None:
+    """The node stopped a worker by itself: its lease ended, or an order that the journal has lost
+    said so, which is carried out. Only the former is a preemption by node."""
+    if carried_out(job, worker.node, reason):
+        stop_workers(ctx, job, reason)
+        return
+    why = why_stopped(worker.node, reason)
+    if _goes_on_without(job, worker):
+        ctx.state.counters.flexible_workers_released += reason != StopReason.GANG_TIMEOUT
+        ctx.tell(job.job_id, "flexible worker lost", why)
+        return
+    if estimates.is_all_saved(job):
+        stake = stake._replace(gpu_s=0.0)  # it saved in its grace, before the coordinator knew
+    preempt(ctx, job, why, loan=ctx.loan_of(worker.node), stake=stake)
+
+
+def end_stalled(ctx: Context, job: JobEntry, ending: Ending) -> None:
+    """A job that tells no progress any more is asked to save and to leave, by its own fault."""
+    node = job.workers[min(job.workers)].node
+    _fault(ctx, job, node, ending, asks=StopReason.PREEMPT)
+    conclude_if_vacated(ctx, job)
+
+
+def _fault(
+    ctx: Context,
+    job: JobEntry,
+    node: NodeName,
+    ending: Ending,
+    *,
+    asks: StopReason = StopReason.FINISHED,
+) -> None:
+    """Three budgets never mix: preemptions and node faults are free, own faults are counted.
+
+    asks: what its other workers are told.
+    """
+    if job.state not in ACTIVE_JOB_STATES:
+        return
+    ending = jobs_retry.judged(ctx, job, node, ending)
+    job.exit_code, job.error = ending.exit_code, ending.in_words
+    if ending.is_node_fault:
+        job.node_fault_count += 1
+        jobs_retry.node_fault(ctx, job, node, is_in_vain=not ending.has_begun)
+        may_retry = True
+    else:
+        may_retry = jobs_retry.own_fault(ctx, job, node, ending)
+    said = ending.error or f"exit code {ending.exit_code}"
+    said += f": {ending.failure}" if ending.failure else ""
+    job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
+    fire(ctx, job, JobEvent.WORKER_FAILED, f"{ending.whose}: {said}")
+    stop_workers(ctx, job, asks)
+
+
+def _settle(ctx: Context, job: JobEntry) -> None:
+    if job.state in FINAL_JOB_STATES:
+        return
+    if _is_done(job):
+        job.after_vacating = AfterVacating.SUCCEED
+        if job.workers:
+            stop_workers(ctx, job, StopReason.FINISHED)
+    elif job.after_vacating is None:
+        if job.state == JobState.RESIZING:
+            end_resize_when_done(ctx, job)
+        elif job.state == JobState.STARTING:
+            _run_when_ready(ctx, job)
+    conclude_if_vacated(ctx, job)
+
+
+def _is_done(job: JobEntry) -> bool:
+    """Whether the base gang has finished its work, also while an order to stop was on its way to
+    it: what is finished does not run again."""
+    if job.after_vacating not in (None, AfterVacating.REQUEUE):
+        return False
+    base_left = any(not worker.is_flexible for worker in job.workers.values())
+    base = job.spec.workers_on(job.gpu_type or "").min
+    is_active = job.state in ACTIVE_JOB_STATES or job.state == JobState.PREEMPTING
+    return is_active and not base_left and len(job.succeeded_workers) >= base
+
+
+def conclude_if_vacated(ctx: Context, job: JobEntry) -> None:
+    """When the last worker of an attempt that is over has gone: what becomes of its job."""
+    if job.workers or job.after_vacating is None:
+        return
+    preemption_loss.settle(ctx, job)
+    after = job.after_vacating
+    if after == AfterVacating.SUCCEED:
+        job.exit_code, job.error = 0, ""
+        if job.attempt_ran_at_s is not None and job.attempt - job.retry.prerun_attempts <= 1:
+            kept = ctx.settings.job_histories_kept
+            estimates.record(ctx.state, job, job.worker_s, kept=kept)
+        end(ctx, job, JobEvent.SUCCEED)
+    elif after == AfterVacating.FAIL:
+        end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
+    elif after == AfterVacating.CANCEL:
+        end(ctx, job, JobEvent.CANCEL, f"asked by {job.cancelled_by}" if job.cancelled_by else "")
+    else:
+        _requeue(ctx, job)
+
+
+def _requeue(ctx: Context, job: JobEntry) -> None:
+    rendezvous.leave(ctx, job)
+    job.after_vacating = None
+    job.succeeded_workers = []
+    if job.attempt_ran_at_s is not None:  # else it has waited all the time, its nodes taken in vain
+        job.pending_since_s = ended_workers.waits_since_s(job, ctx.now_s)
+    estimates.attempt_ended(job)
+    prerun_spec.settled(ctx, job)
+    job.gang_deadline_s = None
+    job.awaited_nodes = []
+    job.gpu_type = None
+    job.endpoint = ""
+    fire(ctx, job, JobEvent.VACATED, "waits again")
+    ctx.needs_pass = True
+
+
+def end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    """A job has no worker any more and is over."""
+    rendezvous.leave(ctx, job)
+    job.finished_at_s = ctx.now_s
+    ctx.state.live_jobs.pop(job.job_id, None)
+    job.after_vacating = None
+    fire(ctx, job, event, reason)
+    counters = ctx.state.counters
+    if event == JobEvent.SUCCEED:
+        counters.jobs_finished += 1
+        counters.jobs_finished_on_loan += job.was_on_loan
+    elif event == JobEvent.FAIL:
+        counters.jobs_failed += 1
+    state_context.forget_jobs(ctx)
+    ctx.needs_pass = True

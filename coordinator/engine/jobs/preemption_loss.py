@@ -1,0 +1,161 @@
+"""What preemptions and resizes cost, in GPU-seconds. Must not know why, nor what was predicted.
+
+A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
+then is the work since its last verified checkpoint, and what its gang computes on until one of its
+base workers has ended: without that one nobody gets further, and until then a job that ignores the
+request computes through its whole grace. A verified save that was made after the order is the
+job's answer to it and clears all of that; one that was made before the order and is heard after it
+clears what is older than itself. When the last worker of the attempt is gone, what is left is
+booked, on the job, on the cell and on the loan for whose end the job was stopped, which may have
+come home before.
+
+What counts is when something happened, not when it was heard: a node says how long ago a worker
+ended or saved, by its own clock, and only such differences are used.
+
+A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
+attempt begins from it, so that it takes the booking back. Once the next attempt is placed the
+books of the last one are closed.
+"""
+
+from __future__ import annotations
+
+from common.messages import WorkerPhase
+from common.model import StopReason
+from coordinator.engine.jobs import estimates
+from coordinator.engine.jobs.resize_costs import Price
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, LoanEntry, LossEntry, WorkerEntry
+
+COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+"""Phases in which a worker may compute: in its grace nobody knows what it does but itself."""
+
+
+def ordered(
+    ctx: Context,
+    job: JobEntry,
+    loan: LoanEntry | None,
+    stake: estimates.Stake | None = None,
+    *,
+    is_migration: bool = False,
+) -> None:
+    """A job that had run is about to be stopped against its will.
+
+    Call it before its workers are told.
+
+    loan: whose end the job stops for; it bears the preemption and its cost.
+    stake: work at stake; None: what its present workers have not saved.
+    is_migration: it goes on elsewhere at once: what is lost counts, the stop is no preemption.
+    """
+    if not is_migration:
+        job.preemption_count += 1
+        job.preempted_at_s = ctx.now_s
+        ctx.state.counters.preemptions += 1
+    if loan is not None:
+        loan.realised_preemptions += 1
+    if stake is None:
+        stake = estimates.stake(job, ctx.now_s, ctx.now_s)
+    job.loss = LossEntry(
+        gpu_s=stake.gpu_s,
+        since_s=ctx.now_s if _is_whole(job) else None,
+        ordered_at_s=stake.at_s,
+        gpus=stake.gpus,
+        lease_id=None if loan is None else loan.lease_id,
+        is_migration=is_migration,
+    )
+
+
+def _is_whole(job: JobEntry) -> bool:
+    """Whether its base workers compute, all of them, as their nodes say."""
+    base = [worker for worker in job.workers.values() if not worker.is_flexible]
+    computing = sum(1 for worker in base if worker.phase in COMPUTING)
+    return computing >= job.spec.workers_on(job.gpu_type or "").min
+
+
+def ceased(job: JobEntry, worker: WorkerEntry, at_s: float) -> None:
+    """A worker ended, or was suspended, at an instant: what was computed since the order counts."""
+    loss = job.loss
+    if loss is None or loss.since_s is None or worker.stop != StopReason.PREEMPT:
+        return
+    gpus = _gpus(worker)
+    if not worker.is_flexible:
+        gpus += sum(_gpus(other) for other in job.workers.values() if _computes(other))
+    loss.after_gpu_s += gpus * (at_s - loss.since_s)
+    if not worker.is_flexible:
+        loss.since_s = None
+
+
+def _gpus(worker: WorkerEntry) -> float:
+    """Its part of the GPUs on which it computes."""
+    return len(worker.gpu_uuids) * worker.share
+
+
+def _computes(worker: WorkerEntry) -> bool:
+    """Whether it was at work when its job was told to stop, and its node has not said otherwise."""
+    return worker.phase in COMPUTING and worker.stop == StopReason.PREEMPT
+
+
+def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
+    """A verified checkpoint was made: nothing of before is lost, and in its grace the job leaves.
+
+    at_s: when. A job that was not asked yet computes on after a save, and what it did is lost.
+    """
+    loss = job.loss
+    if loss is None:
+        return
+    before_gpu_s = _lost(loss)
+    loss.gpu_s = min(loss.gpu_s, loss.gpus * max(0.0, loss.ordered_at_s - at_s))
+    if at_s >= loss.ordered_at_s:
+        loss.after_gpu_s, loss.since_s = 0.0, None
+    if loss.is_booked:
+        _book(ctx, job, loss, _lost(loss) - before_gpu_s)
+
+
+def _lost(loss: LossEntry) -> float:
+    """What is lost as far as it is known, in GPU-seconds."""
+    return max(0.0, loss.gpu_s + loss.after_gpu_s)
+
+
+def settle(ctx: Context, job: JobEntry) -> None:
+    """The last worker is gone: what was not saved is lost."""
+    loss = job.loss
+    if loss is not None and not loss.is_booked:
+        loss.is_booked = True
+        _book(ctx, job, loss, _lost(loss))
+
+
+def close(job: JobEntry) -> None:
+    """The next attempt is placed: late news changes nothing any more."""
+    job.loss = None
+
+
+def resized(ctx: Context, job: JobEntry, price: Price) -> None:
+    """A resize was measured: what its gang stood still or did again is lost.
+
+    That work is at stake no more, so no later preemption books it a second time. What was saved
+    since the resize covers it already.
+    """
+    ctx.changed_jobs[job.job_id] = None
+    job.lost_gpu_s += price.gpu_s
+    ctx.state.counters.resize_cost_gpu_s += price.gpu_s
+    if job.saved_gpu_s <= price.since_gpu_s:
+        at_stake_gpu_s = max(0.0, job.attained_gpu_s - job.saved_gpu_s)
+        job.saved_gpu_s += min(price.gpu_s, at_stake_gpu_s)
+    ctx.tell(
+        job.job_id,
+        "resize measured",
+        f"its gang made no new work for {price.took_s:.1f} s, {price.gpu_s:.0f} GPU-seconds lost; "
+        f"a resize of this job counts as {job.resizes.cost_s or 0.0:.1f} s from now on",
+    )
+
+
+def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:
+    """The loan may be forgotten by now; the job and the cell count what it cost all the same."""
+    ctx.changed_jobs[job.job_id] = None
+    job.lost_gpu_s += gpu_s
+    if loss.is_migration:
+        ctx.state.counters.migration_cost_gpu_s += gpu_s
+    else:
+        ctx.state.counters.preemption_cost_gpu_s += gpu_s
+    loan = None if loss.lease_id is None else ctx.state.loans.get(loss.lease_id)
+    if loan is not None:
+        loan.realised_cost_gpu_s += gpu_s

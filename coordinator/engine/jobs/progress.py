@@ -1,0 +1,110 @@
+"""How far jobs say that they are, and what they have saved. Must not know nodes or policies."""
+
+from __future__ import annotations
+
+from common.messages import OrderPhase
+from common.model import Checkpoint, JobState
+from coordinator.engine.jobs import (
+    estimates,
+    preemption_loss,
+    prerun,
+)
+from coordinator.engine.jobs import (
+    lifecycle as jobs_lifecycle,
+)
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import ProgressReported, WorkerFact
+from coordinator.engine.state.tables import JobEntry
+
+
+def reported(ctx: Context, event: ProgressReported) -> None:
+    """A running attempt says how far it is; a stale attempt's word is dropped."""
+    job = ctx.job(event.job_id)
+    if job is None or event.attempt != job.attempt:
+        return
+    ctx.changed_jobs[job.job_id] = None
+    _word(ctx, job, event)
+    if event.progress is not None:
+        if job.attempt_ran_at_s is not None and job.progress is not None:
+            resumed_below = event.progress.step < job.progress_at_start
+            if resumed_below:  # the checkpoint was not what it claimed: no credit
+                job.progress_at_start = event.progress.step
+        job.progress = event.progress
+        estimates.measure(job, ctx.now_s)
+        job.progress_gpu_s = job.attained_gpu_s
+    if event.checkpoint is not None:
+        _checkpoint(ctx, job, event.checkpoint, ctx.ago(event.saved_ago_s))
+
+
+def _word(ctx: Context, job: JobEntry, event: ProgressReported) -> None:
+    """News of its steps or saves: it is not stalled, and a resize may be measured by it.
+
+    The same again, as to a new leader, is no news.
+    """
+    is_step = event.progress is not None and event.progress != job.progress
+    is_save = event.checkpoint is not None and event.checkpoint != job.checkpoint
+    if job.attempt_ran_at_s is None or not (is_step or is_save):
+        return
+    at_s = max(ctx.ago(event.told_ago_s), job.attempt_ran_at_s)
+    if job.gaps.stalled_since_s is not None:
+        jobs_lifecycle.stall_over(ctx, job, "it told a step" if is_step else "it told a save")
+    job.gaps.told(at_s, attempt=job.attempt)
+    if event.progress is None or not is_step or job.state == JobState.PREEMPTING:
+        return
+    estimates.settle_work(job, ctx.now_s)
+    price = job.resizes.told(
+        event.progress.step,
+        at_s,
+        attempt=job.attempt,
+        is_settled=job.state == JobState.RUNNING and _is_settled(job),
+        now_s=ctx.now_s,
+        attained_gpu_s=job.attained_gpu_s,
+    )
+    if price is not None:
+        preemption_loss.resized(ctx, job, price)
+
+
+def _is_settled(job: JobEntry) -> bool:
+    """Whether all its workers compute, and have their GPUs for themselves."""
+    run = OrderPhase.RUN
+    return all(
+        worker.stop is None and worker.order == run and worker.share == 1.0
+        for worker in job.workers.values()
+    )
+
+
+def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s: float) -> None:
+    """It saved, or says again what it saved; that is all it has if it did no step since.
+
+    What it computed between the save and the word of it is not in the save.
+    """
+    is_new = checkpoint != job.checkpoint
+    if is_new:
+        job.checkpoint = checkpoint
+        job.checkpoint_at_s = saved_at_s
+        if checkpoint.is_verified:
+            estimates.saved(job, ctx.now_s, saved_at_s)
+    if checkpoint.is_verified:
+        is_all = estimates.is_all_saved(job)
+        if is_new or is_all:
+            preemption_loss.saved(ctx, job, ctx.now_s if is_all else saved_at_s)
+        prerun.passed(ctx, job, "it has saved a checkpoint")
+
+
+def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:
+    """What a worker had said when it ended: the end of a job is not the last time it was asked.
+
+    A worker that lagged behind its gang takes nothing back.
+    """
+    step = job.progress.step if job.progress is not None else -1
+    saved = job.checkpoint.step if job.checkpoint is not None else -1
+    progress, checkpoint = fact.progress, fact.checkpoint
+    event = ProgressReported(
+        job_id=job.job_id,
+        attempt=fact.key.attempt,
+        progress=progress if progress is not None and progress.step > step else None,
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.step >= saved else None,
+        saved_ago_s=fact.saved_ago_s,
+    )
+    if event.progress is not None or event.checkpoint is not None:
+        reported(ctx, event)

@@ -1,0 +1,129 @@
+"""Jobs that told their progress and tell none any more: STALLED, and started again if they ask.
+
+A hung collective, a dead data loader or a rendezvous that nobody joins looks like work to everybody
+but the job. A job is STALLED after silence much longer than its usual gap between two words, see
+`step_gaps`. Silence of an agent or of the network is no silence of the job: the driver counts only
+what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED; one that
+starts, is resized, suspended or stopped is expected to be silent.
+
+A stall ends with the next word of the job, or when its gang changes. Must not know the wire.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import UNSET
+
+from common.failures import Failure, RetryClass
+from common.model import JobId, JobState, NodeName, WorkerKey
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.jobs.retry import STALLED
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import ProgressStopped
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState, Ending, JobEntry
+
+
+class Watch(NamedTuple):
+    """A job whose silence is to be looked at: its workers, and the silence that says something."""
+
+    attempt: int
+    after_s: float
+    workers: tuple[tuple[WorkerKey, NodeName], ...]
+
+
+def watched(state: ClusterState, settings: EngineSettings, now_s: float) -> dict[JobId, Watch]:
+    """Running jobs that have told nothing for so long that a `ProgressStopped` changes something.
+
+    now_s: engine time. Whether they really told nothing is for the driver to say.
+    """
+    found: dict[JobId, Watch] = {}
+    for job_id in state.live_jobs:
+        job = state.jobs[job_id]
+        if job.progress is None or job.state != JobState.RUNNING:
+            continue
+        after_s = _next_s(job, settings)
+        if after_s is None or _quiet_at_most_s(job, now_s) < after_s:
+            continue
+        workers = tuple((worker.key, worker.node) for worker in job.workers.values())
+        found[job_id] = Watch(job.attempt, after_s, workers)
+    return found
+
+
+def stopped(ctx: Context, event: ProgressStopped) -> None:
+    """A job tells no progress, though all its nodes are heard: it is STALLED, or to start again."""
+    job = ctx.job(event.job_id)
+    if job is None or event.attempt != job.attempt or job.state != JobState.RUNNING:
+        return
+    if job.after_vacating is not None:
+        return
+    quiet_s = min(event.quiet_s, _quiet_at_most_s(job, ctx.now_s))
+    after_s, timeout_s = _after_s(job, ctx.settings), timeout_of(job)
+    is_over = timeout_s is not None and quiet_s >= timeout_s
+    is_stalled = is_over or (after_s is not None and quiet_s >= after_s)
+    if is_stalled and job.gaps.stalled_since_s is None:
+        job.gaps.stalled_since_s = ctx.ago(quiet_s)
+        ctx.state.counters.stalls += 1
+        ctx.changed_jobs[job.job_id] = None
+        ctx.tell(job.job_id, "stalled", in_words(job, ctx.now_s))
+    if timeout_s is not None and is_over:
+        _end_attempt(ctx, job, quiet_s, timeout_s)
+
+
+def _end_attempt(ctx: Context, job: JobEntry, quiet_s: float, timeout_s: float) -> None:
+    """Its own `stall_timeout_s` is over: the attempt ends, with its grace, by its own fault."""
+    why = f"{_step(job)} for {quiet_s:.0f} s; stall_timeout_s is {timeout_s:g} s"
+    failure = Failure(
+        reason=STALLED, title="stalled", retry=RetryClass.BACK_OFF, is_explicit=False, line=why
+    )
+    jobs_lifecycle.end_stalled(ctx, job, Ending(error=f"stalled: {why}", failure=failure))
+
+
+def _next_s(job: JobEntry, settings: EngineSettings) -> float | None:
+    """The silence that changes something next; None: none does."""
+    timeout_s, after_s = timeout_of(job), _after_s(job, settings)
+    if job.gaps.stalled_since_s is not None or after_s is None:
+        return timeout_s
+    return after_s if timeout_s is None else min(after_s, timeout_s)
+
+
+def _after_s(job: JobEntry, settings: EngineSettings) -> float | None:
+    cost_s = job.resizes.cost_s
+    return job.gaps.stall_after_s(
+        job.attempt,
+        floor_s=settings.stalled_after_s,
+        resize_s=settings.resize_p99_s if cost_s is None else max(cost_s, settings.resize_p99_s),
+        start_s=settings.start_p99_s + settings.restart_p99_s,
+    )
+
+
+def _quiet_at_most_s(job: JobEntry, now_s: float) -> float:
+    """Since its last word, or since its gang is as it is if that was later."""
+    return now_s - max(job.gaps.told_at_s, job.gaps.since_s)
+
+
+def timeout_of(job: JobEntry) -> float | None:
+    """After how long a silence its attempt is ended, in seconds; None: never."""
+    timeout_s = job.spec.stall_timeout_s
+    return None if timeout_s is UNSET else timeout_s
+
+
+def quiet_s(job: JobEntry, now_s: float) -> float | None:
+    """For how long a STALLED job has told nothing, in seconds; None of any other job."""
+    since_s = job.gaps.stalled_since_s
+    return None if since_s is None else max(0.0, now_s - since_s)
+
+
+def in_words(job: JobEntry, now_s: float) -> str:
+    """That a job is STALLED, against what is usual for it; empty of any other job."""
+    silent_s = quiet_s(job, now_s)
+    if silent_s is None:
+        return ""
+    usual_s = job.gaps.usual_s
+    usual = "" if usual_s is None else f"; it told one every {usual_s:.0f} s"
+    return f"{_step(job)} for {silent_s:.0f} s{usual}"
+
+
+def _step(job: JobEntry) -> str:
+    return f"no step after {job.progress.step if job.progress else 0}"

@@ -1,0 +1,67 @@
+"""Reclaims that wait: a lent node takes no more work, and its jobs may end by themselves.
+
+The deadline runs from the order. When the last base worker has gone, or the wait is over, the node
+is taken back as by any reclaim; who decided the wait saw to it that the rest of the deadline is
+enough. Must not know why a job was thought to end in time.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from common.model import NodeName, NodeRole
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import Awaited, ClusterState, NodeEntry
+from coordinator.policies.decisions import Reclaim
+
+
+def begin(ctx: Context, decision: Reclaim) -> str:
+    """Commit a reclaim that waits; returns why not, or an empty string."""
+    node = ctx.state.nodes.get(decision.node)
+    if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
+        return f"{decision.node} is not lent"
+    if node.is_awaited:
+        return f"{decision.node} is on its way home"
+    loan = ctx.state.loans[node.lease.lease_id]
+    loans_lifecycle.note_order(ctx, loan, decision)
+    node.is_awaited = True
+    ctx.state.awaited[node.name] = Awaited(
+        decision=decision, began_at_s=ctx.now_s, until_s=ctx.now_s + decision.wait_s
+    )
+    ctx.changed_nodes[node.name] = None
+    loans_lifecycle.release_flexible(ctx, node)
+    ctx.tell(node.name, f"waits for its jobs, up to {decision.wait_s:.0f} s", decision.reason)
+    return ""
+
+
+def settle(ctx: Context) -> None:
+    """Take back the nodes whose wait is over."""
+    for name, wait in sorted(ctx.state.awaited.items()):
+        node = ctx.state.nodes.get(name)
+        if node is None or node.lease is None:  # it went home, by itself or by another order
+            _end(ctx, name)
+        elif ctx.now_s >= wait.until_s or not _is_held(ctx, node):
+            _take_back(ctx, node, wait)
+
+
+def next_s(state: ClusterState) -> float | None:
+    """When the first wait ends at the latest."""
+    return min((wait.until_s for wait in state.awaited.values()), default=None)
+
+
+def _end(ctx: Context, name: NodeName) -> None:
+    del ctx.state.awaited[name]
+    node = ctx.state.nodes.get(name)
+    if node is not None:
+        node.is_awaited = False
+        ctx.changed_nodes[name] = None
+
+
+def _is_held(ctx: Context, node: NodeEntry) -> bool:
+    return any(not worker.is_flexible for _, worker in loans_lifecycle.workers_on(ctx, node))
+
+
+def _take_back(ctx: Context, node: NodeEntry, wait: Awaited) -> None:
+    _end(ctx, node.name)
+    loans_lifecycle.reclaim(ctx, replace(wait.decision, wait_s=0.0))

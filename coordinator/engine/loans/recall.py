@@ -1,0 +1,114 @@
+"""Calling a lent node home by order, which is no policy's choice: when it must be back, and at what
+price. Must not know who ordered it, nor why.
+
+Lent nodes of no use to anybody: they are given back. Must not know policies.
+
+One that can start nothing and on which nothing runs goes home at once. One that could, and on which
+nothing ran for `idle_return_s`, goes home at the next loan pass if no job waits: its service then
+has a node more to carry a burst or another node's failure. It is not lent again before a job could
+use it, nor within its service's hold-off.
+
+A loan pass looks at what a service needs, so such a node would stay away from its service, of use
+to nobody, until load rises. One that an operator drains stays lent: who empties a machine to work
+on it wants no server to start there.
+"""
+
+from __future__ import annotations
+
+from math import fsum
+
+from common.model import JobId, JobState, NodeRole
+from coordinator.engine.jobs import estimates
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.loans import lifecycle as promised
+from coordinator.engine.state.context import Context, keys_on
+from coordinator.engine.state.tables import JobEntry, NodeEntry
+from coordinator.policies.decisions import Reclaim
+
+
+def settle(ctx: Context) -> None:
+    """Call home whichever of the nodes that this event has changed is so now."""
+    for name in sorted(ctx.changed_nodes):
+        node = ctx.state.nodes.get(name)
+        if node is None or node.lease is None or not node.closed_reason:
+            continue
+        if _is_idle(node):
+            call_home(ctx, node, f"nothing runs on it: {node.closed_reason}")
+
+
+def note_idle(ctx: Context) -> None:
+    """Learn which of the nodes that this event has changed are lent and idle, and since when."""
+    since_s = ctx.state.idle_loans_since_s
+    for name in ctx.changed_nodes:
+        node = ctx.state.nodes.get(name)
+        if node is not None and _is_lent(node) and _is_idle(node):
+            since_s.setdefault(name, ctx.now_s)
+        else:
+            since_s.pop(name, None)
+
+
+def give_back(ctx: Context) -> None:
+    """Call home what was idle for long enough, if no job waits and the cell is not frozen."""
+    limit_s = ctx.settings.idle_return_s
+    if limit_s is None or ctx.state.is_frozen:
+        return
+    idle = [
+        name for name, at_s in ctx.state.idle_loans_since_s.items() if ctx.now_s - at_s >= limit_s
+    ]
+    if not idle or any(job.state == JobState.PENDING for job in ctx.state.live()):
+        return
+    for name in sorted(idle):
+        node = ctx.state.nodes.get(name)
+        if node is not None and _is_lent(node) and _is_idle(node):
+            idle_s = ctx.now_s - ctx.state.idle_loans_since_s[name]
+            reason = f"nothing ran on it for {idle_s:.0f} s, and no job waits (idle_return_s)"
+            call_home(ctx, node, reason)
+
+
+def _is_lent(node: NodeEntry) -> bool:
+    """Lent, there, and not told to come home."""
+    is_there = node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.ON_LOAN
+    return node.lease is not None and is_there and not node.is_awaited
+
+
+def _is_idle(node: NodeEntry) -> bool:
+    return not (node.is_cordoned or keys_on(node) or node.stores or node.unknown_workers)
+
+
+def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
+    """Take a lent node back; one that is not lent stays as it is.
+
+    An order, not a decision: it also holds while the cell is frozen.
+    """
+    if node.lease is None:
+        return
+    hit, released = _hit(ctx, node)
+    decision = Reclaim(
+        node=node.name,
+        service=node.lease.service,
+        deadline_s=promised.reclaim_s(ctx, node.lease.service),
+        predicted_preemptions=len(hit),
+        predicted_cost_gpu_s=fsum(estimates.lost_if_preempted(job, ctx.now_s) for job in hit),
+        released_workers=released,
+        reason=reason,
+    )
+    if not loans_lifecycle.reclaim(ctx, decision):
+        ctx.decisions.append(decision)
+
+
+def _hit(ctx: Context, node: NodeEntry) -> tuple[list[JobEntry], int]:
+    """Jobs that an order now would preempt, each once, and how many workers it would release.
+
+    As they count when it is carried out: a gang that has not run yet is no preemption.
+    """
+    hit: dict[JobId, JobEntry] = {}
+    released = 0
+    for job, worker in loans_lifecycle.held_on(ctx, node):
+        if worker.stop is not None or job.after_vacating is not None:
+            continue
+        if worker.is_flexible:
+            released += 1
+        elif job.state in jobs_lifecycle.ACTIVE_JOB_STATES and job.attempt_ran_at_s is not None:
+            hit[job.job_id] = job
+    return list(hit.values()), released

@@ -1,0 +1,142 @@
+"""Nodes that refuse to start one worker after the other: they are left alone for a while. Must not
+know policies, nor how a node starts anything.
+
+A node that can start nothing is idle, so it is what every policy takes first: it would draw one job
+after the other of the whole cell ("black hole node"), each free of charge and none of them told. A
+job leaves such a node alone by itself (`retrying.node_fault`); here the node is closed to all of
+them. It is tried again after `retry_backoff_max_s`, with one job, and opens for good once a worker
+has started on it; also when it boots anew, or when an operator says so (uncordon).
+
+Storage that does not answer may be one job's own, which takes its fault along wherever it goes: it
+closes a node only where the directories of two jobs hang there within that time.
+"""
+
+from __future__ import annotations
+
+from common.faults import Fault
+from common.messages import OrderPhase, WorkerPhase
+from common.model import JobSpec
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.events import WorkerFact
+from coordinator.engine.state.tables import ClusterState, HungStart, NodeEntry, WorkerEntry
+from coordinator.policies.words import counted
+
+NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Of a job's PATH, what is its node's all the same."""
+HUNG_KEPT = 8
+"""Of one node; who hangs there more often is not news."""
+MOST = 3
+"""So many refusals in a row close a node: a single one may be chance, as while systemd reloads."""
+
+
+def heard(
+    ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact, *, is_node_fault: bool
+) -> None:
+    """Learn from the news of one worker whether its node can start any."""
+    if fact.phase == WorkerPhase.REFUSED:
+        if is_node_fault and worker.stop is None and not wants_gone_gpu(node, worker):
+            _refused(ctx, node, worker, fact)
+        return
+    has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
+    if (node.refused_starts or node.hung_starts) and has_run and not is_node_fault:
+        forget(ctx, node, f"{worker.key} has started there")
+
+
+def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
+    """Whether it was placed on what is not there: that says nothing of the rest of the node."""
+    there = {slot.uuid for slot in node.gpus if not slot.is_gone}
+    return not there.issuperset(worker.gpu_uuids)
+
+
+def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> None:
+    """An attempt counts once, however many workers it has there, and only where its gang was ready:
+    what a node says of a reserve may come of the job's own storage, and the jobs of one user would
+    close one node after the other.
+    """
+    key, last = worker.key, node.refused_last
+    if worker.order != OrderPhase.RUN:
+        return
+    if last is not None and (key.job_id, key.attempt) == (last.job_id, last.attempt):
+        return
+    node.refused_last = key
+    rest_s = ctx.settings.retry_backoff_max_s
+    job = ctx.job(key.job_id)
+    is_hung = fact.fault == Fault.STORAGE
+    storage = _begins_in(job.spec) if job is not None and is_hung else ""
+    if storage:
+        count = node.refused_starts + _hung(ctx, node, storage, within_s=rest_s)
+    else:
+        count = node.refused_starts = node.refused_starts + 1
+    is_shown = not storage or len({hung.directory for hung in node.hung_starts}) > 1
+    if count < MOST or not is_shown or node.closed_reason or rest_s <= 0:
+        return
+    times = counted(count, "start")
+    node.closed_reason = f"it refused {times} in a row, the last: {fact.error}"
+    ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
+    ctx.tell(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
+    _changed(ctx, node)
+
+
+def _begins_in(spec: JobSpec) -> str:
+    """The storage that a worker needs to begin and that need not be its node's; empty: none.
+
+    It begins in its directory and runs its program, which is looked for along its own PATH if it
+    has one; its node looks at its checkpoint before. Which of them hangs is not told.
+    """
+    if spec.workdir != "/":
+        return spec.workdir
+    directory, _, program = spec.command[0].rpartition("/")
+    if directory.startswith("/"):
+        return directory
+    looked_in = spec.env.get("PATH", "").split(":") if program == spec.command[0] else []
+    own = (part for part in looked_in if part.startswith("/") and part not in NODES_PATH)
+    return spec.checkpoint.path or next(own, "")
+
+
+def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> int:
+    """Remember a start for which storage did not answer; how many there were within some time."""
+    recent = [hung for hung in node.hung_starts if hung.at_s > ctx.now_s - within_s]
+    node.hung_starts = [*recent, HungStart(directory, ctx.now_s)][-HUNG_KEPT:]
+    return len(node.hung_starts)
+
+
+def forget(ctx: Context, node: NodeEntry, why: str) -> None:
+    """What kept it from starting workers is gone, or may be."""
+    _open(ctx, node, why)
+    node.refused_starts, node.refused_last, node.hung_starts = 0, None, []
+
+
+def settle(ctx: Context) -> None:
+    """Try nodes again that were left alone for long enough; one more refusal closes them again."""
+    for name, until_s in sorted(ctx.state.closed_until_s.items()):
+        if ctx.now_s >= until_s:
+            _open(ctx, ctx.state.nodes[name], "it is tried again")
+
+
+def next_s(state: ClusterState) -> float | None:
+    """When the first of them is tried again."""
+    return min(state.closed_until_s.values(), default=None)
+
+
+def why(state: ClusterState, node: NodeEntry) -> str:
+    """In words, why nothing new begins on a node, and how long yet; empty for one that is open."""
+    if not node.closed_reason:
+        return ""
+    left_s = max(0.0, state.closed_until_s[node.name] - state.now_s)
+    return (
+        f"nothing new is placed on it for {left_s:.0f} s, and it is not lent: {node.closed_reason} "
+        f"(aryl node uncordon {node.name} when that is mended)"
+    )
+
+
+def _open(ctx: Context, node: NodeEntry, why: str) -> None:
+    if node.closed_reason:
+        node.closed_reason = ""
+        del ctx.state.closed_until_s[node.name]
+        ctx.tell(node.name, "takes new work again", why)
+        _changed(ctx, node)
+
+
+def _changed(ctx: Context, node: NodeEntry) -> None:
+    ctx.changed_nodes[node.name] = None
+    ctx.needs_pass = ctx.needs_loan_pass = True

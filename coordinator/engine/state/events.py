@@ -1,0 +1,306 @@
+"""Facts that enter the engine, as the journal holds them. Must not know how they arrived."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from common.failures import Failure
+from common.faults import Fault
+from common.messages import GpuHealth, RecoveryAction, WorkerOrder, WorkerPhase
+from common.model import (
+    Checkpoint,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    LeaseId,
+    NodeName,
+    NodeRole,
+    Pool,
+    Progress,
+    ServiceName,
+    StopReason,
+    TurnBack,
+    WorkerKey,
+)
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClockMark
+
+
+class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all events."""
+
+
+class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
+    """A coordinator began to lead; nothing is ordered of a node before its first report."""
+
+    epoch: int
+    holder: str
+    settings: EngineSettings | None = None
+    """What it decides by from here on; None keeps what was."""
+    clock: ClockMark | None = None
+    """How its time is told, for the next one; None: an older version, or virtual time."""
+
+
+class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
+    """A job was accepted; submitting the same id again changes nothing."""
+
+    job_id: JobId
+    spec: JobSpec
+    tenant: str
+    user: str
+
+
+class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
+    """Its user, or an operator, wants a job ended."""
+
+    job_id: JobId
+    by: str
+
+
+class FaultClass(StrEnum):
+    """What follows from a fault of a GPU; see `gpu_faults`."""
+
+    INFO = "info"  # nothing
+    JOB = "job"  # the program's own fault
+    GPU = "gpu"  # nothing new begins on the GPU
+    NODE = "node"  # nor on its node
+
+
+class GpuFaultFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kind of fault that a GPU had, as the catalogue of this cell has it.
+
+    what: such as `XID 79`. count: how often, since its agent started; for ECC, since its driver was
+    loaded. The rest as in an entry of the catalogue.
+    """
+
+    what: str
+    count: int
+    kind: FaultClass
+    meaning: str = ""
+    owner: str = ""
+    next_step: str = ""
+    needs_repair: bool = False
+
+
+class GpuFact(Struct, frozen=True):
+    """What matters of a GPU to a scheduler; `recovery`: None: its driver does not tell."""
+
+    uuid: GpuUuid
+    gpu_type: str
+    health: GpuHealth = GpuHealth.OK
+    memory_bytes: int = 0
+    faults: tuple[GpuFaultFact, ...] = ()
+    recovery: RecoveryAction | None = None
+
+
+class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What matters of a worker to a scheduler."""
+
+    key: WorkerKey
+    phase: WorkerPhase
+    endpoint: str = ""
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+    error: str = ""
+    """Why it ended, or what it waits for while its node makes ready; of no other is it asked."""
+    progress: Progress | None = None
+    """Its last word, once it has ended: nobody asks it again."""
+    checkpoint: Checkpoint | None = None
+    failure: Failure | None = None
+    fault: Fault = Fault.NONE
+    """Whose fault its end is; a record of an older version says it in `error` (`engine.record`)."""
+    refused_for: str = ""
+    """What its job names that its node refused it for, and is not to blame for."""
+    ended_ago_s: float = 0.0
+    """How long before this fact it ended, and claimed its checkpoint; 0 also when not known."""
+    saved_ago_s: float = 0.0
+
+
+class TrespassFact(Struct, frozen=True, order=True):
+    """A process on a GPU that nobody was granted it for."""
+
+    pid: int
+    gpu_uuid: GpuUuid
+    owner: str = ""
+    """Its user and program; empty: not known."""
+
+
+class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
+    """A node's report said something new: the whole of what matters, never raw telemetry."""
+
+    node: NodeName
+    boot_id: str
+    home_pool: Pool
+    role: NodeRole
+    epoch: int
+    generation: int
+    gpus: tuple[GpuFact, ...]
+    service: ServiceName | None = None
+    rack: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    lease_id: LeaseId | None = None
+    workers: tuple[WorkerFact, ...] = ()
+    trespasses: tuple[TrespassFact, ...] = ()
+    detail: str = ""
+    is_server_down: bool = False
+    ledger_error: str = ""
+    rival: str = ""
+    """That another agent reports as this node and is not heard, in words."""
+    stage_durations_s: dict[str, float] = {}
+    home_ago_s: float | None = None
+    """How long before this fact its latest way home was over; None: not known."""
+    turned_back: TurnBack | None = None
+    """Its latest loan was given up by the node itself; None: it was not, or an older version."""
+    is_move_heard: bool = False
+    """It left another role, in which it had been heard until now: no later than the silence by
+    which a node is LOST before this fact, in the same boot. False also: an older version."""
+
+
+class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):
+    """How far a running attempt is; one fact per job and pass.
+
+    saved_ago_s: how long before this fact the job claimed the checkpoint, in seconds.
+    told_ago_s: how long before this fact its node first reported this progress, in seconds.
+    """
+
+    job_id: JobId
+    attempt: int
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    saved_ago_s: float = 0.0
+    told_ago_s: float = 0.0
+
+
+class ProgressStopped(Fact, frozen=True, kw_only=True, tag="progress_stopped"):
+    """A running attempt tells no new step and no new save, though all its nodes are heard.
+
+    quiet_s: for how long the reports of its nodes show that. What nobody reported is not in it.
+    """
+
+    job_id: JobId
+    attempt: int
+    quiet_s: float
+
+
+class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
+    """No report of a node for lost_after_s, and again when so much silence proves something.
+
+    unanswered_s: seconds in which certainly no leader answered a report of it: since the last one,
+        or since this leader began if that was later, on its boot clock; 0 is not known.
+    """
+
+    node: NodeName
+    silent_s: float
+    unanswered_s: float = 0.0
+
+
+class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
+    """Offered load of a service over the last folding window, in requests per second.
+
+    is_known: whether any node that serves was measured. If not, `load` is the sum of what was last
+        known, and no sample.
+    """
+
+    service: ServiceName
+    load: float
+    is_known: bool = True
+
+
+class LoadUnknown(Fact, frozen=True, kw_only=True, tag="load_unknown"):
+    """The load of a node that serves is unknown from now on; or no longer, where `why` is empty.
+
+    unknown_s: how long before this fact its metrics page was last read.
+    last_load: its last known load, in requests per second; None: it never had one.
+    is_read: its page is read again; False: it does not serve any more.
+    """
+
+    node: NodeName
+    why: str = ""
+    unknown_s: float = 0.0
+    last_load: float | None = None
+    is_read: bool = False
+
+
+class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
+    """What a node's ledger holds in full: rebuilds jobs that the journal does not know."""
+
+    node: NodeName
+    orders: tuple[WorkerOrder, ...]
+
+
+class OperatorAction(StrEnum):
+    """What an operator can order."""
+
+    FREEZE = "freeze"
+    THAW = "thaw"
+    RECALL = "recall"
+    END_RECALL = "end_recall"
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    DRAIN = "drain"
+    CONFIRM_DEAD = "confirm_dead"
+    REMOVE = "remove"
+    REVOKE_LOAN = "revoke_loan"
+    APPROVE_LOAN = "approve_loan"
+    SET_MODE = "set_mode"
+
+
+class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
+    """A human action; `target` is a node, a service or empty for the whole cell.
+
+    deadline_s: of a drain, how long what runs there may go on; None: not at all.
+    """
+
+    action: OperatorAction
+    by: str
+    target: str = ""
+    value: str = ""
+    reason: str = ""
+    deadline_s: float | None = None
+
+
+class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
+    """Records of the journal are gone, found when a leader began or by the one that leads.
+
+    first, last: their numbers; `last` below `first`: it is not known how many.
+    from_s: engine time of the last record before them.
+    until_s: engine time of the first record after them; None: there is none.
+    is_state_whole: the leader has their effect in memory, and saved it.
+    lines: number of the last story line that is known from elsewhere; 0: of none.
+    """
+
+    first: int
+    last: int
+    from_s: float
+    until_s: float | None = None
+    is_state_whole: bool = False
+    lines: int = 0
+
+
+class PassDue(Fact, frozen=True, kw_only=True, tag="pass_due"):
+    """Time for a scheduling pass: order, size, place."""
+
+
+class LoanPassDue(Fact, frozen=True, kw_only=True, tag="loan_pass_due"):
+    """Time for a loan pass: forecast, lend or reclaim."""
+
+
+Event = (
+    LeaderStarted
+    | JobSubmitted
+    | JobCancelRequested
+    | NodeReported
+    | ProgressReported
+    | ProgressStopped
+    | NodeSilent
+    | LoadMeasured
+    | LoadUnknown
+    | OrdersRecovered
+    | OperatorAsked
+    | RecordsLost
+    | PassDue
+    | LoanPassDue
+)

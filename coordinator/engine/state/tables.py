@@ -1,0 +1,797 @@
+"""The mutable tables, owned by the engine alone; nothing else may write them.
+
+Plain structs, so that one encode call is a snapshot. Must not hold behaviour beyond lookups.
+
+The tables' entries of loans: those made, awaited, only watched, or recommended. Data only.
+
+Like all of `coordinator.engine.state.tables` they are the engine's; nothing else may write them.
+
+How workers end, what a job keeps of failures and of waiting, what a GPU had, how time is told:
+data only.
+
+How long a job's steps take with one worker count, from its own words. Must not know policies.
+
+Totals of a cell since its journal began. Must not know what they are used for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from common.failures import Failure
+from common.faults import NODE_FAULT
+from common.messages import GpuHealth, OrderPhase, WorkerPhase
+from common.model import (
+    STORE_INDEX,
+    Checkpoint,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    JobState,
+    Lease,
+    LeaseId,
+    Mode,
+    NodeName,
+    NodeRole,
+    Pool,
+    Progress,
+    ServiceName,
+    StopReason,
+    WorkerKey,
+)
+from coordinator.engine.jobs.resize_costs import ResizeCosts
+from coordinator.engine.jobs.step_gaps import StepGaps
+from coordinator.policies.decisions import Migrate, Reclaim
+from coordinator.policies.loans.seasonal import Season
+from coordinator.policies.services import LoadSample, UnknownLoad
+from coordinator.policies.snapshot import BackOff
+
+
+class Counters(Struct, kw_only=True):
+    """Totals since the journal began; see `accounting` for their meaning."""
+
+    jobs_submitted: int = 0
+    jobs_finished: int = 0
+    jobs_failed: int = 0
+    jobs_rejected: int = 0
+    jobs_finished_on_loan: int = 0
+    preemptions: int = 0
+    preemption_cost_gpu_s: float = 0.0
+    loans: int = 0
+    loans_cancelled: int = 0
+    reclaims: int = 0
+    reclaims_late: int = 0
+    leases_lapsed: int = 0
+    lapses_late: int = 0
+    turn_backs: int = 0
+    turn_backs_late: int = 0
+    resizes: int = 0
+    resize_cost_gpu_s: float = 0.0
+    """GPU-seconds without new work around resizes, of jobs that tell their progress."""
+    stalls: int = 0
+    """Times that a job was found STALLED."""
+    suspensions: int = 0
+    migrations: int = 0
+    migration_cost_gpu_s: float = 0.0
+    """GPU-seconds of work that migrations lost; those of preemptions are not among them."""
+    flexible_workers_released: int = 0
+    gang_timeouts: int = 0
+    decisions_refused: int = 0
+    passes: int = 0
+    reclaim_s: list[float] = field(default_factory=list[float])
+    lapse_s: list[float] = field(default_factory=list[float])
+    turn_back_s: list[float] = field(default_factory=list[float])
+    training_held_gpu_s: float = 0.0
+    training_gpu_s: float = 0.0
+    on_loan_held_gpu_s: float = 0.0
+    on_loan_gpu_s: float = 0.0
+    integrated_at_s: float | None = None
+
+
+class StepTimes(Struct, kw_only=True):
+    """What was measured of one job.
+
+    step_time_s: seconds a step with `workers` workers on `gpu_type`, between two words of one
+        attempt and one worker count; None before. told_at_s: when it last said how far it is.
+    anchor_of: attempt and resizes at the word from which is measured, and where and when it was.
+    """
+
+    step_time_s: float | None = None
+    workers: int = 0
+    gpu_type: str = ""
+    told_at_s: float = 0.0
+    anchor_of: tuple[int, int] = (0, 0)
+    anchor_step: int = 0
+    anchor_at_s: float = 0.0
+
+    def told(
+        self, step: int, now_s: float, *, of: tuple[int, int], workers: int, gpu_type: str = ""
+    ) -> bool:
+        """A running job says how far it is; `workers` is 0 while their number changes.
+
+        Returns whether its gang is that of its last word.
+        """
+        self.told_at_s = now_s
+        if self.anchor_of != of or workers == 0 or step < self.anchor_step:
+            self.anchor_of, self.anchor_step, self.anchor_at_s = of, step, now_s
+            return False
+        if step > self.anchor_step and now_s > self.anchor_at_s:
+            self.step_time_s = (now_s - self.anchor_at_s) / (step - self.anchor_step)
+            self.workers, self.gpu_type = workers, gpu_type
+        return True
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a worker ended.
+
+    ended_at_s: when, as its node says; None: when that was heard.
+    said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
+    log says; None where nothing is known.
+    refused: what the job names that its node refused it for, as `workdir`; empty: it did not.
+    has_begun: it was not refused, for whatever reason.
+    """
+
+    ended_at_s: float | None = None
+    exit_code: int | None = None
+    error: str = ""
+    said_reason: StopReason | None = None
+    is_node_fault: bool = False
+    failure: Failure | None = None
+    refused: str = ""
+    has_begun: bool = True
+
+    @property
+    def whose(self) -> str:
+        """Which budget pays for it, in words."""
+        return NODE_FAULT if self.is_node_fault else "own fault"
+
+    @property
+    def in_words(self) -> str:
+        """Its error for people, with whose fault it is where its node knows that; of what a job
+        names and one node only misses the words say enough."""
+        if not self.is_node_fault or self.refused:
+            return self.error
+        return f"{NODE_FAULT}: {self.error}" if self.error else NODE_FAULT
+
+
+class HungStart(Struct, frozen=True):
+    """A worker that its node could not start because storage did not answer: which, and when."""
+
+    directory: str
+    at_s: float
+
+
+class TrespassStory(Struct, kw_only=True):
+    """What was told of processes of nobody's on one GPU that belong together; see `trespassing`.
+
+    owner: their user and program, as the first of them had it. pids: the latest of them.
+    left_at_s: when none was there any more; None: one is.
+    untold_count: those that came since the one that was told.
+    """
+
+    gpu_uuid: GpuUuid
+    owner: str
+    pids: list[int]
+    left_at_s: float | None = None
+    untold_count: int = 0
+
+
+class GpuOut(Struct, frozen=True, kw_only=True):
+    """Why nothing new begins on a GPU, and who ends that; see `gpu_faults`.
+
+    what: the fault, such as `XID 79`. is_node: nor on its node. needs_repair: it stays out when its
+    node boots anew. is_drivers: as long as its driver asks for a recovery.
+    """
+
+    since_s: float
+    what: str
+    meaning: str
+    owner: str
+    next_step: str
+    is_node: bool = False
+    needs_repair: bool = False
+    is_drivers: bool = False
+
+
+class Suspicion(Struct, frozen=True):
+    """A program had a fault of its own on a GPU, for the last time then."""
+
+    program: str
+    at_s: float
+
+
+class GpuCondition(Struct, kw_only=True):
+    """What is known of the faults of one GPU.
+
+    counts: how often each was told, as in `GpuFaultFact`. held_back: it would be out, but for the
+    breaker.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    suspicions: list[Suspicion] = field(default_factory=list[Suspicion])
+    out: GpuOut | None = None
+    held_back: GpuOut | None = None
+    is_asked: bool = False
+    """Its driver asked for a recovery when it was heard last."""
+
+
+class Avoided(Struct, frozen=True):
+    """Until when a job leaves a node alone. is_own_fault: it failed there by its own fault, and
+    does not grow there however long it runs elsewhere."""
+
+    until_s: float
+    is_own_fault: bool = False
+
+
+class RetryEntry(Struct, kw_only=True, omit_defaults=True):
+    """What the failures of a job say of its next try; see `retrying`.
+
+    failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
+    counts: its own faults so far, by reason.
+    is_charged: the latest one counts on the job's budget.
+    in_a_row: so many own faults since an attempt ran well; the pause grows with it.
+    forgiven: so many charged ones count on the budget no more, by `retry.reset_after_s`.
+    peer_left_at_s: when a flexible worker last left while its gang went on.
+    at_s: it is not tried again before; None: at once.
+    is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
+    prerun_attempts: so many of its attempts were pre-runs, once it is a gang.
+    avoided: nodes that it leaves alone, each for a time of its own; see `jobs.retry`.
+    no_loan_until_s: nodes could not start it, maybe for its own storage: before this no further
+        node is lent for it. None: as for any other.
+    old_avoid_nodes, old_avoid_until_s: the same as older versions saved it, one time for all.
+    failed_on: the nodes that ended its latest attempt; empty: none did, or nobody noted it.
+    node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
+    refused_by: since it ran last, the first node that refused it for each thing that it names.
+    refused_attempt: the latest attempt whose end that is, while it counts as a node's fault.
+    """
+
+    failure: Failure | None = None
+    attempt: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    is_charged: bool = False
+    in_a_row: int = 0
+    forgiven: int = 0
+    peer_left_at_s: float | None = None
+    at_s: float | None = None
+    avoided: dict[NodeName, Avoided] = field(default_factory=dict[NodeName, Avoided])
+    no_loan_until_s: float | None = None
+    old_avoid_nodes: list[NodeName] = field(default_factory=list[NodeName], name="avoid_nodes")
+    old_avoid_until_s: float = field(default=0.0, name="avoid_until_s")
+    is_prerun_over: bool = False
+    prerun_attempts: int = 0
+    node_faults: int = 0
+    refused_by: dict[str, NodeName] = field(default_factory=dict[str, NodeName])
+    refused_attempt: int = 0
+    failed_on: list[NodeName] = field(default_factory=list[NodeName])
+
+    def __post_init__(self) -> None:
+        """Read what an older version saved."""
+        known = Avoided(self.old_avoid_until_s, is_own_fault=not self.node_faults)
+        self.avoided.update((name, known) for name in self.old_avoid_nodes)
+        self.old_avoid_nodes, self.old_avoid_until_s = [], 0.0
+
+    @property
+    def avoid_nodes(self) -> list[NodeName]:
+        """The nodes that it leaves alone now, by name."""
+        return sorted(self.avoided)
+
+
+class ClockMark(Struct, frozen=True):
+    """How engine time stands to the clock of the machine that leads.
+
+    boot_id: which boot of which machine. ahead_s: engine time less its boot clock.
+    """
+
+    boot_id: str
+    ahead_s: float
+
+
+class WaitEntry(Struct, kw_only=True):
+    """What a job has waited for, in seconds by kind, as its policy said; see `waiting`.
+
+    kind: of its present waiting, counted from `since_s` on; empty while nothing is said.
+    """
+
+    kind: str = ""
+    since_s: float = 0.0
+    spent_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class LoanEntry(Struct, kw_only=True):
+    """One loan, from the decision to the node serving again."""
+
+    lease_id: LeaseId
+    node: NodeName
+    service: ServiceName
+    decided_at_s: float
+    reason: str
+    begun_at_s: float | None = None
+    is_server_stopped: bool = False
+    """Its node stopped its server for it, and was called back or turned back before it was heard to
+    be on loan; `coordinator.engine.state.loan_outcome.has_left`."""
+    is_drain_late: bool = False
+    """Its node was called back while it drained, and was heard to drain, out of its service's
+    routing, until after its deadline."""
+    reclaim_ordered_at_s: float | None = None
+    reclaim_deadline_s: float | None = None
+    reclaim_reason: str = ""
+    decide_s: float = 0.0
+    """How old the load was that the policy decided the order by; 0 of an operator's order."""
+    called_home_at_s: float | None = None
+    """When its node was told, which is after the order if the order waits for jobs."""
+    called_home_boot_id: str = ""
+    """That of its node then."""
+    returned_at_s: float | None = None
+    ended_reason: str = ""
+    """Why it is over although its node did not come back to the service that had lent it."""
+    is_lapsed: bool = False
+    """It ended by its own TTL, before any order had reached its node; or, of a node of an older
+    version, its node turned back."""
+    lapsed_at_s: float | None = None
+    """When that was heard."""
+    lapse_s: float | None = None
+    """From the lease's end to serving again, once it does; None of a node that had not left."""
+    lapse_deadline_s: float | None = None
+    """The longest that may be: what the lease's TTL leaves of the service's reclaim deadline."""
+    turned_back: str = ""
+    """Why its node gave it up by itself before it began; empty: it did not."""
+    turned_back_at_s: float | None = None
+    """When that was heard."""
+    turn_back_s: float | None = None
+    """From then to serving again, once it does; None of a node that had not left."""
+    turn_back_deadline_s: float | None = None
+    """The longest that may be: the service's reclaim deadline, as if it had asked at that time."""
+    predicted_preemptions: int = 0
+    predicted_cost_gpu_s: float = 0.0
+    realised_preemptions: int = 0
+    realised_cost_gpu_s: float = 0.0
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its way home; see `coordinator.engine.loans.lifecycle`."""
+
+
+class ShadowLoan(Struct, kw_only=True):
+    """A loan that a watched service would have made; see `coordinator.engine.loans.shadow_mode`."""
+
+    service: ServiceName
+    reclaimed_at_s: float | None = None
+    is_late: bool = False
+
+
+class Awaited(Struct, frozen=True, kw_only=True):
+    """A lent node that goes home when its jobs have ended, at `until_s` in any case."""
+
+    decision: Reclaim
+    began_at_s: float
+    until_s: float
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """A loan that waits for an operator."""
+
+    service: ServiceName
+    at_s: float
+    reason: str
+
+
+class GpuSlot(Struct):
+    """One GPU. holder: who may run on it now. nominee: who gets it when the holder is gone.
+
+    guests: workers that have it together with the holder, packed or in turns; see `sharing`.
+    memory_bytes: 0: not told.
+    is_gone: its node does not report it any more. It is kept while somebody holds it, and nobody
+        else gets it.
+    """
+
+    uuid: GpuUuid
+    gpu_type: str
+    health: GpuHealth = GpuHealth.OK
+    holder: WorkerKey | None = None
+    nominee: WorkerKey | None = None
+    guests: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    memory_bytes: int = 0
+    is_gone: bool = False
+
+
+class LeftReservation(Struct, frozen=True, kw_only=True):
+    """A worker that its job gave up before it was ordered to run; its node may hold its GPUs.
+
+    generation: of the node's desired state that first told it to stop; see `reservations`.
+    """
+
+    key: WorkerKey
+    gpu_uuids: tuple[GpuUuid, ...]
+    reason: StopReason
+    generation: int
+
+
+class NodeEntry(Struct, kw_only=True):
+    """A node: what it says of itself, and what we want of it."""
+
+    name: NodeName
+    home_pool: Pool
+    role: NodeRole
+    boot_id: str
+    service: ServiceName | None = None
+    rack: str = ""
+    cpus: int = 0
+    """Logical CPUs, and memory below; 0: not told."""
+    memory_bytes: int = 0
+    gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
+    detail: str = ""
+    ledger_error: str = ""
+    """Why nothing new may begin on it: it could not be written down there, or two agents answer for
+    it."""
+    refused_starts: int = 0
+    """Starts of workers that it refused in a row, by its own fault; see `refusals`."""
+    refused_last: WorkerKey | None = None
+    """The latest of them, or of those below."""
+    hung_starts: list[HungStart] = field(default_factory=list[HungStart])
+    """Those since then for which a job's storage did not answer, the latest ones."""
+    closed_reason: str = ""
+    """Why nothing new may begin on it until `ClusterState.closed_until_s`: it refused too many."""
+    heard_at_s: float = 0.0
+    is_heard: bool = False
+    """Reported since this leader started; it is not ordered anything before."""
+    reported_epoch: int = 0
+    reported_generation: int = 0
+    generation: int = 0
+    desired_role: NodeRole
+    validation: int = 0
+    """The latest order to leave quarantine: its second, or one more than the one before; so it is
+    new to an agent even where a journal was lost. 0: none."""
+    lease: Lease | None = None
+    last_lease_id: LeaseId | None = None
+    """Its latest loan, which it may be on its way home from."""
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its latest way home, as it said last."""
+    reclaim_at_s: float | None = None
+    is_awaited: bool = False
+    """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
+    serving_since_s: float | None = None
+    is_server_down: bool = False
+    """Its server, which nobody stopped, was heard to be down; only while it is there to serve."""
+    silent_since_s: float | None = None
+    """When its last report came, or when this leader began if that was later; only while LOST."""
+    is_cordoned: bool = False
+    is_draining: bool = False
+    cordon_reason: str = ""
+    stores: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    """Rendezvous stores that it holds or was ordered; they have no GPU that would name them."""
+    stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    left_reservations: list[LeftReservation] = field(default_factory=list[LeftReservation])
+    acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
+    """GPUs that somebody uses to whom nobody granted them, each with one such process, by its last
+    report; no worker would begin there."""
+    trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
+    """What was told of them in this boot, so that a crowd of them is told once."""
+    gpu_conditions: dict[GpuUuid, GpuCondition] = field(default_factory=dict[GpuUuid, GpuCondition])
+    """Of GPUs that had faults; see `gpu_faults`."""
+    unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    """Held there but not known here; nothing is placed on the node until its ledger was read."""
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of its GPUs: first that of which it has most, then by name; see `parts`."""
+        first = self.gpus[0].gpu_type if self.gpus else ""
+        if all(slot.gpu_type == first for slot in self.gpus):
+            return (first,)  # as of nearly all
+        counts = Counter(slot.gpu_type for slot in self.gpus)
+        most = min(counts, key=lambda kind: (-counts[kind], kind))
+        return (most, *sorted(kind for kind in counts if kind != most))
+
+    @property
+    def gpu_type(self) -> str:
+        """Type of most of its GPUs; empty before its first report."""
+        return self.gpu_types[0]
+
+    def count_of(self, kind: str) -> int:
+        """Its GPUs of one type."""
+        return sum([slot.gpu_type == kind for slot in self.gpus])
+
+    @property
+    def is_out(self) -> bool:
+        """Whether a fault of one of its GPUs keeps anything new from the whole node."""
+        found = self.gpu_conditions.values() if self.gpu_conditions else ()
+        return any(one.out is not None and one.out.is_node for one in found)
+
+    @property
+    def out_uuids(self) -> frozenset[GpuUuid]:
+        """GPUs on which nothing new begins after a fault."""
+        conditions = self.gpu_conditions
+        return frozenset([uuid for uuid, one in conditions.items() if one.out is not None])
+
+    @property
+    def home_role(self) -> NodeRole:
+        """The role that it has when nothing is wanted of it."""
+        return NodeRole.TRAINING if self.home_pool == Pool.TRAINING else NodeRole.SERVING
+
+
+class DrainEntry(Struct, frozen=True, kw_only=True):
+    """A drain whose deadline is not over: until when base workers may go on, and why they then end;
+    see `draining`."""
+
+    until_s: float
+    reason: str
+
+
+class WorkerEntry(Struct, kw_only=True):
+    """One worker of a job's current attempt, or its rendezvous store, which has no GPUs."""
+
+    key: WorkerKey
+    node: NodeName
+    gpu_uuids: tuple[GpuUuid, ...]
+    is_flexible: bool
+    is_other_type: bool = False
+    """Its node has another GPU type than the attempt, which spans several."""
+    order: OrderPhase = OrderPhase.RESERVE
+    phase: WorkerPhase | None = None
+    """What its node says; None before the node has said anything."""
+    waits_for: str = ""
+    """What keeps its node from making ready for it, in the node's words; empty: not told."""
+    stop: StopReason | None = None
+    stop_ordered_at_s: float = 0.0
+    """When it was told to stop, while `stop` is set."""
+    stop_grace_s: float = 0.0
+    endpoint: str = ""
+    generation: int = 0
+    """Generation of the node's desired state that first carried it."""
+    share: float = 1.0
+    """Part of its GPUs' time that is its own while it computes: 1 over those that compute there."""
+
+
+class EndedWorker(Struct, frozen=True):
+    """A worker that is gone, and the node that keeps its log."""
+
+    key: WorkerKey
+    node: NodeName
+
+
+class AfterVacating(StrEnum):
+    """What becomes of a job when its last worker is gone."""
+
+    REQUEUE = "requeue"
+    CANCEL = "cancel"
+    FAIL = "fail"
+    SUCCEED = "succeed"
+
+
+class LossEntry(Struct, kw_only=True):
+    """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
+
+    gpu_s: float
+    """What was computed up to the order and is not saved, in GPU-seconds."""
+    since_s: float | None
+    """The order, while its gang computes on. None: nothing is added any more."""
+    ordered_at_s: float = 0.0
+    gpus: float = 0.0
+    """On how many it computed then."""
+    after_gpu_s: float = 0.0
+    """What was computed since, in GPU-seconds; below 0 where it ended before the order."""
+    lease_id: LeaseId | None = None
+    """The loan that bears it."""
+    is_booked: bool = False
+    """The last worker is gone."""
+    is_migration: bool = False
+
+
+class Migration(Struct, frozen=True, kw_only=True):
+    """Where a job goes when its present attempt has left; its GPUs there are held for it."""
+
+    decision: Migrate
+    gpus: tuple[tuple[NodeName, WorkerKey], ...]
+    """Workers of the next attempt, and on which node each holds its GPUs."""
+
+
+class JobEntry(Struct, kw_only=True):
+    """A job: its spec, its life, and the workers of its current attempt."""
+
+    job_id: JobId
+    spec: JobSpec
+    tenant: str
+    user: str
+    submitted_at_s: float
+    state: JobState = JobState.PENDING
+    attempt: int = 0
+    workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
+    store: WorkerEntry | None = None
+    """The rendezvous store of its current attempt; its order stays `reserve`, see `stores`."""
+    ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
+    """Workers of the latest attempt that ran and are gone, and its store; the newest only."""
+    earlier_workers: list[EndedWorker] = field(default_factory=list[EndedWorker])
+    """Those of the attempts before it, oldest first; see `ended`."""
+    next_worker_index: int = 0
+    gpu_type: str | None = None
+    endpoint: str = ""
+    after_vacating: AfterVacating | None = None
+    cancelled_by: str = ""
+    """Who asked for its end; empty: nobody."""
+    pending_since_s: float
+    """Since when it waits to run: its submission, or the end of its latest attempt that ran."""
+    started_at_s: float | None = None
+    """First start of its first attempt that ran."""
+    attempt_ran_at_s: float | None = None
+    left_at_s: float = 0.0
+    """When the latest of its workers to end had ended."""
+    finished_at_s: float | None = None
+    total_queueing_s: float = 0.0
+    gang_deadline_s: float | None = None
+    resized_at_s: float | None = None
+    preempted_at_s: float | None = None
+    preemption_count: int = 0
+    back_off: BackOff | None = None
+    """Of its stops for guarantees in a row; see `borrowing`."""
+    node_fault_count: int = 0
+    own_fault_count: int = 0
+    retry: RetryEntry = field(default_factory=RetryEntry)
+    wait: WaitEntry = field(default_factory=WaitEntry)
+    resize_count: int = 0
+    succeeded_workers: list[int] = field(default_factory=list[int])
+    exit_code: int | None = None
+    error: str = ""
+    progress: Progress | None = None
+    progress_at_start: int = 0
+    checkpoint: Checkpoint | None = None
+    checkpoint_at_s: float | None = None
+    worker_s: float = 0.0
+    """Worker-seconds of this attempt up to `worker_s_at_s`."""
+    worker_s_at_s: float = 0.0
+    attained_gpu_s: float = 0.0
+    """GPU-seconds of computing in all attempts up to `worker_s_at_s`."""
+    measured_left_s: float | None = None
+    """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
+    attempt's were spent; None without progress."""
+    measured_worker_s: float = 0.0
+    measured_work_s: float | None = None
+    """Worker-seconds of the whole job by the latest progress of any attempt; None without any."""
+    longest_work_s: float = 0.0
+    """Worker-seconds of the longest attempt that was over before the job."""
+    first_step: int = 0
+    """Of its first word since its gang changed: the step, what was spent, the work of the job."""
+    first_worker_s: float = 0.0
+    first_work_s: float | None = None
+    is_rejected: bool = False
+    """It ended because what it asks for could not be promised."""
+    is_promised: bool = False
+    """Its deadline had been promised to it when it started for the first time."""
+    steps: StepTimes = field(default_factory=StepTimes)
+    resizes: ResizeCosts = field(default_factory=ResizeCosts)
+    gaps: StepGaps = field(default_factory=StepGaps)
+    expected_work_s: float = 0.0
+    """Worker-seconds of the whole job by its estimate at submission."""
+    estimate_source: str = ""
+    lost_gpu_s: float = 0.0
+    """GPU-seconds that its preemptions and resizes cost; see `losses`. `resizes` has the latter."""
+    loss: LossEntry | None = None
+    """Of its latest preemption, until the next attempt is placed."""
+    was_on_loan: bool = False
+    is_packed: bool = False
+    """It may compute on GPUs on which one other worker computes."""
+    packed_speed_ratio: float = 1.0
+    """Part of its speed alone that it is thought to make beside whoever computes on its GPUs."""
+    suspended_at_s: float | None = None
+    """Since when it is suspended; None while it is not."""
+    suspended_s: float = 0.0
+    """Time suspended in all, up to its last resumption."""
+    suspended_before_s: float = 0.0
+    """Of it, what was before its present or latest attempt ran."""
+    suspension_count: int = 0
+    migration: Migration | None = None
+    migration_count: int = 0
+    saved_gpu_s: float = 0.0
+    """GPU-seconds attained when its last verified save was made, or else when its attempt began;
+    with what was booked as lost since."""
+    progress_gpu_s: float = 0.0
+    """GPU-seconds attained when it last said how far it is."""
+    is_recovered: bool = False
+    """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
+    awaited_nodes: list[NodeName] = field(default_factory=list[NodeName])
+    """Nodes of a rebuilt gang from which nothing was heard, while its base is not complete."""
+
+    def worker(self, index: int) -> WorkerEntry | None:
+        """A worker of the current attempt, or its rendezvous store, by index."""
+        return self.store if index == STORE_INDEX else self.workers.get(index)
+
+    @property
+    def running_workers(self) -> int:
+        """Workers that compute now: ordered to run and not told to stop."""
+        count, run = 0, OrderPhase.RUN
+        for worker in self.workers.values():
+            if worker.stop is None and worker.order == run:
+                count += 1
+        return count
+
+
+class ServiceEntry(Struct, kw_only=True):
+    """What changes of a service; its settings are the engine's."""
+
+    name: ServiceName
+    mode: Mode
+    configured_mode: Mode
+    """What the file said last; `service mode` overrides it until the file changes."""
+    reclaim_deadline_s: float | None = None
+    """The last promise of the file: what was lent under it comes home by it, whatever became of the
+    service since."""
+    is_recalled: bool = False
+    load: list[LoadSample] = field(default_factory=list[LoadSample])
+    season: Season = Season()
+    """What is remembered of the load beyond the samples that are kept."""
+    unknown_since_s: float | None = None
+    """Since when the load of none of its serving nodes is known; None: of one it is."""
+    shadow_loan_count: int = 0
+    shadow_reclaim_count: int = 0
+    shadow_late_count: int = 0
+
+
+class StoryLine(Struct, frozen=True):
+    """One thing that happened, for `explain` and `events`."""
+
+    at_s: float
+    subject: str
+    what: str
+    reason: str
+
+
+class ClusterState(Struct, kw_only=True):
+    """Everything."""
+
+    now_s: float = 0.0
+    clock: ClockMark | None = None
+    """How whoever leads, or led last, tells the time."""
+    epoch: int = 0
+    is_frozen: bool = False
+    is_recalled: bool = False
+    """All of it: a service that its settings gain before that ends is recalled as well."""
+    nodes: dict[NodeName, NodeEntry] = field(default_factory=dict[NodeName, NodeEntry])
+    jobs: dict[JobId, JobEntry] = field(default_factory=dict[JobId, JobEntry])
+    loans: dict[LeaseId, LoanEntry] = field(default_factory=dict[LeaseId, LoanEntry])
+    services: dict[ServiceName, ServiceEntry] = field(
+        default_factory=dict[ServiceName, ServiceEntry]
+    )
+    awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
+    drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
+    closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    """Nodes that could start no worker, and until when they are left alone; see `refusals`."""
+    idle_loans_since_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    """Lent nodes on which nothing runs, and since when; kept while `idle_return_s` is set."""
+    shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
+    recommendations: dict[NodeName, Recommendation] = field(
+        default_factory=dict[NodeName, Recommendation]
+    )
+    unknown_loads: dict[NodeName, UnknownLoad] = field(default_factory=dict[NodeName, UnknownLoad])
+    breaker_since_s: float | None = None
+    """Since when so much of the fleet is out by faults that no more GPUs follow; see `gpu_faults`.
+    """
+    counters: Counters = field(default_factory=Counters)
+    next_lease_number: int = 1
+    least_generation: int = 0
+    """The highest of a node that was removed: whoever joins is ordered nothing that is older."""
+    pass_id: int = 0
+    policy_memory: bytes = b""
+    policy_memory_of: str = ""
+    """The policy that remembers it, without its knobs."""
+    history: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Measured work (worker-seconds) by (tenant, name, command) and by size class; the key that
+    was recorded last comes last."""
+    stories: list[StoryLine] = field(default_factory=list[StoryLine])
+    stories_dropped: int = 0
+    """Lines that were forgotten; the first one kept has this number plus one."""
+    live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Ids of the jobs that have not ended, in order of submission."""
+    suspended_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    migrating_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    shared_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
+    """Nodes with a GPU that several workers have."""
+    awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
+    doubted_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
+    """Nodes from which nothing was heard since journal records were lost; see `doubting`."""
+    doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Jobs that such a node may run although the state does not know it."""
+
+    def live(self) -> list[JobEntry]:
+        """The jobs that have not ended."""
+        return [self.jobs[job_id] for job_id in self.live_jobs]
