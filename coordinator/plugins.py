@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from coordinator.policies import bundles
-from coordinator.policies.added import Added, offered
+from coordinator.policies import registry
+from coordinator.policies.registry import Added, offered
 
 GROUP = "aryl.policies"
 """`[project.entry-points."aryl.policies"]` of a distribution: `NAME = "MODULE:POLICY"`."""
@@ -22,12 +22,12 @@ def load() -> tuple[Added, ...]:
 
     One that is broken or that clashes carries its problem and stops no other.
     """
-    return bundles.add(_offer(entry) for entry in entry_points(group=GROUP))
+    return registry.add(_offer(entry) for entry in entry_points(group=GROUP))
 
 
 def problems() -> tuple[str, ...]:
     """Of what `load` found, a sentence for each that cannot be used."""
-    return tuple(bundles.unusable(each) for each in load() if each.problem)
+    return tuple(registry.unusable(each) for each in load() if each.problem)
 
 
 def _offer(entry: EntryPoint) -> Added:

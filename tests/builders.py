@@ -16,8 +16,14 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
-from coordinator.policies.services import LoadSample, ServiceView
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    LoadSample,
+    NodeView,
+    ServiceView,
+    WorkerView,
+)
 
 NOW_S = 100_000.0
 SERVICE = ServiceName("chat")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.builders import make_cluster, make_snapshot
 
 GPUS = 8

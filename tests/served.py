@@ -8,9 +8,9 @@ from msgspec import structs
 
 from common.model import JobState
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobState, Mode, NodeRole, Preemptibility
-from coordinator.policies.knapsack import Group
-from coordinator.policies.services import LoadSample, ServiceView
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+from coordinator.policies.aryl.knapsack import Group
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    LoadSample,
+    NodeView,
+    ServiceView,
+    WorkerView,
+)
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -18,9 +18,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from coordinator.policies.loans.forecast import forecast_peak, peak_between, slope_per_s
-from coordinator.policies.loans.seasonal import DAY_S, Season
-from coordinator.policies.services import LoadSample
+from coordinator.policies.aryl.lending.forecast import (
+    forecast_peak,
+    peak_between,
+    slope_per_s,
+)
+from coordinator.policies.contract.seasonal_load import DAY_S, Season
+from coordinator.policies.contract.snapshot import LoadSample
 from coordinator.workloads.formats import find
 from coordinator.workloads.load_formats import read_loads
 from coordinator.workloads.named import inference_load

@@ -10,7 +10,7 @@ from math import ceil
 
 from msgspec import Struct
 
-from coordinator.policies.loans.seasonal import DAY_S
+from coordinator.policies.contract.seasonal_load import DAY_S
 
 LEND_S = 460.0
 """A return (30 s TTL, 60 s grace, 10 s device, 60 s warm-up) and a loan period of 300 s."""

@@ -37,9 +37,9 @@ and {HEADROOM_RATIO:.0%} of them are never lent, as in the paper.
 
 Methods: *last value*; *last value + slope* (Theil-Sen over 30 minutes); *seasonal naive*, the same
 span of the day before; the largest of the three, which is what `aryl` uses
-(`coordinator/policies/loans/forecast.py`); quantiles of the seasonal model, which `foresight` uses
-(`coordinator/policies/loans/seasonal.py`); and the paper's LSTM. Where the seasonal model knows too
-little, it says what `aryl` says.
+(`coordinator/policies/aryl/lending/forecast.py`); quantiles of the seasonal model, which
+`foresight` uses (`coordinator/policies/contract/seasonal_load.py`); and the paper's LSTM. Where the
+seasonal model knows too little, it says what `aryl` says.
 
 Series: `inference` is the paper's digitised week, repeated with a little noise of our own: it is as
 regular as our generator makes it, and so it flatters every seasonal method. The others are real:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.tenants.tenancy import fair_split
 from tools.golden_elasticflow import KEPT, ROWS
 from tools.golden_elasticflow import Kept as KeptBar

@@ -21,7 +21,7 @@ from common.model import JobState, NodeName
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.accounting import quantile
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Decision, Reclaim
+from coordinator.policies.contract.decisions import Decision, Reclaim
 from coordinator.sim.compare import Task
 from coordinator.sim.memory import collecting_rarely
 from coordinator.sim.stage import RunOptions, Stage

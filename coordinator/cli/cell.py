@@ -38,10 +38,10 @@ from coordinator.cli.render import Column
 from coordinator.cli.session import say, session
 from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
-from coordinator.policies.bundles import every
+from coordinator.policies.contract.text import counted
 from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.policy import Parts
-from coordinator.policies.words import counted
+from coordinator.policies.registry import every
 
 
 class Kind(StrEnum):

@@ -15,7 +15,7 @@ from common.api import (
 )
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.render import Column, ago, duration, instant, number, percent
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 
 def jobs(now_s: float) -> list[Column[JobRow]]:

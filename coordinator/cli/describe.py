@@ -26,7 +26,7 @@ from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
 from coordinator.cli.output import fields as plain_fields
 from coordinator.cli.session import Session
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 Pairs = list[tuple[str, str]]
 

@@ -19,7 +19,7 @@ from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
 from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Told to everybody whom it hits.")]

@@ -14,7 +14,7 @@ from common.api import LoanRow, Status
 from coordinator.cli.render import MISSING, percent
 from coordinator.demo.workload import COMING_HOME, Run, Workload
 from coordinator.engine.state.accounting import Durations
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 BAR_WIDTH = 30
 VALUE_WIDTH = 90

@@ -16,7 +16,7 @@ from common.model import Pool
 from coordinator.cli.output import fields, put, put_json
 from coordinator.cli.render import MISSING, Column, table
 from coordinator.cli.session import Session, say
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 from coordinator.sim.alike import alike, alike_text, is_seedless, lacks
 from coordinator.sim.compare import Means, Task, means, plays_own
 from coordinator.sim.measures import Group, Shown, told

@@ -32,8 +32,8 @@ from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, AgentBus, CellPlan
 from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
-from coordinator.policies.bundles import policy as find_policy
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
+from coordinator.policies.registry import policy as find_policy
 from coordinator.service.bounded import beside, end, is_done_first
 from coordinator.service.process import start_ticks
 

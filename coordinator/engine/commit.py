@@ -32,8 +32,8 @@ from coordinator.engine.loans import (
 )
 from coordinator.engine.state.commands import Refused
 from coordinator.engine.state.context import Context
-from coordinator.policies import resting
-from coordinator.policies.decisions import (
+from coordinator.policies.contract import cooldown
+from coordinator.policies.contract.decisions import (
     Decision,
     Loan,
     Migrate,
@@ -156,9 +156,9 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
         return f"{decision.job_id} cannot be preempted now"
     if decision.node is None and job.preempted_at_s is not None:
         # A node that a service wants back is an outside event; another job's turn is not.
-        # To the bit as `resting` reckons it, which says when to ask again: at that very instant.
+        # To the bit as `cooldown` reckons it, which says when to ask again: at that very instant.
         least_s = ctx.settings.min_runtime_s
-        until_s = resting.rest_ends_s(job.preempted_at_s, job.attempt_ran_at_s, least_s)
+        until_s = cooldown.rest_ends_s(job.preempted_at_s, job.attempt_ran_at_s, least_s)
         if until_s > ctx.now_s:
             since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"

@@ -102,11 +102,10 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, Recommendation, ServiceEntry
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision
-from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.services import LoadSample
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.contract.snapshot import ClusterSnapshot, LoadSample
+from coordinator.policies.registry import policy
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
 
 
 class Engine:

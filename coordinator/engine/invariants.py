@@ -32,15 +32,15 @@ from coordinator.engine.nodes import membership as nodes_membership
 from coordinator.engine.state.accounting import GpuTally
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, GpuSlot, LoanEntry, NodeEntry
-from coordinator.policies.floor import is_movable
-from coordinator.policies.index import index_of
-from coordinator.policies.never import Fleet
-from coordinator.policies.resting import rests_until_s
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.guarding import blocked
-from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle, is_covered
-from coordinator.policies.tenants.seats import Seat, having, left_by, seats
+from coordinator.policies.contract.cooldown import rests_until_s
+from coordinator.policies.contract.free_gpus import is_movable
+from coordinator.policies.contract.index import index_of
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.tenants.entitlements import PATIENCE_S, beside_idle, is_covered
+from coordinator.policies.tenants.giveback import Seat, having, left_by, seats
+from coordinator.policies.tenants.gpu_flow import gang_on
+from coordinator.policies.tenants.infeasible import Fleet
+from coordinator.policies.tenants.quota_guard import blocked
 from coordinator.policies.tenants.tenancy import Tenancy
 
 LATE_S = 60.0

@@ -28,7 +28,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import NodeEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 
 A = OperatorAction
 

@@ -30,7 +30,7 @@ from coordinator.engine.state.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.policies.decisions import Decision, Loan
+from coordinator.policies.contract.decisions import Decision, Loan
 
 RECORD_VERSION = 1
 

@@ -34,20 +34,20 @@ from coordinator.engine.state.context import (
 )
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.decisions import Decision
-from coordinator.policies.index import JobSorter, NodeSorter
-from coordinator.policies.services import ServiceView
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import (
+from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.contract.estimates import Source
+from coordinator.policies.contract.index import JobSorter, NodeSorter
+from coordinator.policies.contract.snapshot import (
+    Behind,
     ClusterSnapshot,
     JobView,
     NodeView,
+    ServiceView,
     Shadow,
     TenantView,
     WorkerView,
 )
-from coordinator.policies.sources import Source
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.tenants.quota_guard import guarded
 
 
 def views(settings: EngineSettings) -> tuple[TenantView, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct, inspect
 
-from coordinator.policies.needs import value_text
+from coordinator.policies.knobs import value_text
 from coordinator.policies.policy import Policy, knobs_of
 
 

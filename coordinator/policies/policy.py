@@ -18,14 +18,23 @@ from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import JobId, NodeName
-from coordinator.policies import precedence, resting
-from coordinator.policies.blockers import Hold, beyond_the_policy
-from coordinator.policies.decisions import Allocation, Decision
-from coordinator.policies.needs import Needs, is_unturned, unmet
-from coordinator.policies.passes import NEEDS, Rules, allocate, hold, keep, lend, tell
-from coordinator.policies.queueing import submission_key
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenants import rules as tenant_rules
+from coordinator.policies.aryl.blockers import beyond_the_policy
+from coordinator.policies.aryl.order import submission_key
+from coordinator.policies.aryl.scheduling_pass import (
+    NEEDS,
+    Rules,
+    allocate,
+    hold,
+    keep,
+    lend,
+    tell,
+)
+from coordinator.policies.contract import cooldown
+from coordinator.policies.contract.decisions import Allocation, Decision, Hold
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.knobs import Needs, is_unturned, unmet
+from coordinator.policies.tenants import enforce as tenant_rules
+from coordinator.policies.tenants import precedence
 
 K = TypeVar("K", bound=Struct)
 
@@ -133,7 +142,7 @@ def _within(
         keeps_quotas=keeps_quotas,
         trusts_profiles=trusts_profiles,
     )
-    return partial(resting.allocated, within)
+    return partial(cooldown.allocated, within)
 
 
 def _parts_of(rules: Rules) -> Parts:

@@ -38,7 +38,7 @@ from coordinator.engine.state.events import (
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, unknown

@@ -11,7 +11,7 @@ import logging
 
 from common.clock import Clock
 from common.log import REPEAT_PERIOD_S
-from coordinator.policies.words import some
+from coordinator.policies.contract.text import some
 
 log = logging.getLogger(__name__)
 

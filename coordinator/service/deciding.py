@@ -33,7 +33,7 @@ from coordinator.engine.state.events import (
     PassDue,
     RecordsLost,
 )
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 from coordinator.service.enginetime import EngineTime
 from coordinator.service.explain import describe
 from coordinator.service.ports import JournalPort, SnapshotsPort, Wounded

@@ -35,8 +35,8 @@ from coordinator.engine.nodes import (
 from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, WorkerEntry
-from coordinator.policies.decisions import Decision
-from coordinator.policies.words import counted
+from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.contract.text import counted
 from coordinator.service import drains, ending, preruns, rows, suspended
 
 

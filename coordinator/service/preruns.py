@@ -10,7 +10,7 @@ from common.model import FINAL_JOB_STATES, JobState
 from coordinator.engine.jobs import prerun_spec
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.state.tables import AfterVacating, JobEntry
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 
 def said(job: JobEntry) -> tuple[str, ...]:

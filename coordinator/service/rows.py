@@ -30,9 +30,9 @@ from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.contract.text import counted
 from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
-from coordinator.policies.words import counted
 from coordinator.service import ending, suspended
 from coordinator.service.finding import ANYTHING, Subject
 from coordinator.service.folding import Folder

@@ -15,8 +15,8 @@ from coordinator.engine.nodes.membership import unknown_services
 from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.context import sick_slots
 from coordinator.engine.state.tables import LoanEntry, NodeEntry
-from coordinator.policies.never import lends, most_lent
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
+from coordinator.policies.tenants.infeasible import lends, most_lent
 from coordinator.service import trust
 from coordinator.service.finding import Refusal, unknown
 

@@ -11,7 +11,7 @@ from common import natsrules
 from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
 from coordinator.engine.state.settings import EngineSettings, check_tenants
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.service.gpu_catalogue import read_catalogue
 from coordinator.service.leader import MAX_TTL_S
 

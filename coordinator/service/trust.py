@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.api import LoanRow
 from common.model import Mode, ServiceName
 from coordinator.engine.engine import Engine
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 RECOMMENDED = "recommended"
 

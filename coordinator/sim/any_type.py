@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from common.model import Pool
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 from coordinator.sim.compare import Task
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.stage import may_lend, never_lends

@@ -8,8 +8,8 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator import plugins
-from coordinator.policies.bundles import COMPARED
-from coordinator.policies.bundles import policy as find_policy
+from coordinator.policies.registry import COMPARED
+from coordinator.policies.registry import policy as find_policy
 from coordinator.sim.compare import Task
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import parse_seeds

@@ -18,9 +18,9 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.engine.state.accounting import plain
-from coordinator.policies.bundles import policy as find_policy
+from coordinator.policies.knobs import unmet
 from coordinator.policies.names import YARDSTICK
-from coordinator.policies.needs import unmet
+from coordinator.policies.registry import policy as find_policy
 from coordinator.sim.ending import UnfinishedError
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.loads import Loads

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from common.errors import ConfigError
 from common.model import JobId, JobState
 from coordinator.engine.state.tables import Counters, JobEntry
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 from coordinator.sim.attempts import Saves
 from coordinator.sim.stage import RunOptions, Stage
 

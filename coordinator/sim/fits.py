@@ -12,12 +12,16 @@ from collections.abc import Mapping, Sequence
 from common.errors import ConfigError
 from common.model import JobId, JobSpec, NodeRole, Pool, ServiceName
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.services import ServiceView
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, TenantView
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    NodeView,
+    ServiceView,
+    TenantView,
+)
+from coordinator.policies.contract.text import counted
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import NOBODY
-from coordinator.policies.words import counted
 from coordinator.sim.cluster import NodeSpec
 from coordinator.workloads.records import Source, WorkloadJob
 

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.model import MAX_JOB_S, MAX_WORKERS, NodeName, Pool, ServiceName
 from common.settings import load as load_settings
 from coordinator.engine.state.settings import TenantSettings, check_tenants, overpromised
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import Loads, read_loads_of, texts
 from coordinator.sim.outages import Crash

@@ -9,7 +9,7 @@ from msgspec import Struct
 from common.model import NodeName
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.tables import JobEntry, LoanEntry
-from coordinator.policies.decisions import Decision, Preempt, Reclaim
+from coordinator.policies.contract.decisions import Decision, Preempt, Reclaim
 
 
 class Toll(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from coordinator.engine.record import Record, decision_bytes
 from coordinator.engine.state.accounting import Figures, figures
 from coordinator.engine.state.events import Event
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 from coordinator.sim.loop import Loop
 
 

@@ -22,7 +22,7 @@ from coordinator.engine.state.accounting import (
     quantiles,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.sim.ending import Headway, check_ended
 from coordinator.sim.failing import FailureFigures
 from coordinator.sim.fairness import (

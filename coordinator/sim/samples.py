@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 from msgspec import Struct
 
 from common.model import Pool, ServiceName
-from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.services import ServiceView
+from coordinator.policies.contract.snapshot import ServiceView, nodes_for
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import busy_nodes
 from coordinator.sim.series import Point, Usage

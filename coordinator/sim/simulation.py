@@ -29,7 +29,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.failing import Failing
 from coordinator.sim.loop import LAST, LATE, URGENT, Loop

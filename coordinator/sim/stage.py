@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.model import JobId, Mode, ServiceName
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.view import views
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
 from coordinator.sim.fits import check_fits, check_limits, check_loans

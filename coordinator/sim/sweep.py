@@ -19,8 +19,8 @@ from msgspec import Meta, Struct, structs
 from common.errors import ConfigError
 from common.model import MAX_JOB_S
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.bundles import KNOBS, policy
 from coordinator.policies.policy import plainly
+from coordinator.policies.registry import KNOBS, policy
 from coordinator.sim.compare import Task
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import DAY_S, RANGES, parse_crash, read_tenants

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.policies.bundles import KNOBS, policy
-from coordinator.policies.needs import is_unturned, needed, unmet
+from coordinator.policies.knobs import is_unturned, needed, unmet
 from coordinator.policies.policy import knobs_of, refuse_idle
+from coordinator.policies.registry import KNOBS, policy
 from coordinator.sim.compare import KNOB, Task
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from blocks.source import one_line
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.aryl.scheduling_pass import Rules
 from coordinator.policies.knob_text import Knob, knobs
-from coordinator.policies.passes import Rules
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.sweep import OPTIONS, PARTS
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import coordinator.policies.systems as systems
-from coordinator.policies.bundles import POLICIES
 from coordinator.policies.policy import Policy
+from coordinator.policies.registry import POLICIES
 
 SHARED = "coordinator.policies."
 OWN = systems.__name__ + "."

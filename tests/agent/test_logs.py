@@ -22,7 +22,7 @@ from common.model import JobId, JobState, NodeName, RetrySpec, StopReason, Worke
 from coordinator.engine.jobs import ended_workers as ended
 from coordinator.engine.jobs.ended_workers import EARLIER_WORKERS_KEPT, ENDED_WORKERS_KEPT
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
 from tests.agent.bench import key, settings
 from tests.agent.worker_house import PATIENCE_S, make_order

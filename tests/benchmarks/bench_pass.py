@@ -29,10 +29,16 @@ import msgspec
 from msgspec import Struct
 
 from common.model import JobState, NodeRole, Preemptibility, WorkerRange
-from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.services import LoadSample
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView, WorkerView
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    LoadSample,
+    NodeView,
+    TenantView,
+    WorkerView,
+)
+from coordinator.policies.registry import POLICIES, Policy
 from tests.builders import (
     NOW_S,
     SERVICE,

@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from coordinator.policies.reclaim.baselines import choose_at_random, choose_fewest_jobs
-from coordinator.policies.reclaim.costs import Costs
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.problem import merge
-from coordinator.policies.reclaim.reclaiming import Choice, Reclaiming, choose_nodes
-from coordinator.policies.reclaim.search import solve
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.aryl.reclaim.choose_nodes import Choice, Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.preemption_cost import Costs
+from coordinator.policies.aryl.reclaim.problem import merge
+from coordinator.policies.aryl.reclaim.rules import choose_at_random, choose_fewest_jobs
+from coordinator.policies.aryl.reclaim.search import solve
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.builders import NOW_S
 from tests.exact_reclaim import Exact, Question, solve_in_process
 from tests.reclaim_cases import CASES, Held, snapshot_of

@@ -24,11 +24,11 @@ import msgspec
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
-from coordinator.policies.bundles import Policy, policy
-from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.aftermath import after
-from coordinator.policies.tenants.flow import Flow
+from coordinator.policies.contract.decisions import Allocation, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import Policy, policy
+from coordinator.policies.tenants.gpu_flow import Flow
+from coordinator.policies.tenants.stability import after
 from tests.benchmarks.bench_pass import GPUS, Host, settle
 from tests.builders import NOW_S, make_job_view, make_snapshot
 

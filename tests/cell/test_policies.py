@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from common.model import JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import coordinator_toml
-from coordinator.policies.bundles import COMPARED
+from coordinator.policies.registry import COMPARED
 from tests.cell import patient_worker
 from tests.cell.house import PATIENCE_S, PERIODS, House, running_cell
 

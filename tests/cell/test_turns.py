@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.model import JobState
-from coordinator.policies.decisions import Resume, Suspend
+from coordinator.policies.contract.decisions import Resume, Suspend
 from tests.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

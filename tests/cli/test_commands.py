@@ -43,7 +43,7 @@ from common.errors import ProtocolError
 from common.messages import Message
 from common.model import JobSpec, JobState, WorkerRange
 from coordinator.cli.app import app
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.registry import POLICIES
 from tests.cli.fake_cell import (
     Answer,
     FakeCell,

@@ -15,9 +15,9 @@ import pytest
 
 from common.errors import ConfigError
 from coordinator import plugins
-from coordinator.policies import bundles
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Start
+from coordinator.policies import registry
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.plugged import acme, block, distribution
@@ -31,7 +31,7 @@ def afresh() -> Iterator[None]:
     plugins.load.cache_clear()
     yield
     plugins.load.cache_clear()
-    bundles.add(())
+    registry.add(())
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def offer(root: Path, patch: pytest.MonkeyPatch, name: str, entries: dict[str, s
 
 def test_an_installed_policy_decides_under_its_name_with_knobs(smallest: Path) -> None:
     """Its own order, a knob of its own that turns it round, and the built-in ones as before."""
-    assert "smallest" not in bundles.every()
+    assert "smallest" not in registry.every()
     plugins.load()
     jobs = [make_job_view("a", gpus_per_worker=6), make_job_view("b", gpus_per_worker=4)]
     snapshot = make_snapshot(nodes=[make_node_view("n1")], jobs=jobs)
@@ -64,7 +64,7 @@ def test_an_installed_policy_decides_under_its_name_with_knobs(smallest: Path) -
         policy("smallest:most=3")
     with pytest.raises(ConfigError, match="most_gpus=0"):
         policy("smallest:most_gpus=0")
-    assert set(bundles.every()) == {*POLICIES, "smallest"}
+    assert set(registry.every()) == {*POLICIES, "smallest"}
 
 
 def test_the_example_can_be_checked_by_type_checkers() -> None:

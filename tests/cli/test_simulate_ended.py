@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 ENDLESS = """
 import os, signal
 from msgspec import Struct
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.policy import Parts, joint
 
 class Knobs(Struct, frozen=True, kw_only=True):

@@ -26,8 +26,7 @@ from coordinator.demo.plan import (
     toml,
 )
 from coordinator.demo.supervise import RESTART_S
-from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.services import ServiceView
+from coordinator.policies.contract.snapshot import ServiceView, nodes_for
 from coordinator.service.settings import CoordinatorSettings
 
 ROOT = Path(__file__).parents[2]

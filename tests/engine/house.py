@@ -29,9 +29,16 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import GpuFact, LeaderStarted, NodeReported, PassDue
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.bundles import Policy
-from coordinator.policies.decisions import Allocation, Decision, Loan, Placement, Reclaim, Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    Decision,
+    Loan,
+    Placement,
+    Reclaim,
+    Start,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import Policy
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.runtime import RunRules
 from coordinator.sim.simulation import Simulation, Submission

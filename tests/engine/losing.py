@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.tables import JobEntry, LoanEntry
-from coordinator.policies.decisions import Loan, Preempt, Reclaim
+from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 

@@ -10,9 +10,8 @@ from common.model import Checkpoint, JobId, JobState, Progress
 from coordinator.engine.state.events import ProgressReported
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import JobView
-from coordinator.policies.sources import Source
+from coordinator.policies.contract.estimates import Source
+from coordinator.policies.contract.snapshot import Behind, JobView
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state
 from tests.engine.test_prerun import GANG, TIME_S, cell, submit

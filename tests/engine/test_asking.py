@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import PassDue
-from coordinator.policies.decisions import Allocation
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.engine.house import House
 from tests.engine.losing import says
 

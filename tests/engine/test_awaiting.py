@@ -11,7 +11,7 @@ from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.accounting import ReclaimTimes, figures
 from coordinator.engine.state.events import LeaderStarted, PassDue
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.rows import loan_row
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

@@ -10,7 +10,7 @@ from coordinator.engine.loans.lifecycle import reclaim_s
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import LoadMeasured, LoanPassDue
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
 from coordinator.service.rows import loan_row
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, CODE, N, Reporting, service

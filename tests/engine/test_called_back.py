@@ -10,7 +10,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.loan_outcome import is_late
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House

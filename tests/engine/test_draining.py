@@ -16,7 +16,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 

@@ -9,8 +9,8 @@ from common.model import JobSpec, JobState, WorkerRange
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState
-from coordinator.policies.reclaim.costs import LEAST_WAIT_S, Costs
-from coordinator.policies.sources import LATE_RATIOS, Source, late_ratio
+from coordinator.policies.aryl.reclaim.preemption_cost import LEAST_WAIT_S, Costs
+from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ratio
 from tests.builders import make_job_view, make_snapshot, make_worker_view
 
 

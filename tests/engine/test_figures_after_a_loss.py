@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.model import NodeName
 from coordinator.engine.invariants import figure_faults
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 from tests.engine.house import CHAT, House
 
 

@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Preempt, Resize
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state
 

@@ -9,7 +9,7 @@ from common.messages import WorkerPhase
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.events import OrdersRecovered
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Start, Suspend
+from coordinator.policies.contract.decisions import Placement, Start, Suspend
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start
 

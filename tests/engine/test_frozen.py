@@ -10,7 +10,7 @@ from coordinator.engine.state.events import (
     OperatorAction,
     OperatorAsked,
 )
-from coordinator.policies.decisions import Loan, Preempt, Reclaim
+from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, Reporting, service
 

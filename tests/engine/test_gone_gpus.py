@@ -10,7 +10,7 @@ from coordinator.engine.jobs.gpu_sharing import why_not_on
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement
+from coordinator.policies.contract.decisions import Placement
 from tests.engine.house import state
 from tests.engine.reporting import GPUS, N, Reporting, facts
 

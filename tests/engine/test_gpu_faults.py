@@ -22,7 +22,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Loan, Start
+from coordinator.policies.contract.decisions import Loan, Start
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node
 from coordinator.service.services import why as why_of_service

@@ -9,7 +9,7 @@ from common.messages import OrderPhase
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.decisions import Placement, Preempt, Resize, Start
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state
 

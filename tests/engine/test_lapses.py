@@ -10,7 +10,7 @@ from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.accounting import ReclaimTimes, figures
 from coordinator.engine.state.events import NodeReported
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
 

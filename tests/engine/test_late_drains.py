@@ -19,7 +19,7 @@ from coordinator.engine.state.events import (
     NodeSilent,
     PassDue,
 )
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays
 from coordinator.sim.replay import Replay

@@ -16,7 +16,7 @@ from coordinator.engine.state.events import (
     RecordsLost,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Preempt, Resize
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.service.explain import node as explain_node
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state

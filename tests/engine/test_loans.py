@@ -19,8 +19,14 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
-from coordinator.policies.service_nodes import nodes_of
+from coordinator.policies.contract.decisions import (
+    Loan,
+    Placement,
+    Preempt,
+    Reclaim,
+    Resize,
+)
+from coordinator.policies.contract.index import nodes_of
 from coordinator.service.folding import Folder
 from coordinator.service.rows import node_row
 from coordinator.sim.cluster import Delays

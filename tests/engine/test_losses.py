@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from common.model import Checkpoint, JobState, NodeName, StopReason
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, LeaderStarted
-from coordinator.policies.decisions import Placement, Reclaim, Resize
+from coordinator.policies.contract.decisions import Placement, Reclaim, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, start, state
 from tests.engine.losing import (

@@ -12,7 +12,7 @@ from coordinator.engine.jobs.gpu_sharing import why_not_on
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node
 from coordinator.sim.cluster import Delays

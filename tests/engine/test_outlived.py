@@ -10,7 +10,7 @@ from coordinator.engine.jobs import estimates
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.service import explain
 from coordinator.sim.simulation import Submission
 from tests.engine.house import House, state

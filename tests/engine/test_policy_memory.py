@@ -10,7 +10,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import LeaderStarted, PassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState
-from coordinator.policies.systems.tiresias.policy import Memory
+from coordinator.policies.schedulers.tiresias.policy import Memory
 
 OWN = msgspec.msgpack.encode(Memory(skews={"vgg16": 0.743}))
 

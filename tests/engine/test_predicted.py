@@ -7,7 +7,7 @@ import pytest
 from common.model import NodeName
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Decision, Loan, Reclaim
+from coordinator.policies.contract.decisions import Decision, Loan, Reclaim
 from tests.engine.house import CHAT, House
 
 RAN_S = 100.0

@@ -23,8 +23,8 @@ from coordinator.engine.jobs.deadlines import Deadlines
 from coordinator.engine.state.events import NodeReported, ProgressReported
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Allocation, Resume, Suspend
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Allocation, Resume, Suspend
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays
 from coordinator.sim.simulation import Submission
 from tests.engine.house import House, start, state

@@ -20,7 +20,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
 from tests.engine.test_awaiting import QUICK, waiting_house, waits

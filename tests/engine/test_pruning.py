@@ -10,9 +10,9 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, LoanEntry
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Loan, Reclaim
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Allocation, Loan, Reclaim
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 

@@ -12,8 +12,8 @@ from common.model import JobState, NodeName, NodeRole, StopReason
 from coordinator.engine.state.accounting import queueing_s
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Loan, Preempt, Reclaim
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
+from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.losing import gone_report, lend

@@ -22,7 +22,7 @@ from common.profile import JobProfile
 from coordinator.engine.reach import shortened
 from coordinator.engine.state.events import GpuFact
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.registry import POLICIES
 from coordinator.service import explain
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission

@@ -22,7 +22,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.service import explain, services, trust
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House

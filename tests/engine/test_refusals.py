@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service.explain import job as explain_job
 from coordinator.service.explain import node as explain_node
 from tests.engine.black_hole import BACK_OFF_S, FAULT, REST_S, SETTINGS, BlackHole

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from common.model import JobId, JobState
 from coordinator.engine.state.accounting import figures
-from coordinator.policies.decisions import Preempt, Reject
+from coordinator.policies.contract.decisions import Preempt, Reject
 from coordinator.service import explain
 from tests.engine.house import House, start, state
 

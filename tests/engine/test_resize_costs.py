@@ -14,7 +14,7 @@ from coordinator.engine.jobs.resize_costs import RECENT_PRICES, ResizeCosts
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Preempt, Resize
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from tests.engine.house import House, state
 
 PACE_S = 0.5

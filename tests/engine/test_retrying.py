@@ -16,8 +16,8 @@ from coordinator.engine.jobs.retry import restarts_used
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize
+from coordinator.policies.contract.decisions import Resize
+from coordinator.policies.registry import policy
 from coordinator.service import explain
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state

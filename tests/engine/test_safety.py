@@ -26,7 +26,14 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize, Start
+from coordinator.policies.contract.decisions import (
+    Loan,
+    Placement,
+    Preempt,
+    Reclaim,
+    Resize,
+    Start,
+)
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
 

@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.engine.state.events import LoadMeasured
 from coordinator.engine.state.tables import ClusterState
-from coordinator.policies.loans.seasonal import Season
+from coordinator.policies.contract.seasonal_load import Season
 from tests.engine.house import CHAT, House
 
 

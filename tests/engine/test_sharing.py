@@ -16,7 +16,14 @@ from coordinator.engine.state.events import (
     ProgressReported,
 )
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Migrate, Placement, Preempt, Resume, Start, Suspend
+from coordinator.policies.contract.decisions import (
+    Migrate,
+    Placement,
+    Preempt,
+    Resume,
+    Start,
+    Suspend,
+)
 from coordinator.service import explain
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state

@@ -9,7 +9,7 @@ from msgspec import structs
 from common.model import FINAL_JOB_STATES, NodeName
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
     Decision,
     Migrate,
     Placement,

@@ -7,7 +7,7 @@ import pytest
 from common.messages import GpuHealth
 from common.model import Mode, NodeRole, Pool
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service.explain import node as explain_node
 from coordinator.service.services import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, service

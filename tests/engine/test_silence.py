@@ -19,7 +19,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service.explain import job as explain_job
 from coordinator.service.rows import loan_row
 from coordinator.sim.outages import LOST_AFTER_S, Crash

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from common.messages import OrderPhase
 from common.model import NodeName, WorkerRange
 from coordinator.engine.invariants import size_faults
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.policies.contract.decisions import Placement, Resize
 from tests.engine.house import House
 
 

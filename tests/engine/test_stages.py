@@ -13,7 +13,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House

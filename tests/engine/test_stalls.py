@@ -13,7 +13,7 @@ from coordinator.engine.jobs.step_gaps import StepGaps
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.policies.contract.decisions import Placement, Resize
 from tests.engine.house import House, state
 
 FLOOR_S = 120.0

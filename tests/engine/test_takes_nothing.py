@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.model import JobState, NodeName, NodeRole
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import GpuFact, LoanPassDue, NodeReported
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from tests.engine.house import CHAT, House, start, state
 
 FULL = "ledger /state/ledger: No space left on device"

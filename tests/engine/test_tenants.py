@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.model import JobState
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.decisions import Preempt, Resize
+from coordinator.policies.contract.decisions import Preempt, Resize
 from tests.engine.house import House, start, state
 
 

@@ -14,7 +14,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
     TrespassFact,
 )
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service.explain import node as explain_node
 from coordinator.service.services import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, service

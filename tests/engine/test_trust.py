@@ -17,8 +17,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import ServiceEntry
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Advice, Recommend
+from coordinator.policies.contract.decisions import Advice, Recommend
+from coordinator.policies.registry import policy
 from tests.engine.house import CHAT, House
 
 

@@ -13,9 +13,8 @@ from coordinator.engine.jobs.lifecycle import spent_s
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Allocation
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.waits import FAIR_SHARE, Wait
+from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.service.rows import job_row
 from coordinator.sim.waits import waits_by_size
 from tests.engine.house import House, start

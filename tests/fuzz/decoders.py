@@ -33,7 +33,7 @@ from coordinator.cli import job_file, registry
 from coordinator.engine import record
 from coordinator.engine.engine import decode_state
 from coordinator.engine.state.tables import ClusterState
-from coordinator.policies.recall import recalled
+from coordinator.policies.parts.memory import recalled
 from coordinator.service import intake, leader
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.workloads.formats import parse_jobs, read_curves, read_nodes, read_throughputs

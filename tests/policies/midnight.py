@@ -8,10 +8,10 @@ from math import cos, pi
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.loans.seasonal import DAY_S, Season
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.seasonal_load import DAY_S, Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from coordinator.policies.deadlines.timeline import Piece, Plan
-from coordinator.policies.deadlines.wishes import Wish
+from coordinator.policies.schedulers.qos.demands import Wish
+from coordinator.policies.schedulers.qos.timeline import Piece, Plan
 
 
 class FlatLine:

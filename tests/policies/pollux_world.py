@@ -8,10 +8,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.floor import present_workers
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.free_gpus import present_workers
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
 

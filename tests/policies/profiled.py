@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Start
-from coordinator.policies.placement import Room
-from coordinator.policies.scaling import give_back, share_flexible
-from coordinator.policies.shares import Share, shares_of
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.elastic_jobs import Share, shares_of
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.scaling import give_back, share_flexible
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     make_job_view,
     make_node_view,

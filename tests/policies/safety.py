@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.model import NodeName, NodeRole, Preemptibility
-from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
     Decision,
     Migrate,
     Placement,
@@ -15,7 +14,8 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.registry import POLICIES, Policy
 from tests.strategies import lent_clusters, snapshots
 
 often = settings(max_examples=150, deadline=None)

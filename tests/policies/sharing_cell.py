@@ -17,7 +17,7 @@ from common.model import (
 from common.profile import JobProfile
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.runtime import RunRules
 from coordinator.sim.simulation import Simulation, Submission

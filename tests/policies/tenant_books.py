@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick
 from tests.strategies import snapshots

@@ -18,7 +18,7 @@ from common.profile import JobProfile
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import Event, PassDue
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.draws import pick

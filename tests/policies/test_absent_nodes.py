@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Resize, Start
-from coordinator.policies.dividing.worker_shares import (
+from coordinator.policies.contract.decisions import Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.afs.policy import LEASE_S
+from coordinator.policies.schedulers.afs.worker_shares import (
     Share,
     base_shares,
     beats_by_gain,
@@ -21,8 +23,6 @@ from coordinator.policies.dividing.worker_shares import (
     share_by_throughput,
     share_out,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.afs import LEASE_S
 from tests.builders import (
     NOW_S,
     make_job_view,

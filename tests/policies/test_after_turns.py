@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
-from coordinator.policies.bundles import policy as bundle
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Floor
-from coordinator.policies.pooling import pools
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.pooling import pools
+from coordinator.policies.registry import policy as bundle
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import DELAYS, Cell
 

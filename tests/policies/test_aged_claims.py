@@ -7,11 +7,11 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.aged_claims import AGED_S, NARROW
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.passes import Rules
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.aged_claims import AGED_S, NARROW
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, Preemptibility
-from coordinator.policies.decisions import Placement, Preempt, Resize
-from coordinator.policies.placing.apart import ApartFloor, apart, keeping_away, parted
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.schedulers.pollux.placement import (
+    ApartFloor,
+    apart,
+    keeping_away,
+    parted,
+)
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole, yes_or_no
 

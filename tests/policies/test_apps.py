@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from common.model import JobId, NodeName, WorkerRange
 from common.profile import JobProfile
-from coordinator.policies.apps import (
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
     Aim,
     Alone,
     AppRecord,
@@ -21,7 +22,6 @@ from coordinator.policies.apps import (
     measures,
     pace,
 )
-from coordinator.policies.snapshot import JobView
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.draws import whole
 

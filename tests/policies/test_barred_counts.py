@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.test_odds import HOUR_S, cell, needed
 from tests.policies.test_odds import job as of_whole_nodes

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Floor, barred_gpus, fewest_nodes
-from coordinator.policies.placing.vectors import Bins
-from coordinator.policies.pooling import pools
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView, WorkerView
-from coordinator.policies.tenants.flow import Flow, Left
-from coordinator.policies.tenants.seats import left_by
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.free_gpus import Floor, barred_gpus, fewest_nodes
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    TenantView,
+    WorkerView,
+)
+from coordinator.policies.parts.pooling import pools
+from coordinator.policies.parts.resource_vectors import Bins
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.giveback import left_by
+from coordinator.policies.tenants.gpu_flow import Flow, Left
 from tests.builders import (
     NOW_S,
     make_job_view,

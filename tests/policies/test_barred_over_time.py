@@ -15,9 +15,16 @@ from common.messages import GpuHealth
 from common.model import CheckpointSpec, GpuUuid, JobId, JobState, NodeName
 from coordinator.engine.state.events import Event, NodeReported, PassDue, TrespassFact
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Decision, Migrate, Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import WorkerView
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Migrate,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import WorkerView
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.cluster import Delays
 from coordinator.sim.simulation import Submission
 from tests.policies.sharing_cell import DELAYS

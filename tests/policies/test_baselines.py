@@ -7,12 +7,16 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobId, NodeName, NodeRole, WorkerRange
-from coordinator.policies.bundles import KNOBS, policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.reclaim.baselines import choose_at_random, choose_fewest_jobs, jobs_on
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.rules import ReclaimRule
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.rules import (
+    ReclaimRule,
+    choose_at_random,
+    choose_fewest_jobs,
+    jobs_on,
+)
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import KNOBS, policy
 from tests.builders import (
     make_cluster,
     make_job_view,

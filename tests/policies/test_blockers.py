@@ -8,11 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeRole, Preemptibility
-from coordinator.policies.blockers import blockers_of, holds
-from coordinator.policies.never import hosts_of
-from coordinator.policies.placement import Room
-from coordinator.policies.services import ServiceView
-from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.aryl.blockers import blockers_of, holds
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
+from coordinator.policies.tenants.infeasible import hosts_of
 from tests.builders import (
     make_cluster,
     make_job_view,

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobState, Mode, NodeRole
-from coordinator.policies.bundles import COMPARED, POLICIES, bundle, policy
-from coordinator.policies.decisions import (
+from coordinator.policies.aryl.order import shortest_key
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.contract.decisions import (
     Decision,
     Loan,
     Preempt,
@@ -19,9 +20,8 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.passes import Rules
-from coordinator.policies.queueing import shortest_key
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import COMPARED, POLICIES, bundle, policy
 from tests.builders import (
     NOW_S,
     make_cluster,
@@ -281,7 +281,7 @@ def test_memory_passes_through() -> None:
 
 DIGEST = """
 import hashlib, msgspec
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.registry import POLICIES
 from tests.benchmarks.bench_pass import make_cluster
 snapshot = make_cluster(200, 200)
 decided = [[p.allocate(snapshot, b""), p.lend(snapshot)] for _, p in sorted(POLICIES.items())]

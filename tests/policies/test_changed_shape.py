@@ -10,14 +10,18 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from common.profile import JobProfile
-from coordinator.policies.apps import Attendance, Yardstick, measures
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.dividing.rounds import Rounds
-from coordinator.policies.placing.node_sets import Class, NodeSet
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.gandiva import sets
-from coordinator.policies.systems.mesos import Memory as Offered
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.schedulers.gandiva import sets
+from coordinator.policies.schedulers.gandiva.node_sets import Class, NodeSet
+from coordinator.policies.schedulers.gavel.rounds import Rounds
+from coordinator.policies.schedulers.mesos.policy import Memory as Offered
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    Attendance,
+    Yardstick,
+    measures,
+)
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 LATER_S = NOW_S + 100_000.0

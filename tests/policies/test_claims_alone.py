@@ -8,9 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
-from coordinator.policies.aged_claims import Claim, Claims
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+from coordinator.policies.aryl.aged_claims import Claim, Claims
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    WorkerView,
+)
 from tests.builders import (
     NOW_S,
     make_job_view,

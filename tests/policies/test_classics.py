@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt, Resize
-from coordinator.policies.placing.dominant import AddedShares
-from coordinator.policies.placing.vectors import Vector, total_of, wanted
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.decisions import Allocation, Preempt, Resize
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.parts.dominant_share import AddedShares
+from coordinator.policies.parts.resource_vectors import Vector, total_of, wanted
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, started
 

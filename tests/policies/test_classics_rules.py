@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.decisions import Preempt, Resize, Start
-from coordinator.policies.placing.victims import fewest_victims
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.systems.mesos import Memory
+from coordinator.policies.contract.decisions import Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.schedulers.drf.policy import fewest_victims
+from coordinator.policies.schedulers.mesos.policy import Memory
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, started
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.policies.decisions import Migrate, Placement, Resize
-from coordinator.policies.floor import Floor
-from coordinator.policies.placing.clearing import MOST_REFUSED, Clearing
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.decisions import Migrate, Placement, Resize
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.parts.defragment import MOST_REFUSED, Clearing
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -6,9 +6,9 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.decisions import Allocation
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import POLICIES, Policy
 from tests.builders import (
     NOW_S,
     make_job_view,

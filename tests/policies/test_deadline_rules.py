@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Reject, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 FLOW = "qos-elasticflow:margin=1"

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, JobState, Mode, NodeName, NodeRole, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Loan, Recommend, Resize, Start
-from coordinator.policies.loans.loaning import balance, lendable, loan_limit
-from coordinator.policies.services import ServiceView
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.lending.balance import balance, lendable, loan_limit
+from coordinator.policies.contract.decisions import Loan, Recommend, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.descent import Tree
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.tenants.queues import Tree
 from coordinator.policies.tenants.tree import ITSELF, NOBODY
 from tests.builders import make_job_view, make_snapshot
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.placing.dominant import (
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.parts.dominant_share import (
     AddedShares,
     DominantShares,
     Sibling,
     dominant,
     together,
 )
-from coordinator.policies.placing.vectors import Vector
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.parts.resource_vectors import Vector
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
 

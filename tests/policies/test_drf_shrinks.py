@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.grants import Grant, carry_out
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.tenant_books import waits
 

@@ -10,12 +10,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from coordinator.policies.deadlines.dates import earliest, spread
-from coordinator.policies.deadlines.promises import LEAST_TRIES, Book
-from coordinator.policies.deadlines.quotas import Held, Quotas
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.deadlines.timeline import Piece
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.schedulers.qos.admission import LEAST_TRIES, Book
+from coordinator.policies.schedulers.qos.earliest_date import earliest, spread
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.quotas import Held, Quotas
+from coordinator.policies.schedulers.qos.timeline import Piece
 
 GPUS = 4
 CURVES = ((1.0, 2.0, 4.0), (1.0, 1.5, 2.0), (1.0, 1.9, 2.1), (1.0, 2.5, 3.0))

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import policy as named
-from coordinator.policies.decisions import Resize
+from coordinator.policies.contract.decisions import Resize
+from coordinator.policies.registry import policy as named
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.snapshot import JobView
 from tests.builders import NOW_S, make_job_view
 
 RATE = 4.0

@@ -16,11 +16,10 @@ from msgspec import json, structs
 from common.errors import ConfigError
 from common.model import Pool
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.added import Added
-from coordinator.policies.bundles import POLICIES, add, policy
-from coordinator.policies.decisions import Decision
-from coordinator.policies.passes import Rules
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.policy import knobs_of, turned
+from coordinator.policies.registry import POLICIES, Added, add, policy
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.records import LoadSeries, NodeGroup, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel

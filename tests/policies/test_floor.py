@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobState, NodeName, NodeRole, Preemptibility
-from coordinator.policies.decisions import Placement, Preempt, Resize, Start
-from coordinator.policies.floor import (
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
+from coordinator.policies.contract.free_gpus import (
     Floor,
     best_fit,
     consolidated,
@@ -20,8 +20,8 @@ from coordinator.policies.floor import (
     spare_workers,
     takers,
 )
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.parts.grants import Grant, carry_out
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.loans.forecast import DAY_S, forecast_peak, slope_per_s
-from coordinator.policies.services import LoadSample
+from coordinator.policies.aryl.lending.forecast import DAY_S, forecast_peak, slope_per_s
+from coordinator.policies.contract.snapshot import LoadSample
 
 
 def line(values: list[float], *, step_s: float = 60.0) -> list[LoadSample]:

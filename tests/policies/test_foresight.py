@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from common.model import Mode, NodeRole, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Loan, Preempt, Reclaim, Start
-from coordinator.policies.loans.loaning import balance
-from coordinator.policies.loans.seasonal import DAY_S, Season
-from coordinator.policies.services import LoadSample
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.aryl.lending.balance import balance
+from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim, Start
+from coordinator.policies.contract.seasonal_load import DAY_S, Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot, LoadSample
+from coordinator.policies.registry import policy
 from coordinator.service.settings import CoordinatorSettings, check
 from tests.builders import (
     make_cluster,

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from common.model import JobState, NodeRole, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Preempt, Reclaim
-from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Decision, Preempt, Reclaim
+from coordinator.policies.contract.seasonal_load import Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_cluster,

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import Mode, NodeRole
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Reclaim, Recommend, Resize
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Reclaim, Recommend, Resize
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import (
     make_cluster,
     make_job_view,

@@ -10,8 +10,8 @@ from common.model import (
     JobState,
     NodeName,
 )
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.sharing.board import Board
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.schedulers.gandiva.board import Board
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import SLICE_S, Cell
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
-from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Decision, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.systems.gandiva.policy import Knobs, allocate, hold
+from coordinator.policies.contract.decisions import Decision, Hold, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.counted_calls import calls

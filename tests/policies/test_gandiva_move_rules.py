@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuRequest, GpuUuid, JobState, NodeName, Preemptibility, WorkerRange
-from coordinator.policies.decisions import Migrate
-from coordinator.policies.sharing.board import Board
-from coordinator.policies.sharing.moves import Moves
-from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.contract.decisions import Migrate
+from coordinator.policies.contract.snapshot import JobView, NodeView
+from coordinator.policies.schedulers.gandiva.board import Board
+from coordinator.policies.schedulers.gandiva.migration import Moves
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 REST_S = 600.0

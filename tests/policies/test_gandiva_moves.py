@@ -11,12 +11,12 @@ from common.model import (
     JobState,
     NodeName,
 )
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Migrate, Resume, Suspend
-from coordinator.policies.sharing.board import Board
-from coordinator.policies.sharing.moves import Moves
-from coordinator.policies.sharing.slices import tick
-from coordinator.policies.systems.gandiva.policy import Memory
+from coordinator.policies.contract.decisions import Decision, Migrate, Resume, Suspend
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gandiva.board import Board
+from coordinator.policies.schedulers.gandiva.migration import Moves
+from coordinator.policies.schedulers.gandiva.policy import Memory
+from coordinator.policies.schedulers.gandiva.time_slices import tick
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import Cell
 

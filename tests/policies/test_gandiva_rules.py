@@ -10,11 +10,18 @@ from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Migrate, Resize, Resume, Start, Suspend
-from coordinator.policies.sharing.packing import Mark, Pair
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.systems.gandiva.policy import Memory
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Migrate,
+    Resize,
+    Resume,
+    Start,
+    Suspend,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
+from coordinator.policies.schedulers.gandiva.policy import Memory
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -18,9 +18,9 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.placing.node_sets import Class, Division, NodeSet
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.builders import NOW_S

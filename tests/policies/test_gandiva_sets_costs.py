@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.registry import policy
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions

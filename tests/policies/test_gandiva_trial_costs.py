@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from common.model import JobId
 from common.profile import JobProfile
-from coordinator.policies.decisions import Decision, Migrate, Resume
-from coordinator.policies.sharing.packing import Mark, Pair, pair_key
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.gandiva.policy import Knobs, Memory, allocate
+from coordinator.policies.contract.decisions import Decision, Migrate, Resume
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.schedulers.gandiva.packing import Mark, Pair, pair_key
+from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.policies.test_gandiva_costs import GPUS, apart, cell, seated

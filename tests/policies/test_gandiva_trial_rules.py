@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.decisions import Decision, Migrate, Suspend
-from coordinator.policies.sharing.board import Board
-from coordinator.policies.sharing.packing import Mark, Pair
-from coordinator.policies.sharing.packing import measured as marks_of
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.gandiva.policy import Knobs, Memory, allocate
+from coordinator.policies.contract.decisions import Decision, Migrate, Suspend
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.schedulers.gandiva.board import Board
+from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
+from coordinator.policies.schedulers.gandiva.packing import measured as marks_of
+from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
 from tests.builders import NOW_S
 from tests.policies.test_gandiva_costs import cell, seated
 from tests.policies.test_gandiva_trial_costs import HAS_BYTES, measured, memory_of, trials

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.decisions import Resume, Start, Suspend
-from coordinator.policies.sharing.board import COMPUTING_STATES
+from coordinator.policies.contract.decisions import Resume, Start, Suspend
+from coordinator.policies.schedulers.gandiva.board import COMPUTING_STATES
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
 
 

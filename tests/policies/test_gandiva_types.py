@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.placing.node_sets import Class, Division, NodeSet
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, WorkerRange
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
-from coordinator.policies.dividing.rounds import Rounds, Turn
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gavel.rounds import Rounds, Turn
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 LAS = policy("las")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.attained.gittins import gittins_table
+from coordinator.policies.schedulers.tiresias.gittins import gittins_table
 
 often = settings(max_examples=300, deadline=None)
 

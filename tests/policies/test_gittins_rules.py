@@ -6,9 +6,9 @@ import msgspec
 from msgspec import structs
 
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import policy
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.systems.tiresias.policy import Memory
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.tiresias.policy import Memory
 from tests.builders import NOW_S
 from tests.policies.tenant_passes import Asked, Cell
 from tests.served import cell, changed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import Preempt
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from tests.policies.machines import cell, decide, job, machine, started
 

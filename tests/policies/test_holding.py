@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, NodeName
-from coordinator.policies.floor import Floor
-from coordinator.policies.placing.gang_tries import Patience
-from coordinator.policies.placing.holding import Attempted, Holding
-from coordinator.policies.placing.locality import Gang
-from coordinator.policies.quotas_in_use import QuotasInUse
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.schedulers.philly.gang_reservation import Attempted, Holding
+from coordinator.policies.schedulers.philly.gang_tries import Patience
+from coordinator.policies.schedulers.philly.locality import Gang
+from coordinator.policies.schedulers.philly.quotas import QuotasInUse
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started

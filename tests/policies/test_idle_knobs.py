@@ -13,10 +13,9 @@ from msgspec import inspect
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.added import Added
-from coordinator.policies.bundles import POLICIES, add, policy
-from coordinator.policies.needs import Needs, is_unturned, needed, unmet
+from coordinator.policies.knobs import Needs, is_unturned, needed, unmet
 from coordinator.policies.policy import knobs_of, turned
+from coordinator.policies.registry import POLICIES, Added, add, policy
 from coordinator.service.settings import CoordinatorSettings, check
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole
-from coordinator.policies.decisions import Placement
-from coordinator.policies.index import JobSorter, NodeSorter, index_of
-from coordinator.policies.loans.covering import Unmet
-from coordinator.policies.loans.demand import Demand
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, Index, JobView, NodeView
+from coordinator.policies.aryl.lending.covering import Unmet
+from coordinator.policies.aryl.lending.demand import Demand
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.decisions import Placement
+from coordinator.policies.contract.index import JobSorter, NodeSorter, index_of
+from coordinator.policies.contract.snapshot import ClusterSnapshot, Index, JobView, NodeView
 from tests.builders import make_cluster, make_snapshot
 from tests.strategies import snapshots
 

@@ -8,10 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import Mode, NodeName, NodeRole, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Loan
-from coordinator.policies.services import LoadSample
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Loan
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, LoadSample
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

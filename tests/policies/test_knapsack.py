@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.knapsack import (
+from coordinator.policies.aryl.knapsack import (
     Group,
     jct_reduction_s,
     solve,

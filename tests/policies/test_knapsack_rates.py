@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.knapsack import Group, ladder, solve, solve_exact, solve_greedy
+from coordinator.policies.aryl.knapsack import (
+    Group,
+    ladder,
+    solve,
+    solve_exact,
+    solve_greedy,
+)
 from tests import strategies
 from tests.policies.test_knapsack import brute_force_s, value_s, weight_gpus
 

@@ -6,10 +6,10 @@ import pytest
 from msgspec import Struct
 
 from common.errors import ConfigError
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.knob_text import knobs
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.registry import POLICIES, policy
 
 
 class ToyKnobs(Struct, frozen=True, kw_only=True):

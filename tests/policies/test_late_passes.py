@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Allocation, Decision, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 IN_TURNS = ("las", "themis-lp", "themis", "afs-p", "tiresias:limits=600")

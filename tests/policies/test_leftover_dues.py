@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.policies.deadlines.leftovers import Sharing
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.quotas import Quotas
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.marginal_return import Sharing
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.quotas import Quotas
 
 GPUS = 4
 

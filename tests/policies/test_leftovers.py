@@ -7,12 +7,12 @@ from math import inf
 import pytest
 from msgspec import structs
 
-from coordinator.policies.deadlines.leftovers import Sharing
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.quotas import Quotas
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.deadlines.timeline import Piece
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.marginal_return import Sharing
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.quotas import Quotas
+from coordinator.policies.schedulers.qos.timeline import Piece
 
 TWO_S = Claim(
     job_id="c",

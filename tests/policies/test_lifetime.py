@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.loans.lifetime import longest_runtime_s
-from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.lending.loan_lifetime import longest_runtime_s
+from coordinator.policies.contract.seasonal_load import Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.loans.lifetime import Lifetimes
-from coordinator.policies.loans.odds import Odds
-from coordinator.policies.loans.seasonal import DAY_S, Season
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
+from coordinator.policies.aryl.lending.odds import Odds
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.seasonal_load import DAY_S, Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.midnight import (
     HOUR_S,

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 ROUNDS = {"las", "themis-lp"}

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from common.model import JobState, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.line_weight import line_weight
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.queue_weight import line_weight
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
-from coordinator.policies.loans.lifetime import Lifetimes
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeRole
-from coordinator.policies.loans.demand import choose_loans
-from coordinator.policies.loans.loaning import Balance, balance, is_lending, nodes_for
-from coordinator.policies.services import LoadSample, ServiceView
-from coordinator.policies.snapshot import NodeView
+from coordinator.policies.aryl.lending.balance import Balance, balance, is_lending
+from coordinator.policies.aryl.lending.demand import choose_loans
+from coordinator.policies.contract.snapshot import LoadSample, NodeView, ServiceView, nodes_for
 from tests.builders import (
     NOW_S,
     make_node_view,

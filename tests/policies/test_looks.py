@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.policies.sharing.looks import Look, Looked, Pace
+from coordinator.policies.schedulers.gandiva.pass_times import Look, Looked, Pace
 
 BEFORE = Looked(at_s=100.0, came_at_s=40.0)
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Resize, placed_count
-from coordinator.policies.knapsack import Group, solve, solve_exact, solve_greedy
-from coordinator.policies.resting import RESTS_PER_COST, resizable_at_s
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.aryl.knapsack import Group, solve, solve_exact, solve_greedy
+from coordinator.policies.contract.cooldown import RESTS_PER_COST, resizable_at_s
+from coordinator.policies.contract.decisions import Decision, Resize, placed_count
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from tests import strategies
 from tests.builders import (
     NOW_S,

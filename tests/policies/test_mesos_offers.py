@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.mesos import Memory
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.mesos.policy import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import names
 from tests.policies.tenant_passes import Asked, Cell

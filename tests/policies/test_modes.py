@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.model import Mode, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
+from coordinator.policies.registry import policy
 from tests.builders import make_node_view, make_service_view, make_snapshot
 
 

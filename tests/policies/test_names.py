@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.policies.bundles import POLICIES
 from coordinator.policies.names import DEFAULT, YARDSTICK
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.failure_sources import FailureSource
 
 ROOT = Path(__file__).parents[2] / "coordinator"

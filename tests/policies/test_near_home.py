@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.loans.lifetime import ODDS_MOST, Lifetimes
-from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.aryl.lending.loan_lifetime import ODDS_MOST, Lifetimes
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.seasonal_load import Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.midnight import (
     HOUR_S,

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobSpec, NodeRole, Preemptibility, WorkerRange
-from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.services import ServiceView
-from coordinator.policies.snapshot import JobView, NodeView, TenantView
+from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView, TenantView
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
 from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
 
 OURS = (make_node_view("t0"), make_node_view("t1"))

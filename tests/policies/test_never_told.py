@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeRole
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Preempt, Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.waits import FAIR_SHARE, Wait
+from coordinator.policies.contract.decisions import FAIR_SHARE, Preempt, Reject, Start, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import (
     NOW_S,
     make_job_view,

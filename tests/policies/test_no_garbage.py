@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from common.model import NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from tests.builders import (
     make_cluster,
     make_job_view,

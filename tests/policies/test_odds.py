@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.loans.odds import Odds
-from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.aryl.lending.odds import Odds
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 

@@ -8,11 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.offers.askers import askers
-from coordinator.policies.offers.hoards import Hoards, begun
-from coordinator.policies.offers.refusals import Refusals, Refused, ends_s
-from coordinator.policies.offers.standstill import Still
+from coordinator.policies.schedulers.mesos.offers import (
+    Hoards,
+    Refusals,
+    Refused,
+    Still,
+    askers,
+    begun,
+    ends_s,
+)
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
 from tests.builders import make_job_view, make_node_view, make_snapshot
 
 N0, N1, N2 = (NodeName(f"n{number}") for number in range(3))

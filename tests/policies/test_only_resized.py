@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Resize, Start, placed_count
-from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs
-from coordinator.policies.floor import Floor
-from coordinator.policies.pooling import Pool, chosen_types
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Decision, Resize, Start, placed_count
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.parts.pooling import Pool, chosen_types
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.pollux.genetic_search import Problem, SearchKnobs
 from tests.builders import (
     NOW_S,
     make_job_view,

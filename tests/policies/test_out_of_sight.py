@@ -12,15 +12,20 @@ from msgspec import structs
 
 from common.model import JobId, NodeName
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.apps import Attendance
-from coordinator.policies.attained.queues import Line, QueueKnobs, QueueMemory, Queues
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.placing.holding import Attempted
-from coordinator.policies.placing.node_sets import Class, Division, NodeSet
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.afs import LEASE_S
-from coordinator.policies.tenants.tries import without
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.afs.policy import LEASE_S
+from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
+from coordinator.policies.schedulers.philly.gang_reservation import Attempted
+from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
+from coordinator.policies.schedulers.tiresias.queues import (
+    Line,
+    QueueKnobs,
+    QueueMemory,
+    Queues,
+)
+from coordinator.policies.tenants.attempts import without
 from tests.builders import NOW_S, make_job_view, make_snapshot
 from tests.policies.tenant_passes import Asked, Cell
 from tests.served import cell

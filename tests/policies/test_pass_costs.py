@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from tests.benchmarks.bench_pass import make_cluster
 from tests.policies.counted_calls import steps
 

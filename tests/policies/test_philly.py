@@ -9,11 +9,23 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.floor import Floor
-from coordinator.policies.placing.holding import Attempted
-from coordinator.policies.placing.locality import (
+from coordinator.policies.contract.decisions import (
+    FAIR_SHARE,
+    FRAGMENTATION,
+    Allocation,
+    Preempt,
+    Start,
+)
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    TenantView,
+)
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.philly.gang_reservation import Attempted
+from coordinator.policies.schedulers.philly.locality import (
     ANYWHERE,
     FEWEST_NODES,
     ONE_RACK,
@@ -21,9 +33,7 @@ from coordinator.policies.placing.locality import (
     part,
     whole,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
-from coordinator.policies.systems.philly import Knobs
-from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
+from coordinator.policies.schedulers.philly.policy import Knobs
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 HOLD_S, BACK_OFF_S = Knobs().hold_s, Knobs().back_off_s

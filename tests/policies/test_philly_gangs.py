@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt
-from coordinator.policies.placing.holding import Attempted
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.systems.philly import Knobs
+from coordinator.policies.contract.decisions import Allocation, Preempt
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.philly.gang_reservation import Attempted
+from coordinator.policies.schedulers.philly.policy import Knobs
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, placed, started
 from tests.policies.test_philly_quota_holds import (

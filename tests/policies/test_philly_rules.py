@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import Preempt
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from tests.policies.machines import cell, decide, job, machine, placed, started
 
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
-from coordinator.policies.decisions import Placement, merge, placed_count
-from coordinator.policies.gpu_types import types_in_order
-from coordinator.policies.placement import Room, fill
-from coordinator.policies.services import ServiceView
-from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.aryl.gpu_types import types_in_order
+from coordinator.policies.aryl.placement import Room, fill
+from coordinator.policies.contract.decisions import Placement, merge, placed_count
+from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
 from tests.builders import (
     make_cluster,
     make_job_view,

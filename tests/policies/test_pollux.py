@@ -11,12 +11,17 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName
 from common.profile import JobProfile
-from coordinator.policies.answers import NOWHERE
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.dividing.goodput_search import LEAST, Problem, SearchKnobs, search
-from coordinator.policies.pooling import Pool
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.blockers_for_all import NOWHERE
+from coordinator.policies.parts.pooling import Pool
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.pollux.genetic_search import (
+    LEAST,
+    Problem,
+    SearchKnobs,
+    search,
+)
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from coordinator.policies.dividing.asking import Asking, workers_after
-from coordinator.policies.dividing.goodput_search import Genes, Problem, SearchKnobs
-from coordinator.policies.floor import Floor, Place, consolidated
-from coordinator.policies.granting import Grant
-from coordinator.policies.placing.apart import ApartFloor, apart
-from coordinator.policies.pooling import Pool, pools
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.free_gpus import Floor, Place, consolidated
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.grants import Grant
+from coordinator.policies.parts.pooling import Pool, pools
+from coordinator.policies.schedulers.pollux.genetic_search import (
+    Genes,
+    Problem,
+    SearchKnobs,
+)
+from coordinator.policies.schedulers.pollux.placement import ApartFloor, apart
+from coordinator.policies.schedulers.pollux.rounds import Asking, workers_after
 from tests.draws import whole, yes_or_no
 from tests.policies.pollux_world import World, waiting, worlds
 

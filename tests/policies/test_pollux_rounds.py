@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobId, JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Placement, Preempt
-from coordinator.policies.placing.apart import first_to_leave
+from coordinator.policies.contract.decisions import Placement, Preempt
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.pollux.placement import first_to_leave
 from tests.builders import NOW_S, make_node_view
 from tests.draws import whole
 from tests.policies.pollux_world import FAST, ROUND_S, World, added, waiting, worlds

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Placement, Resize
-from coordinator.policies.dividing.asking import workers_after
-from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs
-from coordinator.policies.granting import Plan
-from coordinator.policies.pooling import Pool
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Placement, Resize
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.grants import Plan
+from coordinator.policies.parts.pooling import Pool
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.pollux.genetic_search import Problem, SearchKnobs
+from coordinator.policies.schedulers.pollux.rounds import workers_after
 from tests.builders import (
     NOW_S,
     make_job_view,

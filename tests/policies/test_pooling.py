@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.floor import Floor
-from coordinator.policies.pooling import (
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import JobView, NodeView
+from coordinator.policies.parts.pooling import (
     Order,
     by_deadline,
     by_submission,
@@ -20,7 +21,6 @@ from coordinator.policies.pooling import (
     hosting_types,
     pools,
 )
-from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 BOTH = ("A100", "H100")

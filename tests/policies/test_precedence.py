@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.blockers import Hold
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Allocation, Start
-from coordinator.policies.precedence import allocated, explained
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.contract.decisions import Allocation, Hold, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.precedence import allocated, explained
 from tests.policies.tenant_books import cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.preemptive import remaining_service, remaining_time
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.schedulers.preemptive import remaining_service, remaining_time
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 

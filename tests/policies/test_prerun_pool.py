@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from common.clock import SystemClock
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Floor
-from coordinator.policies.placing.prerun_pool import PrerunPool
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.sources import Source
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.estimates import Source
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.philly.prerun_pool import PrerunPool
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import play

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from common.model import JobId, NodeRole
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Preempt, Reclaim, Start
-from coordinator.policies.reclaim.costs import CostModel, Costs
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.problem import by_priority
-from coordinator.policies.reclaim.reclaiming import Reclaiming, choose_nodes
-from coordinator.policies.snapshot import JobView, NodeView, TenantView
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.aryl.reclaim.choose_nodes import Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.preemption_cost import CostModel, Costs
+from coordinator.policies.aryl.reclaim.problem import by_priority
+from coordinator.policies.contract.decisions import Preempt, Reclaim, Start
+from coordinator.policies.contract.snapshot import JobView, NodeView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import make_cluster, make_job_view, make_service_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, names, runs, waits

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Loan, Resize, Start
-from coordinator.policies.placement import Room
-from coordinator.policies.scaling import give_back
-from coordinator.policies.shares import shares_of
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.aryl.elastic_jobs import shares_of
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.scaling import give_back
+from coordinator.policies.contract.decisions import Loan, Resize, Start
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

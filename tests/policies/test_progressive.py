@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.dividing.progressive import deal
+from coordinator.policies.schedulers.drf.policy import deal
 
 LINES = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 3), max_size=3))
 

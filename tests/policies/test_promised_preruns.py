@@ -20,11 +20,10 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Reject, Start
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.sources import Source
+from coordinator.policies.contract.decisions import Allocation, Reject, Start
+from coordinator.policies.contract.estimates import Source
+from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view

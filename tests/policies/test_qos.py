@@ -10,8 +10,13 @@ from msgspec import structs
 
 from common.model import JobState
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.predict import (
+from coordinator.policies.contract.decisions import Decision, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.parts.memory import recalled
+from coordinator.policies.parts.pooling import Pool
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.demands import wish_of
+from coordinator.policies.schedulers.qos.prediction import (
     MODELS_KEPT,
     Memory,
     Prediction,
@@ -20,11 +25,6 @@ from coordinator.policies.deadlines.predict import (
     key_of,
     refitted,
 )
-from coordinator.policies.deadlines.wishes import wish_of
-from coordinator.policies.decisions import Decision, Preempt, Resize, Start
-from coordinator.policies.pooling import Pool
-from coordinator.policies.recall import recalled
-from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 EXACT = "qos:margin=1"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim, is_whole, now_of
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim, is_whole, now_of
 from tests.draws import pick, whole, yes_or_no
 
 GPUS = 4

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from common.model import JobState, NodeName, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Reject, Start
-from coordinator.policies.snapshot import JobView, TenantView
+from coordinator.policies.contract.decisions import Allocation, Reject, Start
+from coordinator.policies.contract.snapshot import JobView, TenantView
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 WORK_S = 1000.0

@@ -8,13 +8,19 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobId, JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.overheads import NONE, Overhead, changes_of, left_s, seen
-from coordinator.policies.deadlines.promises import Book, Plans
-from coordinator.policies.deadlines.shares import Claim, fill, greedily
-from coordinator.policies.deadlines.timeline import Piece, Timeline
-from coordinator.policies.decisions import Reject
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Reject
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book, Plans
+from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill, greedily
+from coordinator.policies.schedulers.qos.overheads import (
+    NONE,
+    Overhead,
+    changes_of,
+    left_s,
+    seen,
+)
+from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
 from tests.builders import (
     NOW_S,
     make_job_view,

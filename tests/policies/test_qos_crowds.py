@@ -8,12 +8,12 @@ from itertools import pairwise
 from msgspec import structs
 
 from common.model import JobId
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.answering import AGAIN_S, MOST_PLANS, answer
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.decisions import Reject
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Reject
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.admission_batch import AGAIN_S, MOST_PLANS, answer
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 
 CROWD = 400

@@ -12,12 +12,12 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import JobState, Pool
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.deadlines.timeline import Piece
-from coordinator.policies.decisions import Allocation, Reject, Start
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Allocation, Reject, Start
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.timeline import Piece
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions

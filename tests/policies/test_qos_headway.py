@@ -10,13 +10,13 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import JobState, NodeRole, Preemptibility, WorkerRange
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.leftovers import Sharing
-from coordinator.policies.deadlines.promises import Book, Plans
-from coordinator.policies.deadlines.shares import Claim, fill, greedily
-from coordinator.policies.deadlines.timeline import Piece, Timeline
-from coordinator.policies.decisions import Decision, Preempt, Reject, Start
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Decision, Preempt, Reject, Start
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book, Plans
+from coordinator.policies.schedulers.qos.marginal_return import Sharing
+from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill, greedily
+from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves

@@ -13,11 +13,11 @@ from msgspec import structs
 
 from common.model import JobState, Preemptibility
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.predict import Sample, Steps, key_of
-from coordinator.policies.deadlines.wishes import Line, Wish, wish_of
-from coordinator.policies.pooling import Pool
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.parts.pooling import Pool
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.demands import Line, Wish, wish_of
+from coordinator.policies.schedulers.qos.prediction import Sample, Steps, key_of
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls

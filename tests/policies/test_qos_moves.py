@@ -6,11 +6,18 @@ import pytest
 from msgspec import structs
 
 from common.model import JobState, WorkerRange
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.decisions import Allocation, Decision, Migrate, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    Decision,
+    Migrate,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from tests.builders import (
     NOW_S,
     make_job_view,

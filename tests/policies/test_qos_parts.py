@@ -9,16 +9,19 @@ from msgspec import structs
 
 from common.model import JobState, Preemptibility, WorkerRange
 from common.profile import JobProfile
-from coordinator.policies.deadlines.applicants import applicants, fixed_gpus
-from coordinator.policies.deadlines.claims import Claims
-from coordinator.policies.deadlines.overheads import Overhead
-from coordinator.policies.deadlines.settling import Settled
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.deadlines.sizes import least_in_time
-from coordinator.policies.deadlines.timeline import Piece
-from coordinator.policies.deadlines.told import grant_reason, refusal, waiting_reason
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.schedulers.qos.applicants import applicants, fixed_gpus
+from coordinator.policies.schedulers.qos.claims import Claims
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.overheads import Overhead
+from coordinator.policies.schedulers.qos.reasons import (
+    grant_reason,
+    refusal,
+    waiting_reason,
+)
+from coordinator.policies.schedulers.qos.round_clock import Settled
+from coordinator.policies.schedulers.qos.sizes import least_in_time
+from coordinator.policies.schedulers.qos.timeline import Piece
 from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view
 
 PLAN = (Piece(NOW_S + 20.0, NOW_S + 50.0, 1), Piece(NOW_S + 50.0, NOW_S + 90.0, 2))

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.quotas import Held, Quotas, Room, Rooms
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.deadlines.timeline import Piece
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.quotas import Held, Quotas, Room, Rooms
+from coordinator.policies.schedulers.qos.timeline import Piece
 from coordinator.policies.tenants.tree import ITSELF
 from tests.draws import pick
 from tests.policies.counted_calls import calls

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from common.model import JobId, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.quota_stops import with_quota_stops
-from coordinator.policies.decisions import Decision, Preempt, Start
-from coordinator.policies.granting import turn_over
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.contract.decisions import Decision, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.parts.grants import turn_over
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.quota_stops import with_quota_stops
+from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import NOW_S
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 

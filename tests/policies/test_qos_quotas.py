@@ -13,12 +13,11 @@ from msgspec.structs import replace
 from common.clock import SystemClock
 from common.model import GpuRequest
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.quotas import Quotas, Rooms
-from coordinator.policies.decisions import Allocation, Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Reject, Start, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.quotas import Quotas, Rooms
 from coordinator.policies.tenants.tenancy import Count, Tenancy
-from coordinator.policies.waits import FAIR_SHARE, Wait
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves

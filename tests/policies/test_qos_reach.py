@@ -8,10 +8,10 @@ import pytest
 
 from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.deadlines.reach import Reach
-from coordinator.policies.decisions import Decision, Start
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.policies.tenant_books import cell, runs, waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.contract.decisions import Preempt, Resize, Start
 from tests.builders import NOW_S
 from tests.policies.test_qos import EXACT, decide, view
 

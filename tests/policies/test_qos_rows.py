@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 from msgspec import structs
 
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.quotas import Quotas, Room, Rooms
-from coordinator.policies.deadlines.rows import Row
-from coordinator.policies.deadlines.shares import Claim, fill
-from coordinator.policies.deadlines.timeline import Plan
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill
+from coordinator.policies.schedulers.qos.plan_sequence import Row
+from coordinator.policies.schedulers.qos.quotas import Quotas, Room, Rooms
+from coordinator.policies.schedulers.qos.timeline import Plan
 from tests.policies.counted_calls import calls
 
 GPUS = 8

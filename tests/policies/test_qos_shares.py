@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.deadlines.shares import (
+from coordinator.policies.schedulers.qos.minimum_shares import (
     GUARD_S,
     Claim,
     fill,
@@ -15,7 +15,7 @@ from coordinator.policies.deadlines.shares import (
     next_change_s,
     now_of,
 )
-from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
+from coordinator.policies.schedulers.qos.timeline import Piece, Plan, Timeline
 
 SIZES = (1, 2, 4)
 

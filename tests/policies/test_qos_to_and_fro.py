@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from coordinator.policies.deadlines.leftovers import Sharing
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.decisions import Resize
+from coordinator.policies.contract.decisions import Resize
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.marginal_return import Sharing
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.sim.cluster import Delays
 from tests.policies.tenant_passes import Asked, Cell
 

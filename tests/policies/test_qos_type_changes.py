@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.answers import NOWHERE
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.kinds import Kinds
-from coordinator.policies.decisions import Allocation
-from coordinator.policies.floor import Floor
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.parts.blockers_for_all import NOWHERE
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.type_choice import Kinds
 from tests.builders import (
     NOW_S,
     make_node_view,

@@ -12,16 +12,15 @@ from msgspec.structs import replace
 
 from common.clock import SystemClock
 from common.model import WorkerRange
-from coordinator.policies.answers import NOWHERE
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.kinds import Kinds
-from coordinator.policies.deadlines.pools import Asking, Pool, Tried
-from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Floor
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.parts.blockers_for_all import NOWHERE
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.gpu_pools import Asking, Pool, Tried
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+from coordinator.policies.schedulers.qos.type_choice import Kinds
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions

@@ -8,9 +8,9 @@ import msgspec
 from msgspec.structs import replace
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Reject, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import Decision, Reject, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

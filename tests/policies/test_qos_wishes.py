@@ -5,12 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from common.model import JobState, WorkerRange
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.wishes import wish_of
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.pooling import Pool
-from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.parts.pooling import Pool
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.demands import wish_of
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

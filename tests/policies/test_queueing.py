@@ -8,10 +8,9 @@ import pytest
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeRole, Preemptibility
-from coordinator.policies.blockers import holds
-from coordinator.policies.never import hosts_of
-from coordinator.policies.placement import Room
-from coordinator.policies.queueing import (
+from coordinator.policies.aryl.blockers import holds
+from coordinator.policies.aryl.elastic_jobs import Share, shares_of
+from coordinator.policies.aryl.order import (
     Gang,
     OrderKey,
     admit,
@@ -19,9 +18,10 @@ from coordinator.policies.queueing import (
     submission_key,
     waiting,
 )
-from coordinator.policies.shares import Share, shares_of
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.speeds import fastest_s
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.estimates import fastest_s
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.tenants.infeasible import hosts_of
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.quotas_in_use import QuotasInUse, held_gpus
-from coordinator.policies.snapshot import JobView, TenantView
+from coordinator.policies.contract.decisions import FRAGMENTATION, Wait
+from coordinator.policies.contract.snapshot import JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.schedulers.philly.quotas import QuotasInUse, held_gpus
 from coordinator.policies.tenants.tenancy import Tenancy
-from coordinator.policies.waits import FRAGMENTATION, Wait
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

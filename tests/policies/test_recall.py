@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct
 
 from common.model import JobId
-from coordinator.policies.recall import recalled
+from coordinator.policies.parts.memory import recalled
 
 
 class Memory(Struct, frozen=True):

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.policies.reclaim.costs import Costs
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.reclaiming import Choice, Reclaiming, choose_nodes
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.aryl.reclaim.choose_nodes import Choice, Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.preemption_cost import Costs
+from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.exact_reclaim import Exact, Question, solve
 from tests.reclaim_cases import CASES, Held, snapshot_of
 

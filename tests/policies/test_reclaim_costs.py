@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Preempt, Reclaim, Resize
-from coordinator.policies.reclaim.costs import RESTART_S, CostModel, Costs
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.reclaiming import Reclaiming, choose_nodes
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.reclaim.choose_nodes import Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.preemption_cost import RESTART_S, CostModel, Costs
+from coordinator.policies.contract.decisions import Decision, Preempt, Reclaim, Resize
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_cluster,

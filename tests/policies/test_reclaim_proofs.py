@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from coordinator.policies.reclaim.costs import Costs
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.reclaiming import Choice, Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.choose_nodes import Choice, Reclaiming, choose_nodes
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.aryl.reclaim.preemption_cost import Costs
 from tests.exact_reclaim import Exact, Question
 from tests.exact_reclaim import solve as solve_exactly
 from tests.reclaim_cases import CASES, snapshot_of

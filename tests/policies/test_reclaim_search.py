@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.reclaim.exchange import Tally, improve, spare
-from coordinator.policies.reclaim.frontier import exact_points, fill
-from coordinator.policies.reclaim.hull import hull
-from coordinator.policies.reclaim.problem import Problem, lexical_weights, merge, parts
-from coordinator.policies.reclaim.search import EXCHANGE_EFFORT, solve
+from coordinator.policies.aryl.reclaim.frontier import exact_points, fill
+from coordinator.policies.aryl.reclaim.local_search import Tally, improve, spare
+from coordinator.policies.aryl.reclaim.lower_bound import hull
+from coordinator.policies.aryl.reclaim.problem import Problem, lexical_weights, merge, parts
+from coordinator.policies.aryl.reclaim.search import EXCHANGE_EFFORT, solve
 from tests.draws import whole
 from tests.exact_reclaim import Question, solve_in_process
 from tests.exact_reclaim import solve as solve_exactly
@@ -297,7 +297,7 @@ def test_within_two_percent_of_the_optimum_on_average(name: str, least_bound_rat
 
 DIGEST = """
 import hashlib
-from coordinator.policies.reclaim.search import solve
+from coordinator.policies.aryl.reclaim.search import solve
 from tests.policies.test_reclaim_search import everybody, made
 for name in ("scattered", "random, up to 4 nodes", "random, up to 10 nodes"):
     problem = made(name, 120, 40, 1)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import JobId, NodeName, NodeRole
-from coordinator.policies.decisions import Preempt, Reclaim, Resize
-from coordinator.policies.reclaim.greedy import greedy_victims, node_preemption_cost
-from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.orders import carry_out
-from coordinator.policies.reclaim.reclaiming import Choice, choose_nodes
-from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.aryl.reclaim.choose_nodes import Choice, choose_nodes
+from coordinator.policies.aryl.reclaim.decisions import carry_out
+from coordinator.policies.aryl.reclaim.greedy import greedy_victims, node_preemption_cost
+from coordinator.policies.aryl.reclaim.occupancy import Occupancy
+from coordinator.policies.contract.decisions import Preempt, Reclaim, Resize
+from coordinator.policies.contract.snapshot import JobView, NodeView
 from tests.builders import (
     make_cluster,
     make_job_view,

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.passes import Rules
-from coordinator.policies.reserving import SLACK_S, Reservation, remembered
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.aryl.reservations import SLACK_S, Reservation, remembered
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

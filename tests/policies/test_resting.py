@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot
 from tests.engine.house import House
 from tests.policies.tenant_passes import Asked, Cell

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.bundles import policy
-from coordinator.policies.placing.rooms_left import RoomsLeft
-from coordinator.policies.placing.vectors import Bins
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.resource_vectors import Bins
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.drf.policy import RoomsLeft
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick
 from tests.policies.counted_calls import calls

@@ -7,11 +7,11 @@ import pytest
 from msgspec import structs
 
 from common.model import JobId, Preemptibility
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.dividing.rounds import Rounds, Turn
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenants.tries import without
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.gavel.rounds import Rounds, Turn
+from coordinator.policies.tenants.attempts import without
 from tests.builders import NOW_S
 from tests.served import cell
 from tests.served import served_job as job

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole
-from coordinator.policies.bundles import Policy
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
     Decision,
     Loan,
     Preempt,
@@ -22,7 +21,8 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import Policy
 from tests.policies.safety import (
     Ledger,
     among,

@@ -9,8 +9,8 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from common.model import NodeRole
-from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.decisions import (
+from coordinator.policies.aryl.lending.balance import balance
+from coordinator.policies.contract.decisions import (
     Advice,
     Loan,
     Preempt,
@@ -18,8 +18,8 @@ from coordinator.policies.decisions import (
     Recommend,
     Resize,
 )
-from coordinator.policies.loans.loaning import balance
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import POLICIES, Policy
 from tests.policies.safety import (
     among,
     careful_reclaim,

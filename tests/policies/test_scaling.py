@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from common.profile import JobProfile
-from coordinator.policies.placement import Room
-from coordinator.policies.scaling import give_back, share_flexible
-from coordinator.policies.shares import Share, shares_of, that_may_grow
-from coordinator.policies.snapshot import JobView, NodeView
-from coordinator.policies.speeds import work_on
+from coordinator.policies.aryl.elastic_jobs import Share, shares_of, that_may_grow
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.scaling import give_back, share_flexible
+from coordinator.policies.contract.estimates import work_on
+from coordinator.policies.contract.snapshot import JobView, NodeView
 from tests.builders import (
     make_job_view,
     make_node_view,

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.loans.seasonal import BIN_S, CLIP, DAY_S, DAY_WEIGHT, LEADS, Season
+from coordinator.policies.contract.seasonal_load import (
+    BIN_S,
+    CLIP,
+    DAY_S,
+    DAY_WEIGHT,
+    LEADS,
+    Season,
+)
 
 STEP_S = 300.0
 

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole, ServiceName
-from coordinator.policies.index import index_of
-from coordinator.policies.service_nodes import ServiceSorter, draining, nodes_of
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceNodes
+from coordinator.policies.contract.index import ServiceSorter, draining, index_of, nodes_of
+from coordinator.policies.contract.snapshot import ClusterSnapshot, NodeView, ServiceNodes
 from tests.builders import make_node_view, make_snapshot
 from tests.strategies import snapshots
 

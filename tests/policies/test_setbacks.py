@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from common.model import Checkpoint, JobId, JobState, NodeRole, WorkerRange
 from coordinator.engine.state.events import ProgressReported
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
-from coordinator.policies.setbacks import (
+from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.setbacks import (
     MOST_LOST_RATIO,
     is_set_back,
     loss_gpu_s,
@@ -21,7 +21,7 @@ from coordinator.policies.setbacks import (
     told,
     told_of,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
 from tests.engine.house import House
 

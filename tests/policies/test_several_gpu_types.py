@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole, Preemptibility
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import JobView, NodeView
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import (
     NOW_S,
     make_job_view,

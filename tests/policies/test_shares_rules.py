@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.dividing.worker_shares import Share, share_by_throughput
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.afs.worker_shares import Share, share_by_throughput
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 
 

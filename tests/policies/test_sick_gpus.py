@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import Mode, NodeRole
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Loan, Recommend
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.contract.decisions import Loan, Recommend
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
 
 WANTS = make_job_view("wants", gpus_per_worker=4)

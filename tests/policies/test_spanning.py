@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from common.errors import ConfigError
 from common.jobspec import parse
 from common.model import GpuRequest, JobState, NodeName, NodeRole
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.contract.decisions import Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.registry import policy
 from tests.builders import (
     make_job_view,
     make_node_view,

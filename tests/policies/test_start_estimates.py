@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Placement, Start, placed_count
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.speeds import runtime_on
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.contract.decisions import Placement, Start, placed_count
+from coordinator.policies.contract.estimates import runtime_on
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.parts.grants import Grant, carry_out
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.policies.profiled import told
 

@@ -21,9 +21,9 @@ from msgspec.structs import fields, replace
 
 from common.model import JobState
 from coordinator.policies import systems
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Reject
-from coordinator.policies.recall import recalled
+from coordinator.policies.contract.decisions import Reject
+from coordinator.policies.parts.memory import recalled
+from coordinator.policies.registry import POLICIES
 from tests.builders import (
     NOW_S,
     make_job_view,

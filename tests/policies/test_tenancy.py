@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from common.errors import ConfigError
 from common.model import GpuUuid, JobState
 from coordinator.engine.state.settings import TenantSettings, check_tenants
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 

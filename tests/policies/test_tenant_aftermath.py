@@ -12,22 +12,23 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.blockers import Hold
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
+    OTHERS_GUARANTEE,
     Allocation,
     Decision,
+    Hold,
     Placement,
     Preempt,
     Resize,
     Start,
+    Wait,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.aftermath import after, short_lived
-from coordinator.policies.tenants.flow import Flow
-from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
-from coordinator.policies.tenants.tries import CALLED_BACK as WOULD_BE_CALLED_BACK
-from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.attempts import CALLED_BACK as WOULD_BE_CALLED_BACK
+from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
+from coordinator.policies.tenants.gpu_flow import Flow
+from coordinator.policies.tenants.stability import after, short_lived
 from coordinator.sim.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick

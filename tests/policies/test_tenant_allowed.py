@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.owing import PATIENCE_S
-from coordinator.policies.tenants.rules import allocated, held
-from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.tenants.tries import GO_FIRST
+from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.attempts import GO_FIRST
+from coordinator.policies.tenants.enforce import allocated, held
+from coordinator.policies.tenants.entitlements import PATIENCE_S
+from coordinator.policies.tenants.quota_guard import guarded
+from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell

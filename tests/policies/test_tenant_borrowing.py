@@ -12,9 +12,9 @@ from common.model import Checkpoint, JobId, JobState
 from coordinator.engine.jobs.borrower_backoff import FIRST_S, FREE_COUNT, MOST_S
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import BackOff, TenantView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import BackOff, TenantView
+from coordinator.policies.registry import POLICIES, policy
 from coordinator.sim.cluster import Delays
 from tests.builders import NOW_S
 from tests.draws import whole

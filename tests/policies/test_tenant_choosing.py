@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, NodeName, Preemptibility
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.choosing import Choosing
-from coordinator.policies.tenants.counting import Counts
-from coordinator.policies.tenants.fitting import Gang
-from coordinator.policies.tenants.flow import Flow
-from coordinator.policies.tenants.lending import Lenders
-from coordinator.policies.tenants.owing import beside_idle
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.borrowers import Lenders
+from coordinator.policies.tenants.entitlements import beside_idle
+from coordinator.policies.tenants.free_counts import Counts
+from coordinator.policies.tenants.gpu_flow import Flow, Gang
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.victims import Choosing
 from tests.draws import pick
 from tests.policies.tenant_books import A8, cell, names, runs, waits
 

@@ -7,12 +7,18 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName
 from coordinator.engine.invariants import starved
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.owing import PATIENCE_S
-from coordinator.policies.tenants.rules import allocated
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    Decision,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.enforce import allocated
+from coordinator.policies.tenants.entitlements import PATIENCE_S
+from coordinator.policies.tenants.quota_guard import guarded
+from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, stop, waits
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Decision, Start
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES, policy
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell

@@ -6,10 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Placement, Preempt, Resume, Start, Suspend
-from coordinator.policies.snapshot import TenantView
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.contract.decisions import (
+    Placement,
+    Preempt,
+    Resume,
+    Start,
+    Suspend,
+)
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import make_job_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, stop, waits
 

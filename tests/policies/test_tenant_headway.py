@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import blocked
-from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
+from coordinator.policies.tenants.quota_guard import blocked
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.cluster import Delays
 from tests.builders import make_job_view, make_worker_view

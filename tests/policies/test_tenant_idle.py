@@ -11,15 +11,20 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.invariants import LATE_S, BesideIdle
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.blockers import Hold
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.owing import PATIENCE_S
-from coordinator.policies.tenants.rules import allocated, held
-from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.tenants.tries import GO_FIRST
-from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
+from coordinator.policies.contract.decisions import (
+    OTHERS_GUARANTEE,
+    Allocation,
+    Hold,
+    Preempt,
+    Start,
+    Wait,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.attempts import GO_FIRST
+from coordinator.policies.tenants.enforce import allocated, held
+from coordinator.policies.tenants.entitlements import PATIENCE_S
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick

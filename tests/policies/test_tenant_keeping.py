@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName
 from common.profile import JobProfile
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
     Decision,
     Migrate,
     Placement,
@@ -19,8 +18,9 @@ from coordinator.policies.decisions import (
     Start,
     Suspend,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import (
     A8,

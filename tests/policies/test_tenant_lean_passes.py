@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.model import JobId, NodeName
-from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
-from coordinator.policies.tenants.tries import GO_FIRST
-from coordinator.policies.waits import FAIR_SHARE, OTHERS_GUARANTEE, Wait
+from coordinator.policies.contract.decisions import (
+    FAIR_SHARE,
+    OTHERS_GUARANTEE,
+    Allocation,
+    Hold,
+    Placement,
+    Resize,
+    Start,
+    Wait,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.tenants.attempts import GO_FIRST
+from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
 from tests.policies.tenant_books import cell, names, runs, start, waits
 
 LARGE = JobId("large")

@@ -7,11 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import TenantView
-from coordinator.policies.tenants.lent import Claim, left_to
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.tenancy import Claim, Tenancy, left_to
 from coordinator.policies.tenants.tree import WHOLE
 from tests.draws import pick
 from tests.policies.tenant_books import cell, names, runs, waits

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from common.model import JobId, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.reclaim import given_back
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import NODE_GPUS, Asked

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from common.model import GpuRequest, JobId, Preemptibility
 from coordinator.engine.invariants import crowded_out
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import blocked, guarded
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import GUARANTEE, Preempt, Resize, Start, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.quota_guard import blocked, guarded
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
-from coordinator.policies.waits import GUARANTEE, Wait
 from tests.builders import make_node_view, make_snapshot
 from tests.policies.tenant_books import cell, check, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

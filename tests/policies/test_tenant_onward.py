@@ -11,15 +11,23 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.blockers import Hold
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Allocation, Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.aftermath import after
-from coordinator.policies.tenants.flow import Flow
-from coordinator.policies.tenants.rules import allocated, held
-from coordinator.policies.tenants.tries import COMES_AND_GOES
-from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
+from coordinator.policies.contract.decisions import (
+    OTHERS_GUARANTEE,
+    Allocation,
+    Decision,
+    Hold,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+    Wait,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.attempts import COMES_AND_GOES
+from coordinator.policies.tenants.enforce import allocated, held
+from coordinator.policies.tenants.gpu_flow import Flow
+from coordinator.policies.tenants.stability import after
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.invariants import crowded_out, starved
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.rules import GIVEN_BACK_AGAIN_S
-from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.waits import GUARANTEE, Wait
+from coordinator.policies.contract.decisions import GUARANTEE, Preempt, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.cluster import Delays
 from tests.builders import make_node_view, make_snapshot
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits

@@ -10,13 +10,13 @@ from msgspec.structs import asdict, replace
 
 from common.model import JobId, JobState
 from coordinator.engine.invariants import LATE_S, BesideIdle
-from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.aftermath import after
-from coordinator.policies.tenants.flow import Flow
-from coordinator.policies.tenants.owing import PATIENCE_S, covers
-from coordinator.policies.tenants.rules import allocated
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import Allocation, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.enforce import allocated
+from coordinator.policies.tenants.entitlements import PATIENCE_S, covers
+from coordinator.policies.tenants.gpu_flow import Flow
+from coordinator.policies.tenants.reclaim import given_back
+from coordinator.policies.tenants.stability import after
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S
 from tests.draws import pick, whole

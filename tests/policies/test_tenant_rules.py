@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.registry import POLICIES, Policy
+from coordinator.policies.tenants.quota_guard import guarded
 from tests.policies.tenant_books import Books, check, shared_cells
 from tests.strategies import snapshots
 

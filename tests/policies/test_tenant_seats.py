@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.invariants import starved
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import (
+from coordinator.policies.contract.decisions import (
     Decision,
     Migrate,
     Placement,
@@ -18,11 +17,12 @@ from coordinator.policies.decisions import (
     Start,
     Suspend,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.flow import Left
-from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.seats import left_by, seats
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.giveback import left_by, seats
+from coordinator.policies.tenants.gpu_flow import Left
+from coordinator.policies.tenants.quota_guard import guarded
+from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Count, Tenancy
 from tests.builders import NOW_S, make_node_view, make_snapshot
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell

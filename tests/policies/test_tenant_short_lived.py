@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.decisions import Placement, Resize
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.aftermath import after, short_lived
-from coordinator.policies.tenants.flow import Flow
+from coordinator.policies.contract.decisions import Placement, Resize
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.gpu_flow import Flow
+from coordinator.policies.tenants.stability import after, short_lived
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import B8, cell, runs, start, stop, waits
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, JobState, NodeName, WorkerRange
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import TenantView
-from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.tenants.quota_guard import guarded
+from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, stop, waits
 

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.fair_share import are_weighed
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
-from coordinator.policies.tenants.weighing import are_weighed
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.builders import make_node_view, make_snapshot

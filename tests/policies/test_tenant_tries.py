@@ -7,11 +7,10 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
-from coordinator.policies.tenants.tries import MOST_TRIES, without
+from coordinator.policies.contract.decisions import Allocation, Decision, Hold, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.attempts import MOST_TRIES, without
+from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName, WorkerRange
-from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.guarding import narrowed
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.tenants.quota_guard import narrowed
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import make_job_view, make_node_view, make_snapshot
 

@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.bundles import policy as find_policy
-from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated
+from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Preempt, Start, Wait
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.registry import policy as find_policy
+from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
-from coordinator.policies.waits import FAIR_SHARE, Wait
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.draws import pick, whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.decisions import Start
+from coordinator.policies.contract.decisions import Start
 from tests.policies.machines import cell, decide, job, machine, placed, started
 
 

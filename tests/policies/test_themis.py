@@ -12,10 +12,16 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole, Preemptibility
 from common.profile import JobProfile
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -8,16 +8,20 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from coordinator.policies.apps import AppRecord, Attendance, Held
-from coordinator.policies.auctions.bundles import Bundle, Share
-from coordinator.policies.auctions.chance import Chance
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.partial_allocation import Award, Bid
-from coordinator.policies.auctions.terms import Horizon, Payment, paid
-from coordinator.policies.decisions import Placement
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.decisions import Placement
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.bundles import Bundle, Share
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    AppRecord,
+    Attendance,
+    Held,
+)
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment, paid
+from coordinator.policies.schedulers.themis.leases import Memory
+from coordinator.policies.schedulers.themis.partial_allocation import Award, Bid
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 
 LEASE_S = ThemisKnobs().lease_s

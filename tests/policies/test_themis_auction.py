@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.auctions.partial_allocation import (
+from coordinator.policies.schedulers.themis.partial_allocation import (
     EXACT_CHOICES,
     Award,
     Bid,

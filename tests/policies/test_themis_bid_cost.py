@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, WorkerRange
 from common.profile import JobProfile
-from coordinator.policies.apps import Aim
-from coordinator.policies.auctions.bundles import Bundle
-from coordinator.policies.auctions.chance import Chance
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.sale import Sale
-from coordinator.policies.auctions.standing import Standing
-from coordinator.policies.auctions.terms import Horizon
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.schedulers.themis.app_standing import Standing
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.auction import Sale
+from coordinator.policies.schedulers.themis.bundles import Bundle
+from coordinator.policies.schedulers.themis.finish_time_fairness import Aim
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import Horizon
+from coordinator.policies.schedulers.themis.leases import Memory
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
 from tests.policies.test_themis import cluster, running, waiting

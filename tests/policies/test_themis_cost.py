@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
-from coordinator.policies.alike import gang_shape
-from coordinator.policies.apps import Aim
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.partial_allocation import Bid, proportional_fair
-from coordinator.policies.auctions.places import has_room
-from coordinator.policies.auctions.standing import starved
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.floor import Floor
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.free_gpus import Floor, gang_shape
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.app_standing import starved
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.finish_time_fairness import Aim
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.leases import Memory
+from coordinator.policies.schedulers.themis.partial_allocation import Bid, proportional_fair
+from coordinator.policies.schedulers.themis.placement_levels import has_room
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls

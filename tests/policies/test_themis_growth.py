@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.auctions.committing import given_where
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.commit import given_where
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.test_themis import cluster, running, waiting
 

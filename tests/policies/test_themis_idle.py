@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from common.profile import JobProfile
-from coordinator.policies.apps import Aim, Alone
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.terms import Horizon, Payment
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.finish_time_fairness import Aim, Alone
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
 

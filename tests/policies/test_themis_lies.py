@@ -16,12 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from coordinator.policies.apps import Held
-from coordinator.policies.auctions.bundles import Bundle, Share
-from coordinator.policies.auctions.chance import Chance
-from coordinator.policies.auctions.partial_allocation import Award, Bid, partial_allocation
-from coordinator.policies.auctions.terms import Payment, Terms, paid
-from coordinator.policies.decisions import Placement
+from coordinator.policies.contract.decisions import Placement
+from coordinator.policies.schedulers.themis.bundles import Bundle, Share
+from coordinator.policies.schedulers.themis.finish_time_fairness import Held
+from coordinator.policies.schedulers.themis.lease_terms import Payment, Terms, paid
+from coordinator.policies.schedulers.themis.partial_allocation import (
+    Award,
+    Bid,
+    partial_allocation,
+)
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
 from tests.builders import make_job_view, make_node_view
 from tests.draws import pick, whole, yes_or_no
 

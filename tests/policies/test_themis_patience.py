@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, Preemptibility
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.bundles import policy
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S
 from tests.policies.test_themis import cluster, running, started, waiting
 

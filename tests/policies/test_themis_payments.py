@@ -9,15 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, NodeName
-from coordinator.policies.apps import AppRecord, Held, Measure, Work, Yardstick
-from coordinator.policies.auctions.partial_allocation import (
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.schedulers.themis.app_standing import Standing
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    AppRecord,
+    Held,
+    Measure,
+    Work,
+    Yardstick,
+)
+from coordinator.policies.schedulers.themis.partial_allocation import (
     EXACT_CHOICES,
     Bid,
     partial_allocation,
     proportional_fair,
 )
-from coordinator.policies.auctions.standing import Standing
-from coordinator.policies.snapshot import JobView
 from tests.builders import make_job_view
 
 

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from common.profile import JobProfile
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.places import orders
-from coordinator.policies.auctions.terms import Payment
-from coordinator.policies.snapshot import JobView, NodeView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.snapshot import JobView, NodeView
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import Payment
+from coordinator.policies.schedulers.themis.leases import Memory
+from coordinator.policies.schedulers.themis.placement_levels import orders
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 
 

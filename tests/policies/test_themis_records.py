@@ -8,10 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
-from coordinator.policies.apps import AppRecord, Attendance, Work
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    AppRecord,
+    Attendance,
+    Work,
+)
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_worker_view
 from tests.policies.test_themis import cluster, running, waiting
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.terms import Horizon, Payment
-from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 ALL_BID = ThemisKnobs(f=0.0, payment=Payment.FLOOR, horizon=Horizon.GOOD)

@@ -12,11 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from common.profile import JobProfile
-from coordinator.policies.apps import AppRecord, Attendance, Work, most_gpus
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.decisions import Allocation, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    AppRecord,
+    Attendance,
+    Work,
+    most_gpus,
+)
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 
 LEASE_S = 1200.0

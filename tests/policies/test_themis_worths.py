@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.auctions.bids import Agent, Offer
-from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.terms import Horizon, Payment, inverse, saved
-from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.themis.arbiter import Arbiter
-from coordinator.policies.systems.themis.knobs import ThemisKnobs
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.schedulers.themis.arbiter import Arbiter
+from coordinator.policies.schedulers.themis.bids import Agent, Offer
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.lease_terms import (
+    Horizon,
+    Payment,
+    inverse,
+    saved,
+)
+from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
 

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.dividing.time_shares import Gang, Spare, least_worst_finish, max_min
+from coordinator.policies.schedulers.gavel.time_shares import (
+    Gang,
+    Spare,
+    least_worst_finish,
+    max_min,
+)
 
 often = settings(max_examples=150, deadline=None)
 

@@ -8,7 +8,7 @@ from operator import le
 
 import pytest
 
-from coordinator.policies.deadlines.timeline import Piece, Timeline
+from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
 from tests.policies.plain_line import FlatLine
 
 GPUS = 16

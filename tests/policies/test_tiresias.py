@@ -10,10 +10,10 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from common.profile import JobProfile
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.tiresias.policy import Memory, TiresiasKnobs
+from coordinator.policies.contract.decisions import Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.tiresias.policy import Memory, TiresiasKnobs
 from tests.builders import NOW_S
 from tests.served import cell, changed
 from tests.served import served_job as job

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import GpuRequest, JobId, JobState
-from coordinator.policies.attained.queues import (
+from coordinator.policies.contract.decisions import Preempt
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.tiresias.policy import TiresiasKnobs
+from coordinator.policies.schedulers.tiresias.queues import (
     Line,
     QueueKnobs,
     QueueMemory,
     Queues,
 )
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.systems.tiresias.policy import TiresiasKnobs
 from tests.builders import NOW_S
 from tests.draws import pick
 from tests.served import cell, changed

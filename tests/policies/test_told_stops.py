@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId
-from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.told import stopped_for
-from coordinator.policies.decisions import Decision, Preempt
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.words import listed, unsaved
+from coordinator.policies.contract.decisions import Decision, Preempt
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.text import listed, unsaved
+from coordinator.policies.parts.grants import Grant, carry_out
+from coordinator.policies.registry import policy
+from coordinator.policies.schedulers.qos.reasons import stopped_for
+from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_cluster, make_service_view, make_snapshot
 from tests.policies import tenant_books as books
 from tests.policies.machines import cell, job, machine

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobState, NodeName
-from coordinator.policies.floor import Floor, best_fit, consolidated, first_fit
-from coordinator.policies.queueing import submission_key
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.turns import Turns, takes_turns
+from coordinator.policies.aryl.order import submission_key
+from coordinator.policies.contract.free_gpus import Floor, best_fit, consolidated, first_fit
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.priority_line import Turns, takes_turns
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 

@@ -10,8 +10,8 @@ import pytest
 from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Decision, Start
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.outages import Crash
 from coordinator.sim.simulation import Simulation, Submission

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.placing.victims import fewest_victims
+from coordinator.policies.schedulers.drf.policy import fewest_victims
 
 SIZES = st.lists(st.integers(0, 4), max_size=8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_snapshot, make_worker_view
 from tests.policies.test_demand import FULL, gang, idle, lent, serving
 

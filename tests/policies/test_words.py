@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.words import counted, some
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.contract.text import counted, some
+from coordinator.policies.registry import POLICIES
 from tests.policies.tenant_books import shared_cells
 
 MANY = "GPUs|nodes|servers|workers|jobs|gangs|turns|tries|bidders"

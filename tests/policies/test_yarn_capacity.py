@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Start
-from coordinator.policies.snapshot import TenantView
-from coordinator.policies.systems.yarn import capacities
+from coordinator.policies.contract.decisions import Start
+from coordinator.policies.contract.snapshot import TenantView
+from coordinator.policies.registry import POLICIES
+from coordinator.policies.schedulers.yarn import capacities
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split
 from coordinator.policies.tenants.tree import WHOLE
 from tests.draws import pick, whole

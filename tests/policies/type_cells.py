@@ -8,9 +8,14 @@ import msgspec
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
+from coordinator.policies.contract.decisions import Allocation, Reject, Start
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    TenantView,
+)
+from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -9,7 +9,7 @@ from common.api import (
 from common.model import JobId, JobState, NodeRole
 from coordinator.engine.state.events import LeaderStarted
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import Cell, make_spec
 

@@ -10,7 +10,7 @@ from common.model import JobState, NodeName
 from coordinator.cli import columns
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import AfterVacating
-from coordinator.policies.decisions import Preempt
+from coordinator.policies.contract.decisions import Preempt
 from coordinator.service import ending, explain
 from tests.engine.house import House, state
 from tests.service.cell import Cell

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from common.api import ServiceRow
 from common.model import NodeName, NodeRole, Pool
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.folding import Folder
 from coordinator.service.rows import loan_row, service_row, status
 from coordinator.sim.cluster import Delays

@@ -21,7 +21,7 @@ from coordinator.engine.state.events import (
     OperatorAsked,
     PassDue,
 )
-from coordinator.policies.decisions import Start
+from coordinator.policies.contract.decisions import Start
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.deciding import Decider
 from coordinator.service.rebuilding import Saved, rebuild

@@ -9,7 +9,7 @@ from common.failure_rules import read_rules
 from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Preempt
+from coordinator.policies.contract.decisions import Preempt
 from coordinator.service import explain, rows
 from coordinator.sim.cluster import Delays
 from coordinator.sim.simulation import Submission

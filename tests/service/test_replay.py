@@ -19,7 +19,7 @@ from common.clock import SystemClock
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.record import Entry, Record, decision_bytes, decode_record
 from coordinator.engine.state.events import PassDue
-from coordinator.policies.decisions import Decision, Loan, Reclaim, Start
+from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Start
 from coordinator.service import store
 from coordinator.sim.replay import Replay, replay
 from tests.fakes import MemoryJournal

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from common.errors import ConfigError, ProtocolError
 from common.model import JobState, NodeName, NodeRole
 from coordinator.engine.record import RECORD_VERSION, Record, encode_record
-from coordinator.policies import bundles
-from coordinator.policies.added import Added
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies import registry
+from coordinator.policies.registry import POLICIES, Added
 from tests.fakes import Foreign
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import job, on_loan, running, submit
@@ -258,19 +257,19 @@ async def test_a_standby_does_not_take_old_news_for_new() -> None:
 async def test_a_journal_of_a_policy_that_is_gone_says_so(snapshot_records: int) -> None:
     """The settings name one that is here, so the error must name the journal, and what to do."""
     gone = replace(POLICIES["fifo"], name="gone")
-    bundles.add([Added(name="gone", origin="acme 1.0", made=gone)])
+    registry.add([Added(name="gone", origin="acme 1.0", made=gone)])
     try:
         settings = make_settings(policy="gone", snapshot_records=snapshot_records)
         async with Cell(training=1) as cell:
             coordinator = await cell.lead(settings=settings)
             await running(cell, coordinator)
             await cell.leaders[0].crash()
-            bundles.add(())
+            registry.add(())
             again = cell.launch("two", make_settings(policy="fifo")).coordinator
             what = "snapshot" if snapshot_records == 2 else "journal record"
             with pytest.raises(ConfigError, match=f"{what} .*'gone' is not one of.*install it"):
                 await again.decider.rebuild()
-            bundles.add([Added(name="gone", origin="acme 1.0", made=gone)])
+            registry.add([Added(name="gone", origin="acme 1.0", made=gone)])
             await again.decider.rebuild()
     finally:
-        bundles.add(())
+        registry.add(())

@@ -6,7 +6,7 @@ from common.api import Describe, Description, Operate, ServiceRow
 from common.model import NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured
 from coordinator.engine.state.tables import Awaited
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
 from tests.service.cell import CHAT, Cell, make_settings
 from tests.service.steps import on_loan, submit
 

@@ -14,7 +14,7 @@ from common.messages import DesiredState, Message, OrderPhase, decode
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted
-from coordinator.policies.decisions import Start
+from coordinator.policies.contract.decisions import Start
 from tests.fakes import MemoryJournal
 from tests.service.agents import LIMIT_S
 from tests.service.cell import CELL, Cell, make_spec

@@ -21,7 +21,7 @@ from common.api import (
 from common.errors import Unavailable
 from common.model import JobState, Mode, NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured
-from coordinator.policies.decisions import Loan, Recommend
+from coordinator.policies.contract.decisions import Loan, Recommend
 from tests.service.cell import CHAT, LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import decisions, job, on_loan, submit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.messages import NodeReport
 from common.model import NodeName, NodeRole, Pool, TurnBack
-from coordinator.policies.decisions import Loan
+from coordinator.policies.contract.decisions import Loan
 from coordinator.service.folding import facts_of
 from coordinator.service.rows import service_row, status
 from tests.engine.house import CHAT, House

@@ -19,7 +19,13 @@ from common.model import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Preempt, Resume, Start, Suspend
+from coordinator.policies.contract.decisions import (
+    Placement,
+    Preempt,
+    Resume,
+    Start,
+    Suspend,
+)
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failing import Failing, FailureFigures
 from coordinator.sim.failure_table import Trouble

@@ -7,7 +7,7 @@ from msgspec import structs
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName
 from common.profile import JobProfile
-from coordinator.policies.decisions import Migrate, Placement, Resize
+from coordinator.policies.contract.decisions import Migrate, Placement, Resize
 from coordinator.sim.cluster import Delays
 from coordinator.sim.runtime import RunRules, Saves
 from tests.sim.failing_jobs import (

@@ -7,7 +7,7 @@ import pytest
 from common.failure_rules import read_rules
 from common.model import JobId, NodeName, WorkerRange
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.decisions import Placement, Preempt, Resize
+from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failing import Failing, FailureFigures
 from coordinator.sim.failure_table import Trouble

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.clock import SystemClock
-from coordinator.policies.bundles import policy
-from coordinator.policies.passes import Rules
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.registry import policy
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.paper_runs import FAMILIES, SCENES

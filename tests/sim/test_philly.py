@@ -9,7 +9,7 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import NodeName
-from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
+from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import read_workload
 from coordinator.sim.outages import Crash

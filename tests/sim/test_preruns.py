@@ -21,8 +21,8 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.bundles import POLICIES
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.failing import Failing
 from coordinator.sim.failure_table import Trouble

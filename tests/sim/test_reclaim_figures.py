@@ -8,7 +8,7 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import JobId, NodeName, Pool, ServiceName
 from coordinator.engine.state.accounting import Durations
-from coordinator.policies.decisions import Preempt, Reclaim
+from coordinator.policies.contract.decisions import Preempt, Reclaim
 from coordinator.sim.reclaims import Toll, TollKeeper
 from coordinator.sim.run import OnLoanJobs, Run, play
 from coordinator.sim.stage import RunOptions, Stage

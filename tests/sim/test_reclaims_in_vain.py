@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.model import NodeName
-from coordinator.policies.decisions import Decision, Loan, Preempt, Reclaim
+from coordinator.policies.contract.decisions import Decision, Loan, Preempt, Reclaim
 from coordinator.sim.cluster import Delays
 from coordinator.sim.reclaims import Toll, TollKeeper
 from tests.engine.house import CHAT, House

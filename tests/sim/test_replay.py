@@ -12,8 +12,8 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.record import Entry, Record
 from coordinator.engine.record import replay as replay_record
 from coordinator.engine.state.events import PassDue
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Start
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.policies.registry import policy
 from coordinator.sim.replay import Replay
 from tests.engine.house import House
 

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.errors import ConfigError
-from coordinator.policies.bundles import policy
-from coordinator.policies.passes import Rules
-from coordinator.policies.reclaim.rules import ReclaimRule
+from coordinator.policies.aryl.reclaim.rules import ReclaimRule
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.registry import policy
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.policies.bundles import COMPARED
+from coordinator.policies.registry import COMPARED
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves

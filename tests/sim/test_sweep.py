@@ -14,8 +14,8 @@ from msgspec import structs
 from common.errors import ConfigError
 from common.model import NodeName
 from coordinator.engine.state.accounting import Quantiles
-from coordinator.policies.bundles import POLICIES
 from coordinator.policies.knob_text import knobs
+from coordinator.policies.registry import POLICIES
 from coordinator.sim.compare import Task, label, means
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import Shares

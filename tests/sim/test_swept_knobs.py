@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.policies.bundles import policy
+from coordinator.policies.registry import policy
 from coordinator.sim.asked import plays, tasks
 from coordinator.sim.compare import Means, Task, label
 from coordinator.sim.stage import RunOptions

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import NodeName, Pool, ServiceName
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.paper import RARE_GPU

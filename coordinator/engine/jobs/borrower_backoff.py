@@ -14,7 +14,7 @@ from __future__ import annotations
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.snapshot import BackOff
+from coordinator.policies.contract.snapshot import BackOff
 
 FREE_COUNT = 2
 """So many stops in a row bring no wait: the next one may find the owner quiet."""

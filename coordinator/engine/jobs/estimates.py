@@ -19,7 +19,7 @@ from coordinator.engine.jobs.resize_costs import ResizeCosts
 from coordinator.engine.jobs.step_gaps import StepGaps
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, StepTimes, WorkerEntry
-from coordinator.policies.sources import Source
+from coordinator.policies.contract.estimates import Source
 
 HISTORY_KEPT = 20
 TELLING_S = 10.0

@@ -29,7 +29,7 @@ from coordinator.engine.state.tables import (
     NodeEntry,
     WorkerEntry,
 )
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 AT_ONCE = frozenset({StopReason.CANCEL, StopReason.GANG_TIMEOUT})
 """Stops after which the end of a reservation tells the job nothing more. After any other stop, a

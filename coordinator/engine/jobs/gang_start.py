@@ -17,7 +17,7 @@ from coordinator.engine.jobs import (
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, free_slots
 from coordinator.engine.state.tables import JobEntry, NodeEntry
-from coordinator.policies.decisions import Placement, Start, placed_count
+from coordinator.policies.contract.decisions import Placement, Start, placed_count
 
 
 def is_schedulable(node: NodeEntry) -> bool:

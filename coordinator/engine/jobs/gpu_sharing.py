@@ -19,7 +19,7 @@ from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.state import mixed_nodes as parts
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import GpuSlot, JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.decisions import Placement, Resume, Suspend
+from coordinator.policies.contract.decisions import Placement, Resume, Suspend
 
 MAX_PACKED = 2
 """Workers that may compute on one GPU at a time (Gandiva, OSDI'18, section 3.3, packs pairs)."""

@@ -44,7 +44,7 @@ from coordinator.engine.state.tables import (
     NodeEntry,
     WorkerEntry,
 )
-from coordinator.policies.waits import Wait
+from coordinator.policies.contract.decisions import Wait
 
 
 class Line:

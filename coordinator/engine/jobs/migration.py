@@ -20,8 +20,8 @@ from coordinator.engine.state.context import (
     slots_of,
 )
 from coordinator.engine.state.tables import AfterVacating, JobEntry, Migration
-from coordinator.policies.decisions import Migrate, Start
-from coordinator.policies.snapshot import WorkerView
+from coordinator.policies.contract.decisions import Migrate, Start
+from coordinator.policies.contract.snapshot import WorkerView
 
 
 def migrate(ctx: Context, decision: Migrate) -> str:

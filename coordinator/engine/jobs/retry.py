@@ -37,7 +37,7 @@ from coordinator.engine.state.tables import (
     RetryEntry,
     WorkerEntry,
 )
-from coordinator.policies.words import counted, some
+from coordinator.policies.contract.text import counted, some
 
 NODES_NAMED = 4
 """Of the nodes that a sentence is about."""

@@ -13,7 +13,7 @@ from common.model import NodeName, NodeRole
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import Awaited, ClusterState, NodeEntry
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
 
 
 def begin(ctx: Context, decision: Reclaim) -> str:

@@ -24,7 +24,7 @@ from coordinator.engine.state.loan_outcome import (
     overdue_s,
 )
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, WorkerEntry
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.contract.decisions import Loan, Reclaim
 
 
 def load_age_s(ctx: Context, loan: LoanEntry) -> float:

@@ -24,7 +24,7 @@ from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import lifecycle as promised
 from coordinator.engine.state.context import Context, keys_on
 from coordinator.engine.state.tables import JobEntry, NodeEntry
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.contract.decisions import Reclaim
 
 
 def settle(ctx: Context) -> None:

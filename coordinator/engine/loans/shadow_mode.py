@@ -13,7 +13,7 @@ from common.model import Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import Recommendation, ServiceEntry, ShadowLoan
-from coordinator.policies.decisions import Advice, Decision, Recommend
+from coordinator.policies.contract.decisions import Advice, Decision, Recommend
 
 
 def take(ctx: Context, decision: Recommend) -> str:

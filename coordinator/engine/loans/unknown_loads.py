@@ -1,7 +1,7 @@
 """Loads that are unknown: of which nodes, since when, and the loan pass that they call for.
 
-What an unknown load means for loans is `coordinator.policies.loans.loaning`'s to say; a node whose
-page is read again, or that serves no more, leaves the table at once.
+What an unknown load means for loans is `coordinator.policies.aryl.lending.balance`'s to say; a node
+whose page is read again, or that serves no more, leaves the table at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from common.model import NodeName, NodeRole, ServiceName
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import LoadUnknown
 from coordinator.engine.state.tables import ClusterState, NodeEntry
-from coordinator.policies.services import UnknownLoad
-from coordinator.policies.words import counted
+from coordinator.policies.contract.snapshot import UnknownLoad
+from coordinator.policies.contract.text import counted
 
 
 def told(ctx: Context, event: LoadUnknown) -> None:

@@ -27,7 +27,7 @@ from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.state.context import Context, mark_holders
 from coordinator.engine.state.events import FaultClass, GpuFact, GpuFaultFact, NodeReported
 from coordinator.engine.state.tables import ClusterState, GpuCondition, GpuOut, NodeEntry, Suspicion
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 OPERATOR = "operator"
 SUSPICIONS_KEPT = 16

@@ -12,7 +12,7 @@ from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import RecordsLost
 from coordinator.engine.state.tables import ClusterState, JobEntry
-from coordinator.policies.words import some
+from coordinator.policies.contract.text import some
 
 NAMED = 8
 """Nodes that a line names; more are counted."""

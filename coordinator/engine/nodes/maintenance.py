@@ -19,7 +19,7 @@ from common.model import NodeRole
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.state.context import Context, keys_on
 from coordinator.engine.state.tables import ClusterState, DrainEntry, NodeEntry
-from coordinator.policies.words import some
+from coordinator.policies.contract.text import some
 
 REMOVED = "removed from the cell"
 """How the last line of a node's story begins."""

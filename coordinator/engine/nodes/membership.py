@@ -13,7 +13,7 @@ from coordinator.engine.loans import recall as loans_recall
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, NodeEntry
-from coordinator.policies.words import some
+from coordinator.policies.contract.text import some
 
 NAMED = 8
 """Nodes that a line names; more are counted."""

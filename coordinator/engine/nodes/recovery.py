@@ -23,7 +23,7 @@ from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state.events import OrdersRecovered
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.sources import Source
+from coordinator.policies.contract.estimates import Source
 
 
 def recovered(ctx: Context, event: OrdersRecovered) -> None:

@@ -34,7 +34,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.state.context import Context, keys_on, mark_holders
 from coordinator.engine.state.events import GpuFact, NodeReported, WorkerFact
 from coordinator.engine.state.tables import Ending, GpuSlot, JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 

@@ -19,7 +19,7 @@ from common.model import JobSpec
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import WorkerFact
 from coordinator.engine.state.tables import ClusterState, HungStart, NodeEntry, WorkerEntry
-from coordinator.policies.words import counted
+from coordinator.policies.contract.text import counted
 
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Of a job's PATH, what is its node's all the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from common.model import NodeName
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 
 
 class PushDesired(Struct, frozen=True, tag="push_desired"):

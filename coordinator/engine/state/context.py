@@ -25,7 +25,7 @@ from coordinator.engine.state.tables import (
     StoryLine,
     WorkerEntry,
 )
-from coordinator.policies.decisions import Decision
+from coordinator.policies.contract.decisions import Decision
 
 
 def forget_jobs(ctx: Context) -> None:

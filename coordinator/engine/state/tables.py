@@ -44,10 +44,9 @@ from common.model import (
 )
 from coordinator.engine.jobs.resize_costs import ResizeCosts
 from coordinator.engine.jobs.step_gaps import StepGaps
-from coordinator.policies.decisions import Migrate, Reclaim
-from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.services import LoadSample, UnknownLoad
-from coordinator.policies.snapshot import BackOff
+from coordinator.policies.contract.decisions import Migrate, Reclaim
+from coordinator.policies.contract.seasonal_load import Season
+from coordinator.policies.contract.snapshot import BackOff, LoadSample, UnknownLoad
 
 
 class Counters(Struct, kw_only=True):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.text import counted, listed
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import WHOLE
-from coordinator.policies.words import counted, listed
 
 
 def ends_at_s(snapshot: ClusterSnapshot, jobs: Iterable[JobView]) -> float | None:

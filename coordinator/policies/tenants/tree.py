@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from coordinator.policies.snapshot import TenantView
+from coordinator.policies.contract.snapshot import TenantView
 
 WHOLE = ""
 """The parent of those that have none: the cell."""

@@ -1,0 +1,178 @@
+"""Nodes kept for jobs that waited too long, so that none starves. Must not know who else waits.
+
+Shortest first with skipping starts whatever fits, and a large gang may never find room: what comes
+free is taken by smaller jobs. A job that has aged claims the nodes on which it could start soonest,
+by what the jobs there have left, if that is soon enough for how long it has waited: a longer wait
+may keep nodes for longer. Until then they take only base work that is over by that instant, and
+flexible workers, which go at once. This is EASY backfilling (Lifka, JSSPP'95) with patience: nodes
+are not kept idle for days on behalf of a job that arrived just now.
+
+The bound: let R be the longest that a job which runs has left on its base gang alone, and T the
+shortest running time of a job that is the oldest to have aged. It claims at the latest when it has
+waited for the larger of R / ratio and stretch x T (ten times that with one worker), and while
+estimates hold the claim never moves back, so it starts within R more. Whoever has not aged yet, or
+is younger, waits for its turn before.
+
+With ratio 0.5 and stretch 30 that is the larger of 2 R and 30 T, and R more; of 2 R and 300 T with
+one worker, however many GPUs it has; and never before `AGED_S`. The bound is in
+proportion to the job's length: it keeps wide short jobs from starving, and is no promise that long
+ones start soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from common.model import NodeName
+from coordinator.policies.aryl.gpu_types import types_in_order
+from coordinator.policies.aryl.openings import Openings
+from coordinator.policies.aryl.placement import Room
+from coordinator.policies.contract.estimates import base_runtime_s, best_rate
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+
+SLACK_S = 60.0
+"""A job on claimed nodes must be over so long before they are wanted: a start takes time."""
+
+
+AGED_S = 600.0
+"""A job that has waited for less has not aged, and takes its turn by the order alone."""
+
+NARROW = 10.0
+"""A job of one worker waits for shorter ones, never for room in many places at once: it ages by so
+many times as much."""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """Nodes that are kept for a job, and from when on it could run on them."""
+
+    job: JobView
+    gpu_type: str
+    nodes: tuple[NodeName, ...]
+    places: int
+    """The nodes as bits of the room's index."""
+    ready_at_s: float
+
+    def bars(self, job: JobView, *, now_s: float) -> bool:
+        """Whether base workers of a job must stay away; more important jobs need not."""
+        if job.job_id == self.job.job_id or job.priority > self.job.priority:
+            return False
+        return now_s + base_runtime_s(job, self.gpu_type, now_s) + SLACK_S > self.ready_at_s
+
+
+class Claims:
+    """The claims of one pass, oldest job first.
+
+    Args:
+        ratio: nodes are kept for as long as this part of the time that the job has waited.
+        stretch: a job claims once it has waited so many times its shortest running time.
+        most: so many jobs claim nodes of a GPU type at a time.
+        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+    """
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        *,
+        ratio: float,
+        stretch: float,
+        most: int,
+        trusts_profiles: bool = True,
+    ) -> None:
+        self._now_s = snapshot.now_s
+        self._ratio = ratio
+        self._stretch = stretch
+        self._most = most
+        self._trusts_profiles = trusts_profiles
+        self._openings = Openings(snapshot, trusts_profiles=trusts_profiles)
+        self.made: list[Claim] = []
+
+    def aged(self, room: Room) -> Iterator[JobView]:
+        """Jobs that may claim now, the most important and oldest first.
+
+        While they are taken, those are left out whose GPU types have all their claims.
+        """
+        old = [
+            job
+            for line in room.index.lines
+            for job in line
+            if self._now_s - job.submitted_at_s >= self._ages_after_s(job)
+        ]
+        for job in sorted(old, key=lambda job: (-job.priority, job.submitted_at_s, job.job_id)):
+            if any(self._is_open(kind) for kind in types_in_order(room, job)):
+                yield job
+
+    def _ages_after_s(self, job: JobView) -> float:
+        """Short jobs sooner than long ones: where all wait long, age would undo the order."""
+        stretch = self._stretch * (1.0 if job.workers.min > 1 else NARROW)
+        rate = best_rate(job, trusts_profiles=self._trusts_profiles)
+        return max(AGED_S, stretch * job.remaining_work_s / rate)
+
+    def _is_open(self, gpu_type: str) -> bool:
+        return sum(claim.gpu_type == gpu_type for claim in self.made) < self._most
+
+    def claim(self, room: Room, job: JobView) -> None:
+        """Keep nodes for a job that does not fit now; none where it never would."""
+        found = [
+            claim
+            for gpu_type in types_in_order(room, job)
+            if gpu_type in room.home_types
+            if self._is_open(gpu_type)
+            if (claim := self._on(room, job, gpu_type)) is not None
+        ]
+        best = min(found, key=lambda claim: claim.ready_at_s, default=None)
+        waited_s = self._now_s - job.submitted_at_s
+        if best is not None and best.ready_at_s - self._now_s <= self._ratio * waited_s:
+            self.made.append(best)
+
+    def may_use_loans(self, job: JobView) -> bool:
+        """Nodes that are lent besides are nobody's claim."""
+        return True
+
+    def why(self, job: JobView) -> str:
+        """Whose claims keep a job away, in a sentence; empty when none does."""
+        return "; ".join(
+            f"{len(claim.nodes)} nodes of type {claim.gpu_type} are kept for {claim.job.job_id}, "
+            f"which has waited {self._now_s - claim.job.submitted_at_s:.0f} s and can have them "
+            f"in {claim.ready_at_s - self._now_s:.0f} s; this job would not be over by then"
+            for claim in self.made
+            if claim.bars(job, now_s=self._now_s) and job.accepts(claim.gpu_type)
+        )
+
+    def barred(self, job: JobView) -> int:
+        """Places that base workers of a job must leave alone."""
+        places = 0
+        for claim in self.made:
+            if claim.bars(job, now_s=self._now_s):
+                places |= claim.places
+        return places
+
+    def barred_flexible(self, job: JobView) -> int:
+        """Flexible workers go at once when they are told to, and are in nobody's way."""
+        return 0
+
+    def _on(self, room: Room, job: JobView, gpu_type: str) -> Claim | None:
+        """The nodes of a type that come free soonest; those of earlier claims after these jobs."""
+        taken = self._openings.soonest(room, job, gpu_type, not_before_s=self._not_before_s)
+        if not taken:
+            return None
+        places = sorted({place for _, place in taken})
+        return Claim(
+            job=job,
+            gpu_type=gpu_type,
+            nodes=tuple(room.index.names[place] for place in places),
+            places=sum(1 << place for place in places),
+            ready_at_s=taken[-1][0],
+        )
+
+    def _not_before_s(self, place: int) -> float:
+        """When the last of the earlier claims on a node is over."""
+        return max(
+            (
+                claim.ready_at_s + base_runtime_s(claim.job, claim.gpu_type, self._now_s)
+                for claim in self.made
+                if claim.places >> place & 1
+            ),
+            default=self._now_s,
+        )

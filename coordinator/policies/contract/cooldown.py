@@ -1,0 +1,70 @@
+"""Jobs that were preempted or resized lately, and when they may be again. Knows no policy.
+
+The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
+stopped over and over, and who was stopped runs for so long once it runs again), and with it the
+start that was to have the GPUs. So a policy is told beforehand, and is asked again when the first
+of them may be stopped. A resize rests likewise (`resize_cooldown_s`, and longer where resizes of
+the job were measured to be dear), but no policy is kept to that. Must not know the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+
+RESTS_PER_COST = 10.0
+"""A job rests so many times what a resize of it costs: growing takes up a tenth of its time."""
+
+
+def allocated(
+    decide: Callable[[ClusterSnapshot, bytes], Allocation],
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+) -> Allocation:
+    """One scheduling pass, by a snapshot that says whose turn cannot be ended yet."""
+    stopped = snapshot.jobs if snapshot.index is None else snapshot.index.preempted
+    ends_s = [end_s for job in stopped if (end_s := rests_until_s(snapshot, job)) is not None]
+    if not ends_s:
+        return decide(snapshot, memory)
+    jobs = tuple(
+        job if rests_until_s(snapshot, job) is None else replace(job, is_resting=True)
+        for job in snapshot.jobs
+    )
+    allocation = decide(replace(snapshot, jobs=jobs), memory)
+    if not any(job.state == JobState.PENDING for job in jobs):
+        return allocation
+    wakes_s = [*ends_s] if allocation.wake_at_s is None else [*ends_s, allocation.wake_at_s]
+    return replace(allocation, wake_at_s=min(wakes_s))
+
+
+def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
+    """Until when a job that has its place may not be stopped for another one; None: it may be."""
+    if job.preempted_at_s is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+        return None
+    until_s = rest_ends_s(job.preempted_at_s, job.started_at_s, snapshot.min_runtime_s)
+    return until_s if until_s > snapshot.now_s else None
+
+
+def rest_ends_s(preempted_at_s: float, ran_at_s: float | None, min_runtime_s: float) -> float:
+    """When a job that was preempted may be again for another one's turn.
+
+    It counts from when the job runs again, however long it waited: else a long wait uses the time
+    up. Before that it counts from the stop. ran_at_s: when its present attempt ran; None: not yet.
+    """
+    return max(preempted_at_s, ran_at_s or 0.0) + min_runtime_s
+
+
+def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
+    """When the cooldown after a job's last resize is over; None: it is by now."""
+    if job.last_resized_at_s is None:
+        return None
+    rest_s = snapshot.resize_cooldown_s
+    if job.resize_cost_s is not None:
+        rest_s = max(rest_s, RESTS_PER_COST * job.resize_cost_s)
+    at_s = job.last_resized_at_s + rest_s
+    return at_s if at_s > snapshot.now_s else None

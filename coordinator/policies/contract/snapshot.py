@@ -1,0 +1,555 @@
+"""The frozen view that policies decide on.
+
+Must not know who took the snapshot or what becomes of a decision.
+
+An inference service as policies see it. Must not know nodes, jobs, or who forecasts its load.
+
+What is alike to a placement: groups of nodes, and jobs of one shape. Values only.
+
+Must not know a snapshot, nor which nodes and jobs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum, StrEnum
+from math import ceil
+
+from msgspec import Struct
+
+from common.model import (
+    GpuRequest,
+    GpuUuid,
+    JobId,
+    JobState,
+    Mode,
+    NodeName,
+    NodeRole,
+    Pool,
+    Preemptibility,
+    ServiceName,
+    WorkerRange,
+)
+from common.profile import NO_PROFILE, JobProfile
+from coordinator.policies.contract.seasonal_load import Season
+
+
+class Tag(IntEnum):
+    """What is on a node: base workers (or any, on a training node), only flexible ones, nothing."""
+
+    BASE = 0
+    FLEXIBLE = 1
+    EMPTY = 2
+
+
+class Group(Struct, frozen=True, cache_hash=True):
+    """Nodes that are alike to a placement, free GPUs aside. `service` is None in training."""
+
+    gpu_type: str
+    service: ServiceName | None
+    tag: Tag
+
+
+Masks = list[int]
+"""By number of free GPUs: a set of places of nodes, as the bits of an integer."""
+
+
+_WINDOW = 960
+_WINDOW_MASK = (1 << _WINDOW) - 1
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The members of a set of places, lowest first.
+
+    An operation on an integer takes as long as the integer is wide, so that it is walked window by
+    window: a member of a set of 10,000 places costs as much as one of a set of 1,000.
+    """
+    base = 0
+    while mask:
+        skipped = (mask & -mask).bit_length() - 1
+        mask >>= skipped
+        base += skipped
+        window = mask & _WINDOW_MASK
+        while window:
+            low = window & -window
+            yield base + low.bit_length() - 1
+            window ^= low
+        mask >>= _WINDOW
+        base += _WINDOW
+
+
+def add_bit(masks: Masks, free: int, place: int) -> None:
+    """Add a place to the set of a number of free GPUs."""
+    if free >= len(masks):
+        masks += [0] * (free + 1 - len(masks))
+    masks[free] |= 1 << place
+
+
+def trimmed(masks: Masks) -> Masks:
+    """A copy without the empty sets at its end."""
+    last = len(masks)
+    while last and not masks[last - 1]:
+        last -= 1
+    return masks[:last]
+
+
+class Behind(Struct, frozen=True, kw_only=True):
+    """The gang that a job is after its pre-run. work_s: worker-seconds of it, by the estimate."""
+
+    workers: WorkerRange
+    gpus_per_worker: int
+    work_s: float
+    estimate_source: str
+
+
+class JobShape(Struct, frozen=True, cache_hash=True):
+    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
+
+    gpus_per_worker: int
+    min_workers: int
+    is_elastic: bool
+    gpu_types: tuple[str, ...]
+    multipliers: tuple[tuple[str, int], ...]
+    preemptibility: Preemptibility
+    grace_s: float
+    spans_types: bool = False
+    was_preempted: bool = False
+    avoid_nodes: tuple[NodeName, ...] = ()
+    wants_no_loan: bool = False
+
+
+class LoadSample(Struct, frozen=True):
+    """Offered load of a service at one instant, in its own unit (requests per second)."""
+
+    at_s: float
+    load: float
+
+
+class UnknownLoad(Struct, frozen=True, kw_only=True):
+    """A node that serves and whose load is unknown.
+
+    since_s: when its load was last known, or when it was first heard to serve.
+    load: the last known one; None: it never had one.
+    is_over: it is unknown for longer than its service waits (`unknown_load_s`).
+    """
+
+    node: NodeName
+    since_s: float
+    load: float | None
+    why: str
+    is_over: bool = False
+
+
+class ServiceView(Struct, frozen=True, kw_only=True):
+    """One inference service.
+
+    capacity_per_node: load that one node carries, in the unit of the samples.
+    return_s: TTL + grace + device-free p99 + warm-up p99: how long a node needs to come home.
+    """
+
+    name: ServiceName
+    mode: Mode
+    capacity_per_node: float
+    min_serving: int
+    headroom_ratio: float
+    reclaim_deadline_s: float
+    return_s: float
+    max_grace_s: float
+    """Longest grace that a job on a lent node of this service may have."""
+    hold_off_s: float
+    loan_period_s: float
+    load: tuple[LoadSample, ...] = ()
+    unknown: tuple[UnknownLoad, ...] = ()
+    """Nodes that serve and whose load is unknown, by name."""
+    serving: int = 0
+    """All that are there to serve; counted only where a load is unknown."""
+    unknown_load_s: float = 120.0
+    """How long a load may be unknown before lent nodes come home for it."""
+    season: Season = Season()
+    """What is remembered of its load beyond the samples."""
+    quantile: float | None = None
+    """Of the load that is to be carried; None forecasts without one. Set by the policy."""
+    is_recalled: bool = False
+
+
+ROUNDING_S = 1e-6  # worker-seconds that are none: what is used up is seldom exactly 0
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """One worker of a job on a node.
+
+    freed_gpus: so many of its GPUs others could have if it left. Those that are not well, or that a
+        process sits on that nobody was granted, come free for nobody.
+    is_leaving: it was told to stop; its GPUs come free by themselves.
+    is_other_type: its node has another GPU type than the attempt, which spans several.
+    """
+
+    job_id: JobId
+    worker_index: int
+    node: NodeName
+    gpus: int
+    freed_gpus: int
+    is_flexible: bool
+    is_leaving: bool = False
+    is_other_type: bool = False
+    gpu_uuids: tuple[GpuUuid, ...] = ()
+    """The very GPUs that it has, so that others can be placed on them."""
+    barred_uuids: tuple[GpuUuid, ...] = ()
+    """Of those, the ones that `freed_gpus` leaves out."""
+
+
+class Shadow(StrEnum):
+    """Where a node of a service that is only watched would be, had it been lent."""
+
+    NONE = ""
+    LENT = "lent"
+    COMING = "coming"  # taken back, and still on its way
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """One node.
+
+    free_gpus: healthy GPUs that nobody holds or was promised, counting those that leaving
+        workers will free and that are not yet promised to another worker.
+    is_schedulable: workers may start here (training or on loan, heard, not cordoned, not leaving).
+    takes_nothing: neither a worker nor a loan: it cannot write down what would begin here, or could
+        not start what began last.
+    sick_gpus: so many of its GPUs are not well, or not there any more. It is not lent then: its
+        server runs on them, and might not come back once it was stopped.
+    trespassed_gpus: on so many computes a process that nobody was granted; no worker gets them, and
+        it is not lent.
+    barred_gpus: so many are one or the other, or both: no worker gets them.
+    is_reclaimed: on loan, but told to come home.
+    """
+
+    name: NodeName
+    home_pool: Pool
+    role: NodeRole
+    gpu_type: str
+    gpus: int
+    free_gpus: int
+    is_schedulable: bool
+    service: ServiceName | None = None
+    is_reclaimed: bool = False
+    is_drained_by_operator: bool = False
+    takes_nothing: bool = False
+    sick_gpus: int = 0
+    trespassed_gpus: int = 0
+    is_load_unknown: bool = False
+    """It serves and nothing is known of its load: it is not lent."""
+    barred_gpus: int = 0
+    serving_since_s: float | None = None
+    """When it last became ready to serve; None when it does not serve."""
+    shadow: Shadow = Shadow.NONE
+    workers: tuple[WorkerView, ...] = ()
+    rack: str = ""
+    cpus: int = 0
+    """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not told."""
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+
+
+class BackOff(Struct, frozen=True, kw_only=True):
+    """How often in a row guarantees called back what a job borrowed, and until when it borrows
+    nothing of these again.
+
+    tenants: whose guarantees. count: stops in a row. since_s: the latest of them.
+    until_s: not after `since_s` while they are too few.
+    """
+
+    tenants: tuple[str, ...]
+    count: int
+    since_s: float
+    until_s: float
+
+
+class JobView(Struct, frozen=True, kw_only=True):
+    """One job that waits or runs.
+
+    remaining_work_s: worker-seconds left at `as_of_s` by the best estimate, on its reference GPU
+        type; running time at n workers is that / n. It falls by `work_rate` a second, not below
+        `least_work_s`, and grows once its estimate is outlived: `work_left_s` says how it stands.
+    lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
+        by `unsaved_gpus` a second: `lost_gpu_s`.
+    has_saved: its present attempt has verified a checkpoint.
+    saves_when_asked: it says that it saves within its grace when it is stopped.
+    wasted_gpu_s: GPU-seconds that its stops so far threw away, for all that it says.
+    grace_s: how long it may take to stop.
+    whole_work_s: worker-seconds of the whole job by the estimate at its submission.
+    attained_gpu_s: GPU-seconds that it has computed in all its attempts at `as_of_s`; they grow by
+        `computing_gpus` a second: `attained_service_gpu_s`.
+    waiting_since_s: since when it has waited; None while it has workers.
+    first_started_at_s: when its first attempt ran; None before.
+    deadline_at_s: when its user wants it done; None: no deadline.
+    app: the group of trials that it belongs to; None: it stands for itself.
+    workers, profile: as far as the GPUs of the fleet reach. most_on: the most workers on a GPU type
+        that has room for fewer than `workers` with its multiplier.
+    cpus_per_worker, memory_bytes_per_worker: 0: not told.
+    estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
+        outlived it; `remaining_work_s` is never less than that without its sign.
+    step_time_s: seconds a step, measured with `step_time_workers` workers on `step_time_gpu_type`
+        (empty: not known); None before two words of one worker count. steps_left: at `as_of_s`, by
+        its last word.
+    behind: while a pre-run is on, or waits, all else is of that; None: there is none.
+
+    A view is good until something happens to the job, however late: snapshots share such views.
+    """
+
+    job_id: JobId
+    state: JobState
+    submitted_at_s: float
+    workers: WorkerRange
+    gpus_per_worker: int
+    gpu: GpuRequest
+    priority: int
+    preemptibility: Preemptibility
+    remaining_work_s: float
+    estimate_source: str
+    grace_s: float
+    gpu_type: str | None = None
+    """The type of the running attempt; None while it waits."""
+    placed: tuple[WorkerView, ...] = ()
+    started_at_s: float | None = None
+    preemption_count: int = 0
+    lost_if_preempted_gpu_s: float = 0.0
+    as_of_s: float = 0.0
+    work_rate: float = 0
+    least_work_s: float = 0.0
+    unsaved_gpus: float = 0
+    has_saved: bool = False
+    saves_when_asked: bool = False
+    wasted_gpu_s: float = 0.0
+    last_resized_at_s: float | None = None
+    resize_cost_s: float | None = None
+    """Running time that a resize of it costs, as measured of its latest ones; None: none was."""
+    tenant: str = ""
+    user: str = ""
+    app: str | None = None
+    deadline_at_s: float | None = None
+    profile: JobProfile = NO_PROFILE
+    cpus_per_worker: int = 0
+    memory_bytes_per_worker: int = 0
+    whole_work_s: float = 0.0
+    attained_gpu_s: float = 0.0
+    computing_gpus: float = 0
+    waiting_since_s: float | None = None
+    first_started_at_s: float | None = None
+    attempt: int = 0
+    own_fault_count: int = 0
+    avoid_nodes: tuple[NodeName, ...] = ()
+    """Nodes on which it failed and which its workers leave alone."""
+    back_off: BackOff | None = None
+    """It was called back by guarantees; None: never, or not since it did well."""
+    wants_no_loan: bool = False
+    """Nodes could not start it just now, maybe for its own storage: what is lent it may have, but
+    no further node is to be lent for it."""
+    preempted_at_s: float | None = None
+    is_packed: bool = False
+    """It may compute beside one other on its GPUs; see `decisions.Resume`."""
+    suspended_at_s: float | None = None
+    progress_step: int | None = None
+    """Where it was when it last said so, and the GPU-seconds that it had attained by then."""
+    progress_gpu_s: float = 0.0
+    estimated_left_s: float | None = None
+    step_time_s: float | None = None
+    step_time_workers: int = 0
+    step_time_gpu_type: str = ""
+    steps_left: float | None = None
+    behind: Behind | None = None
+    is_resizable: bool = False
+    """Running, elastic, and no resize of it is under way."""
+    is_resting: bool = False
+    """It was preempted so lately that it may not be stopped for another one; see `resting`."""
+    most_on: Mapping[str, int] = {}
+    held: tuple[WorkerView, ...] = ()
+    """While it moves, workers of its next attempt for which GPUs are held where it goes."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may run with more workers than its base demand."""
+        return self.workers.max > self.workers.min
+
+    @property
+    def spans_types(self) -> bool:
+        """Whether its attempt has workers on several GPU types."""
+        return self.gpu.heterogeneous_speed_ratio > 0 and any(
+            worker.is_other_type and not worker.is_leaving for worker in self.placed
+        )
+
+    def work_left_s(self, now_s: float) -> float:
+        """Worker-seconds left at an instant; what it has outlived its estimate by counts again."""
+        done_s = self.work_rate * max(0.0, now_s - self.as_of_s)
+        over_s = 0.0 if self.estimated_left_s is None else done_s - self.estimated_left_s
+        return max(self.least_work_s, self.remaining_work_s - done_s, over_s)
+
+    def estimate_left_s(self, now_s: float) -> float:
+        """Worker-seconds left at an instant by the estimate alone, while that is above zero.
+
+        What has outlived its estimate has left what `work_left_s` says; so has what is about to by
+        less than rounding, as views of different instants would else tell unlike stories.
+        """
+        if self.estimated_left_s is None:
+            return self.work_left_s(now_s)
+        left_s = self.estimated_left_s - self.work_rate * max(0.0, now_s - self.as_of_s)
+        return left_s if left_s > ROUNDING_S else self.work_left_s(now_s)
+
+    def lost_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds that a preemption at an instant throws away."""
+        return self.lost_if_preempted_gpu_s + self.unsaved_gpus * max(0.0, now_s - self.as_of_s)
+
+    def rate(self, workers: int) -> float:
+        """Worker-seconds of work per second with so many workers, by its profile; else linear."""
+        return self.profile.rate(workers, base=self.workers.min)
+
+    def runtime_s(self, workers: int, now_s: float) -> float:
+        """Seconds that it still takes with so many workers of its reference GPU type."""
+        return self.work_left_s(now_s) / self.rate(workers)
+
+    def attained_service_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds that it has computed until an instant (Tiresias, NSDI'19, section 3.2)."""
+        return self.attained_gpu_s + self.computing_gpus * max(0.0, now_s - self.as_of_s)
+
+    def accepts(self, gpu_type: str) -> bool:
+        """Whether an attempt may run on this GPU type."""
+        return self.gpu.accepts(gpu_type)
+
+    @property
+    def base_gpus(self) -> int:
+        """GPUs of its base gang on a GPU type without a multiplier."""
+        return self.workers.min * self.gpus_per_worker
+
+    def base_gpus_on(self, gpu_type: str) -> int:
+        """GPUs of its base gang on a GPU type."""
+        return self.workers_on(gpu_type).min * self.gpus_per_worker
+
+    def workers_on(self, gpu_type: str) -> WorkerRange:
+        """The worker range on a GPU type, its multiplier applied."""
+        factor = self.gpu.worker_multiplier.get(gpu_type, 1)
+        if factor == 1 and not self.most_on:
+            return self.workers
+        most = self.workers.max * factor
+        return WorkerRange(
+            min=self.workers.min * factor, max=min(most, self.most_on.get(gpu_type, most))
+        )
+
+
+class Occupied(Struct, frozen=True):
+    """What a placement wants to know of one node that takes workers."""
+
+    node: NodeView
+    service: ServiceName | None
+    """The service that lent it; None in training."""
+    free: int
+    base_count: int
+    flexible: tuple[WorkerView, ...]
+    """Flexible workers that are not leaving, by job and index."""
+
+
+Flexible = dict[NodeName, tuple[WorkerView, ...]]
+"""Per node, workers that may be taken back: flexible ones that stay, of jobs that can be resized,
+by job and index."""
+
+Spot = tuple[str, ServiceName | None, int, int, int]
+"""Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
+
+
+class ServiceNodes(Struct, frozen=True, kw_only=True):
+    """The nodes of one service, in order of name.
+
+    count: all of them; those that are cordoned count in nothing else.
+    ready: serving. coming: on their way home. draining: on their way to training.
+    longest_serving: those ready that tell since when and can be lent, the longest first.
+    gpu_types: of those ready.
+    """
+
+    count: int = 0
+    ready: tuple[NodeView, ...] = ()
+    coming: tuple[NodeView, ...] = ()
+    draining: tuple[NodeView, ...] = ()
+    longest_serving: tuple[NodeView, ...] = ()
+    gpu_types: frozenset[str] = frozenset()
+
+
+class Index(Struct, frozen=True, kw_only=True):
+    """One snapshot, sorted.
+
+    names, places: which node stands where, in order of name.
+    nodes: by place; None for a node that takes no workers.
+    masks: per group, by number of free GPUs.
+    flexible, spots: of nodes with workers that may be taken back now, those and their room.
+    lines: waiting jobs of one shape each, in order of priority and submission.
+    resizable: jobs whose flexible workers may change now, by id.
+    growable: those of them that do not have all the workers that they can use.
+    preempted: jobs that ever were, by id.
+    held: of each that is resizable its flexible workers that are not leaving, by index.
+    services: the nodes of each service.
+    """
+
+    names: tuple[NodeName, ...]
+    places: dict[NodeName, int]
+    nodes: tuple[Occupied | None, ...]
+    masks: tuple[tuple[Group, tuple[int, ...]], ...]
+    flexible: Flexible
+    spots: dict[NodeName, Spot]
+    lines: tuple[tuple[JobView, ...], ...]
+    resizable: tuple[JobView, ...]
+    growable: tuple[JobView, ...]
+    preempted: tuple[JobView, ...]
+    held: dict[JobId, tuple[WorkerView, ...]]
+    services: dict[ServiceName, ServiceNodes]
+
+    def place(self, name: NodeName) -> int | None:
+        """Where a node stands; None when it takes no workers."""
+        place = self.places.get(name)
+        return place if place is not None and self.nodes[place] is not None else None
+
+
+class TenantView(Struct, frozen=True, kw_only=True):
+    """One tenant, and what is promised to it.
+
+    parent: the tenant that it is part of; empty: none.
+    weight: its part of what is left over once guarantees are met, against its siblings'.
+    guarantee_gpus: its quota, with that of its children.
+    borrow_limit_gpus: what it may use beyond its guarantee; None: whatever nobody else is due.
+    lend_limit_gpus: what others may use of its idle guarantee; None: all of it.
+    """
+
+    name: str
+    parent: str = ""
+    weight: float = 1.0
+    guarantee_gpus: int = 0
+    borrow_limit_gpus: int | None = None
+    lend_limit_gpus: int | None = None
+
+
+class ClusterSnapshot(Struct, frozen=True, kw_only=True):
+    """All that a policy may know. Tuples are sorted by name or id.
+
+    min_runtime_s: a job that was preempted runs for so long before it is for another one's turn.
+    start_s, restart_s, resize_s: at most, as the operator says: a start until the first step, what
+        a restart takes beyond that, how long a gang stands still when its worker count changes.
+    unseen: jobs that are live and not in `jobs`: they wait, and the policy is not to start them.
+    tenants: none where the cell has no settings of any; then nothing is promised to anybody.
+    index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
+    """
+
+    now_s: float
+    nodes: tuple[NodeView, ...]
+    jobs: tuple[JobView, ...]
+    services: tuple[ServiceView, ...] = ()
+    is_frozen: bool = False
+    resize_cooldown_s: float = 0.0
+    min_runtime_s: float = 0.0
+    start_s: float = 0.0
+    restart_s: float = 0.0
+    resize_s: float = 0.0
+    index: Index | None = None
+    tenants: tuple[TenantView, ...] = ()
+    unseen: frozenset[JobId] = frozenset()
+
+
+def nodes_for(service: ServiceView, load: float, node_count: int) -> int:
+    """Nodes that a load needs, headroom included, but no more than the service has."""
+    headroom_nodes = ceil(service.headroom_ratio * node_count - 1e-9)
+    needed = ceil(load / service.capacity_per_node - 1e-9) + headroom_nodes
+    return min(node_count, max(service.min_serving, needed))

@@ -1,1 +1,0 @@
-"""What meets a deadline: predictions, plans, promises. Must not know who decides."""

@@ -1,1 +1,0 @@
-"""How GPUs are divided among jobs, as numbers: time, workers, goodput. Knows no policy."""

@@ -1,1 +1,0 @@
-"""What services can lend, for how long, and to whom. Must not know how it is taken back."""

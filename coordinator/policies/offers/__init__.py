@@ -1,1 +1,0 @@
-"""Parts of policies that offer nodes and let others choose: refusals, hoards, and standstills."""

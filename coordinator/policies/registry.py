@@ -1,0 +1,291 @@
+"""Policies by name, in one explicit table. Must not know the engine.
+
+Whoever compares policies changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is
+`aryl` with two of its knobs turned. What other distributions add is let in by drivers.
+
+A policy of another distribution, as a driver found it. Must not know how it is looked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Container, Iterable, Iterator
+from itertools import groupby
+from re import fullmatch
+from typing import Any
+
+from msgspec import Struct
+
+from common.errors import ConfigError
+from coordinator.policies.aryl.order import shortest_key, submission_key
+from coordinator.policies.aryl.reclaim.rules import ReclaimRule
+from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.policy import Policy, bundle, knobs_of, turned
+from coordinator.policies.schedulers import preemptive, tetris, yarn
+from coordinator.policies.schedulers.afs import policy as afs_policy
+from coordinator.policies.schedulers.drf import policy as drf_policy
+from coordinator.policies.schedulers.gandiva import policy as gandiva
+from coordinator.policies.schedulers.gandiva import sets as gandiva_sets
+from coordinator.policies.schedulers.gavel import policy as gavel_policy
+from coordinator.policies.schedulers.mesos import policy as mesos_policy
+from coordinator.policies.schedulers.philly import policy as philly_policy
+from coordinator.policies.schedulers.pollux import policy as pollux_policy
+from coordinator.policies.schedulers.qos import family
+from coordinator.policies.schedulers.themis import policy as themis
+from coordinator.policies.schedulers.themis import simple as themis_simple
+from coordinator.policies.schedulers.tiresias import policy as tiresias
+
+RESERVED = frozenset({"all"})
+"""Names that stand for something else where policies are named."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""What can stand between the commas and colons of `NAME:KNOB=VALUE,NAME`."""
+
+
+class Added(Struct, frozen=True, kw_only=True):
+    """A name that a distribution offers, and the policy behind it.
+
+    origin: the distribution and its version.
+    problem: why there is no policy; empty: there is.
+    """
+
+    name: str
+    origin: str
+    made: Policy | None = None
+    problem: str = ""
+
+
+def offered(name: str, origin: str, value: object) -> Added:
+    """What an entry point holds, as a policy of its name, or why it is none."""
+    problem = ""
+    if not _NAME.fullmatch(name):
+        problem = "its name has other marks than a-z, 0-9, - and _, which a policy's has not"
+    elif name in RESERVED:
+        problem = "its name stands for something else"
+    elif not isinstance(value, Policy):
+        problem = f"it is a {type(value).__name__}, expected a coordinator.policies.policy.Policy"
+    elif value.name != name:
+        problem = f"its policy calls itself {value.name!r}, expected the entry point's name"
+    if problem or not isinstance(value, Policy):
+        return Added(name=name, origin=origin, problem=problem)
+    return Added(name=name, origin=origin, made=value)
+
+
+def settled(found: Iterable[Added], taken: Container[str]) -> Iterator[Added]:
+    """One of each name, by name.
+
+    A name of the table stays the table's, and what two distributions offer is neither's: whoever
+    installed them could not tell which one decides.
+    """
+    ordered = sorted(found, key=lambda each: (each.name, each.origin))
+    for name, group in groupby(ordered, key=lambda each: each.name):
+        offers = list(group)
+        origin = " and ".join(each.origin for each in offers)
+        if name in taken:
+            problem = "the built-in policy of this name stays"
+            yield Added(name=name, origin=origin, problem=problem)
+        elif len(offers) > 1:
+            yield Added(name=name, origin=origin, problem="they offer the same name; remove one")
+        else:
+            yield offers[0]
+
+
+__all__ = [
+    "COMPARED",
+    "KNOBS",
+    "POLICIES",
+    "Policy",
+    "add",
+    "bundle",
+    "every",
+    "policy",
+    "unusable",
+]
+
+RESERVATION_AFTER_S = 14_400.0
+"""Under the policies that are recommended: it costs nothing on the paper's workloads, where a gang
+waited for up to five days without it (docs/policies.md)."""
+
+_BUNDLES = (
+    bundle(
+        "fifo",
+        "strict order of submission: the first that does not fit blocks the rest of its type, "
+        "unless it could never run",
+        Rules(order=submission_key, is_strict=True),
+    ),
+    bundle(
+        "fifo-skip",
+        "order of submission, skipping what does not fit",
+        Rules(order=submission_key),
+    ),
+    bundle("sjf", "shortest job first, skipping what does not fit", Rules(order=shortest_key)),
+    bundle(
+        "aryl",
+        "shortest base demand first, flexible workers by knapsack, capacity loaning",
+        Rules(
+            order=shortest_key,
+            is_scaling=True,
+            is_loaning=True,
+            reservation_after_s=RESERVATION_AFTER_S,
+        ),
+    ),
+    bundle(
+        "foresight",
+        "aryl with loans that outlive their jobs, nodes kept for the aged, and whole nodes",
+        Rules(
+            order=shortest_key,
+            is_scaling=True,
+            is_loaning=True,
+            separates_at_home=True,
+            claim_ratio=0.5,
+            reservation_after_s=RESERVATION_AFTER_S,
+            lifetime_quantile=0.25,
+            lifetime_odds=True,
+            near_quantile=0.9,
+            lend_quantile=0.9,
+            waits_for_finish=True,
+        ),
+    ),
+    bundle(
+        "aryl-loan",
+        "aryl with loans and without scaling",
+        Rules(order=shortest_key, is_loaning=True),
+    ),
+    bundle(
+        "aryl-elastic",
+        "aryl with scaling and without loans",
+        Rules(order=shortest_key, is_scaling=True),
+    ),
+    bundle(
+        "gandiva-lyra",
+        "Gandiva as Lyra compares with it: FIFO, growth only while nobody waits",
+        Rules(order=submission_key, is_strict=True, is_scaling=True, grows_when_idle=True),
+    ),
+    bundle(
+        "aryl-random",
+        "aryl-loan that takes lent nodes back at random",
+        Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.RANDOM),
+    ),
+    bundle(
+        "aryl-scf",
+        "aryl-loan that takes the lent nodes with the fewest jobs back",
+        Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.FEWEST_JOBS),
+    ),
+    bundle(
+        "opportunistic",
+        "jobs for both GPU types run as guests of the inference cluster, and only there",
+        Rules(
+            order=shortest_key,
+            is_loaning=True,
+            waits_for_loan=True,
+            reclaim=ReclaimRule.RANDOM,
+        ),
+    ),
+)
+
+POLICIES: dict[str, Policy] = {
+    made.name: made
+    for made in (
+        *_BUNDLES,
+        *afs_policy.POLICIES,
+        *family.POLICIES,
+        *gandiva.POLICIES,
+        *gandiva_sets.POLICIES,
+        *pollux_policy.POLICIES,
+        *preemptive.POLICIES,
+        *gavel_policy.POLICIES,
+        *philly_policy.POLICIES,
+        *themis.POLICIES,
+        *themis_simple.POLICIES,
+        *tiresias.POLICIES,
+        *drf_policy.POLICIES,
+        *mesos_policy.POLICIES,
+        *tetris.POLICIES,
+        *yarn.POLICIES,
+    )
+}
+"""Every policy under its own name."""
+
+COMPARED = (
+    *("fifo", "fifo-skip", "sjf", "srtf", "srsf", "aryl", "foresight"),
+    *("themis", "qos", "tiresias", "gandiva", "philly"),
+    *("drf", "tetris", "yarn", "mesos", "afs", "pollux"),
+)
+"""One of each system, in the order in which a comparison of all shows them."""
+
+KNOBS: dict[str, Any] = {
+    knob: kind for made in POLICIES.values() for knob, kind in knobs_of(made).items()
+}
+"""What can be turned of any policy."""
+
+
+_ADDED: dict[str, Added] = {}
+
+
+def add(found: Iterable[Added]) -> tuple[Added, ...]:
+    """Let policies of other distributions in, in place of those that were let in before.
+
+    Returns:
+        One of each name, by name; those that cannot be used say why.
+    """
+    _ADDED.clear()
+    _ADDED.update({each.name: each for each in settled(found, POLICIES)})
+    return tuple(_ADDED.values())
+
+
+def every() -> dict[str, Policy]:
+    """Every policy that can be used, those of other distributions last."""
+    return POLICIES | {each.name: each.made for each in _ADDED.values() if each.made is not None}
+
+
+def unusable(each: Added) -> str:
+    """Why a policy of another distribution cannot be used, in a sentence."""
+    return f"policy {each.name!r} of {each.origin} cannot be used: {each.problem}"
+
+
+def policy(name: str, *, also: Iterable[str] = (), is_whole: bool = True) -> Policy:
+    """A policy by name, with knobs turned where it says so: `NAME:KNOB=VALUE:KNOB=VALUE`.
+
+    Args:
+        also: words that stand for something else where the name came from; listed with the names.
+        is_whole: no more knobs are turned of it, so that each must decide something.
+
+    Raises:
+        ConfigError: an unknown name, which lists the valid ones; one of another distribution that
+            cannot be used; a knob that the policy does not have, a value that is none of its, or,
+            of a whole name, a knob that decides nothing while another one is off.
+    """
+    base, *texts = name.split(":")
+    found = POLICIES.get(base)
+    if found is None:
+        found = _added(base, also)
+    return turned(found, name, texts, is_whole=is_whole)
+
+
+def _added(name: str, also: Iterable[str]) -> Policy:
+    each = _ADDED.get(name)
+    if each is None:
+        if "=" in name:
+            raise ConfigError(
+                f"policy: {name!r} is no policy; a knob stands behind its policy's name, and "
+                "behind other knobs, with a colon: aryl:reclaim=random:resize_cost_s=0"
+            )
+        raise ConfigError(f"policy: {name!r} {_unlike(name, (*also, *sorted(every())))}")
+    if each.made is None:
+        raise ConfigError(unusable(each))
+    return each.made
+
+
+def _unlike(name: str, known: tuple[str, ...]) -> str:
+    """What is wrong with a name that is none of those: what was probably meant, then all."""
+    if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
+        # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
+        return (
+            "is no policy; several values of one knob are written with slashes: "
+            "tiresias:limits=3600/14400"
+        )
+    listed = ", ".join(known)
+    if near := difflib.get_close_matches(name, known):
+        return f"is not one of the policies; did you mean {' or '.join(near)}? There are {listed}"
+    return f"is not one of {listed}"

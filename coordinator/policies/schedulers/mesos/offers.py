@@ -1,0 +1,202 @@
+"""Offers that are kept until the rest of a gang is offered too: whose they are, and for how long.
+
+Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large task,
+and warns of deadlock where several do. So hoards end: those that lasted too long, one at a time and
+the oldest first. If all gave back at once, they would swap what they have for ever. Must not know
+gangs, nor to whom what is given back is offered.
+
+Who asks for offers: lines of waiting jobs without those that could never run.
+
+Offers for one of those would be kept for ever, and the jobs behind it would wait with it; so they
+would for one that only absent nodes could hold. Must not know who is asked first.
+
+Nodes that were offered and declined: for how long each asker is not asked after one again.
+
+Filters of Mesos (NSDI'11, section 3.2): whoever declines an offer says for how long it wants no
+other of the same node. Must not know what an asker has a use for, nor in which order all are asked.
+
+Whether a cell stands still: the same free GPUs and the same jobs that wait, and since when.
+
+Turns that pass round what is free need not end with a start; who has seen that nothing changes for
+long enough may stop them. Must not know whose turn it is, nor how long is long enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, KeysView, Mapping
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
+
+
+class Still(Struct, frozen=True):
+    """What was seen last, in a few bits, since when it is so, and for how many passes after it."""
+
+    seen: int = 0
+    since_s: float = 0.0
+    passes: int = 0
+
+    def after(self, snapshot: ClusterSnapshot) -> Still:
+        """As of one more pass."""
+        seen = _seen(snapshot)
+        if seen != self.seen:
+            return Still(seen, snapshot.now_s)
+        return Still(seen, self.since_s, self.passes + 1)
+
+    def outlasts(self, now_s: float, *, least_s: float, passes: int) -> bool:
+        """Whether nothing has changed for longer than that, and for more passes than these."""
+        return now_s > self.since_s + least_s and self.passes > passes
+
+
+def _seen(snapshot: ClusterSnapshot) -> int:
+    free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
+    # Who waits again is offered anew, and after its pre-run asks for another gang.
+    jobs = [(job.job_id, job.attempt) for job in snapshot.jobs if job.state == JobState.PENDING]
+    return crc32(msgspec.msgpack.encode((free, jobs)))
+
+
+Refusal = tuple[float, int]
+"""Until when it holds, and the number of the allocation in which it was made."""
+
+Refused = dict[str, dict[NodeName, Refusal]]
+"""Refusals by asker and node."""
+
+
+class Refusals:
+    """Those that hold in one allocation.
+
+    by_asker: for the next one. number: of this allocation, counted from 1. refuse_s: how long one
+    holds.
+    """
+
+    def __init__(self, *, number: int, now_s: float, refuse_s: float) -> None:
+        self.by_asker: Refused = {}
+        self._number = number
+        self._now_s = now_s
+        self._until_s = now_s + refuse_s
+
+    def stand(
+        self,
+        before: Refused,
+        askers: Collection[str],
+        wanted: Callable[[str], Container[NodeName]],
+    ) -> None:
+        """Those of earlier allocations that have not ended, or before some others were asked.
+
+        Allocations may come later than refusals end, however long these are: were all to lapse
+        together, the first in order would be offered what it has no use for again and again. So
+        each holds for as many allocations as there are other askers.
+
+        wanted: nodes that an asker would take after all; only the turns of the others count there.
+        """
+        others = len(askers) - 1
+        for asker, nodes in before.items():
+            if asker in askers:
+                useful = wanted(asker)
+                self.by_asker[asker] = {
+                    node: (until_s, number)
+                    for node, (until_s, number) in nodes.items()
+                    if number + others >= self._number
+                    or (until_s > self._now_s and node not in useful)
+                }
+
+    def add(self, asker: str, nodes: Iterable[NodeName]) -> None:
+        """It declines these now."""
+        refusal = (self._until_s, self._number)
+        self.by_asker.setdefault(asker, {}).update(dict.fromkeys(sorted(nodes), refusal))
+
+    def of(self, asker: str) -> KeysView[NodeName]:
+        """The nodes that it is not asked after."""
+        return self.by_asker.get(asker, {}).keys()
+
+    @property
+    def are_new(self) -> bool:
+        """Whether any was made in this allocation."""
+        made = (number for nodes in self.by_asker.values() for _, number in nodes.values())
+        return any(number == self._number for number in made)
+
+
+def ends_s(refused: Mapping[str, Mapping[NodeName, Refusal]]) -> list[float]:
+    """The instants at which refusals end."""
+    return [until_s for nodes in refused.values() for until_s, _ in nodes.values()]
+
+
+def askers(
+    waiting: Mapping[str, Iterable[JobView]], fleet: Fleet
+) -> tuple[dict[str, list[JobView]], dict[JobId, tuple[str, ...]]]:
+    """Lines of those that could run on the nodes that are there, in their order, and why each of
+    the others could not.
+
+    A line of which nobody could run is left out.
+    """
+    left: dict[str, list[JobView]] = {}
+    never: dict[JobId, tuple[str, ...]] = {}
+    for name, line in waiting.items():
+        for job in line:
+            if fleet.is_never(job):
+                never[job.job_id] = fleet.why_never(wish_of(job))
+            elif absent := fleet.why_absent(wish_of(job)):
+                never[job.job_id] = absent
+            else:
+                left.setdefault(name, []).append(job)
+    return left, never
+
+
+class Hoards:
+    """Hoards in one allocation.
+
+    by_owner: GPUs by node. since_s: since when each lasts. gives_back: whose ends now; None:
+    nobody's.
+    """
+
+    def __init__(self, since_s: Mapping[str, float], *, now_s: float, hoard_s: float) -> None:
+        self.by_owner: dict[str, dict[NodeName, int]] = {}
+        self.since_s = dict(since_s)
+        self._now_s = now_s
+        ended = (owner for owner, at_s in since_s.items() if at_s + hoard_s <= now_s)
+        self.gives_back = min(ended, key=self._age, default=None)
+
+    def _age(self, owner: str) -> tuple[float, str]:
+        return self.since_s[owner], owner
+
+    def add(self, owner: str, node: NodeName, gpus: int) -> None:
+        """It is offered so many GPUs of a node, beside those that it has."""
+        mine = self.by_owner.setdefault(owner, {})
+        mine[node] = mine.get(node, 0) + gpus
+
+    def of(self, owner: str) -> Mapping[NodeName, int]:
+        """GPUs by node."""
+        return self.by_owner.get(owner, {})
+
+    def keep(self, owner: str, gpus: Mapping[NodeName, int]) -> None:
+        """Of what it has it goes on hoarding this; it begins to now where it did not."""
+        self.by_owner[owner] = dict(gpus)
+        self.since_s.setdefault(owner, self._now_s)
+
+    def end(self, owner: str) -> None:
+        """It hoards nothing any more."""
+        self.by_owner.pop(owner, None)
+        self.since_s.pop(owner, None)
+
+    def renew(self, owner: str) -> None:
+        """It got what it waited for: what it hoards from now on is for another gang."""
+        self.since_s.pop(owner, None)
+
+    def oldest(self, among: Iterable[str]) -> str | None:
+        """Of these, whoever has hoarded for longest; None where none of them does."""
+        hoarding = (owner for owner in among if owner in self.since_s)
+        return min(hoarding, key=self._age, default=None)
+
+    def is_kept(self, owner: str) -> bool:
+        """Whether it has something, and does not give it back now."""
+        return owner in self.by_owner and owner != self.gives_back
+
+
+def begun(since_s: Mapping[str, float], owners: Container[str]) -> dict[str, float]:
+    """Since when those that are still there hoard."""
+    return {owner: at_s for owner, at_s in since_s.items() if owner in owners}

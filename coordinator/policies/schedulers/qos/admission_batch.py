@@ -1,0 +1,55 @@
+"""Which newcomers a pass gives an answer to: in turn, until that was work enough. Pure.
+
+Must not know jobs beyond their claims, nor what becomes of those that are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from coordinator.policies.schedulers.qos.admission import Book
+from coordinator.policies.schedulers.qos.minimum_shares import Claim
+
+MOST_PLANS = 32_768
+"""Plans of single jobs behind which no more are answered, some seconds of work at most: a crowd
+must not keep whatever else happens in the cell waiting until the last of it has its answer."""
+AGAIN_S = 1.0
+"""So long after a pass that left some without an answer the next one is wanted: what happened
+meanwhile comes in between."""
+
+
+def answer(
+    book: Book,
+    newcomers: Sequence[Claim],
+    refuse: Callable[[Claim], None],
+    *,
+    tried: Callable[[], int] | None = None,
+    together: bool = False,
+    most_plans: int = MOST_PLANS,
+) -> Sequence[Claim]:
+    """Promise newcomers their deadlines in turn, or refuse them; those that a later pass answers.
+
+    The first always gets its answer.
+
+    Args:
+        refuse: told of each that is not admitted, while the book is as it was asked.
+        tried: plans of single jobs that were looked for so far; None: in this book.
+        together: all are admitted or none, but for those that never fit.
+        most_plans: of single jobs, behind which no more are answered.
+    """
+    tried = tried or (lambda: book.tried)
+    before = tried()
+    if together:
+        for claim in newcomers:
+            if not claim.sizes:
+                refuse(claim)
+        newcomers = [claim for claim in newcomers if claim.sizes]
+    size = max(1, len(newcomers)) if together else 1
+    for at in range(0, len(newcomers), size):
+        if at and tried() - before >= most_plans:
+            return newcomers[at:]
+        group = newcomers[at : at + size]
+        if not book.admit(group):
+            for claim in group:
+                refuse(claim)
+    return ()

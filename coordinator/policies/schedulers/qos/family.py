@@ -1,0 +1,9 @@
+"""The family that knows deadlines, as policies by name. Must not know the engine."""
+
+from __future__ import annotations
+
+from coordinator.policies.schedulers.qos.edf import EDF
+from coordinator.policies.schedulers.qos.elasticflow import ELASTICFLOW
+from coordinator.policies.schedulers.qos.policy import QOS
+
+POLICIES = (QOS, ELASTICFLOW, EDF)

@@ -1,0 +1,36 @@
+"""Who may move to make room for a promised share: whoever keeps its own promise. Pure.
+
+A move is a stop: its pause is part of the plan of whoever moves from then on. Must not know nodes.
+"""
+
+from __future__ import annotations
+
+from coordinator.policies.contract.snapshot import JobView
+from coordinator.policies.parts.setbacks import loss_gpu_s
+from coordinator.policies.schedulers.qos.admission import Book, Plans
+
+
+class Bearing:
+    """The books of one pass, of all GPU types."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._books: list[Book] = []
+
+    def add(self, book: Book) -> None:
+        """The promises on GPUs of one more type."""
+        self._books.append(book)
+
+    @property
+    def plans(self) -> Plans:
+        """Those of all books, with the pauses of whoever moves."""
+        return {name: plan for book in self._books for name, plan in book.plans.items()}
+
+    def may_move(self, job: JobView, pause_s: float) -> bool:
+        """Whether a job may stand still for so long; it is planned so then.
+
+        Nobody loses work for the sake of others' room.
+        """
+        if loss_gpu_s(job, self._now_s) > 0:
+            return False
+        return all(book.bears(job.job_id, pause_s) for book in self._books)

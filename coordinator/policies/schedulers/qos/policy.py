@@ -1,0 +1,257 @@
+"""Deadlines by prediction and autoscaling: a reconstruction of the IJCNN 2019 framework.
+
+A job states its deadline and the range of workers it may use (Xing et al., IJCNN 2019; only its
+abstract is public, so each rule here is ours). Training time is predicted from measured step
+times, refitted online; jobs are admitted by deadline as Moore and Hodgson do it (Management
+Science 15(1), 1968); whoever would miss grows, whoever is early shrinks while others wait.
+Must not know nodes: who gets how many workers is carried out by the floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from math import inf
+
+import msgspec
+from msgspec import Struct
+
+from common.model import JobState, Ratio
+from coordinator.policies.contract.decisions import Allocation, Hold, earliest
+from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.contract.text import counted
+from coordinator.policies.knobs import Period, Seconds
+from coordinator.policies.parts.blockers_for_all import answers
+from coordinator.policies.parts.grants import Grant, carry_out
+from coordinator.policies.parts.memory import recalled
+from coordinator.policies.parts.pooling import Pool, by_deadline, pools
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.schedulers.qos.demands import Wish, most_in_time, wish_of
+from coordinator.policies.schedulers.qos.one_node import one_node_or_spread
+from coordinator.policies.schedulers.qos.prediction import Margin, Memory, Steps, refitted
+from coordinator.policies.schedulers.qos.reach import Reach
+from coordinator.policies.schedulers.qos.reasons import stopped_for
+from coordinator.policies.schedulers.qos.sizes import least_in_time
+
+
+class QosKnobs(Struct, frozen=True, kw_only=True):
+    """What can be turned.
+
+    margin: what is predicted to be left counts so many times. tick_s: predictions are looked at so
+        often while a job with a deadline is there.
+    slack_ratio: a job that would end earlier than its deadline by this part of its window gives
+        workers back while others wait. resize_every_s: at most one resize of a job in so long, but
+        where a deadline needs it; nor is anybody who is in time stopped for others so soon after a
+        start or a resize.
+    resize_cost_s: running time that a resize must save.
+    fills_idle: workers that nobody waits for go to running jobs, by deadline.
+    """
+
+    margin: Margin = 1.1
+    tick_s: Period = 30.0
+    slack_ratio: Ratio = 0.2
+    resize_every_s: Seconds = 60.0
+    resize_cost_s: Seconds = 5.0
+    fills_idle: bool = True
+
+
+class _Pass:
+    """One GPU type."""
+
+    def __init__(
+        self, knobs: QosKnobs, snapshot: ClusterSnapshot, pool: Pool, steps: Steps, reach: Reach
+    ) -> None:
+        self._knobs = knobs
+        self._reach = reach
+        self._now_s = snapshot.now_s
+        kept = pool.kept_gpus()
+        self._gpus = pool.gpus - sum(kept.values())
+        self._kind = pool.gpu_type
+        wishes = [
+            wish_of(
+                job,
+                pool,
+                steps,
+                now_s=snapshot.now_s,
+                margin=knobs.margin,
+                most_gpus=reach.most(job, 1, self._gpus + kept.get(job.job_id, 0)),
+            )
+            for job in pool.jobs
+        ]
+        self.wishes = sorted(wishes, key=lambda wish: wish.rank)
+        self._later: list[Wish] = []
+
+    def grants(self) -> list[Grant]:
+        """Who runs with how many workers, in order of precedence."""
+        admitted, self._later = most_in_time(
+            self.wishes, self._gpus, self._now_s, stops=not any(map(self._is_new, self.wishes))
+        )
+        left = self._gpus
+        for wish in admitted:
+            # Others of its tenant may have taken what that had left for it.
+            most = min(wish.need or 0, self._most(wish, left))
+            if most >= wish.job.workers.min:
+                left -= self._give(wish, most)
+        left = self._keep(admitted, left, is_first=True)
+        names = {wish.job.job_id for wish in admitted}
+        rest = [wish for wish in self.wishes if wish.job.job_id not in names]
+        # Who can still be in time first; of the others, who runs goes on.
+        rest.sort(key=self._urgency)
+        for wish in rest:
+            base = wish.job.workers.min
+            if base <= self._most(wish, left):
+                left -= self._give(wish, base)
+                wish.why = self._leftover(wish)
+        waits = any(wish.workers == 0 for wish in rest)
+        left = self._keep(self.wishes, left, is_first=False)
+        if not waits and self._knobs.fills_idle:
+            self._fill(left)
+        for wish in admitted:
+            wish.why = self._in_time(wish) + wish.why
+        return [
+            Grant(
+                job=wish.job,
+                workers=wish.workers * wish.factor,
+                gpu_type=self._kind,
+                reason=f"{counted(wish.workers, 'worker')}: {wish.why}",
+            )
+            for wish in (*admitted, *rest)
+            if wish.workers > 0
+        ]
+
+    def _most(self, wish: Wish, left: int) -> int:
+        """Workers that it can have where so many GPUs are left, within what its tenant may take."""
+        gpus = left + wish.workers * wish.gpus_each
+        return self._reach.most(wish.job, wish.gpus_each, gpus)
+
+    def _give(self, wish: Wish, workers: int) -> int:
+        """So many workers in all; the GPUs that it takes of what is left."""
+        gpus = (workers - wish.workers) * wish.gpus_each
+        wish.workers = workers
+        self._reach.take(wish.job, workers * wish.gpus_each)
+        return gpus
+
+    def _urgency(self, wish: Wish) -> tuple[bool, bool]:
+        return not wish.is_urgent, not wish.is_urgent and wish.job.state == JobState.PENDING
+
+    def _keep(self, wishes: Iterable[Wish], left: int, *, is_first: bool) -> int:
+        """Running jobs keep what they have beyond their need, after those that wait for it.
+
+        is_first: before those; so do only who was resized a moment ago, and who is not early
+            enough that it would be worth another resize.
+        """
+        for wish in sorted(wishes, key=lambda each: each.rank):
+            more = wish.present - wish.workers
+            if wish.workers == 0 or more <= 0 or wish.job.state == JobState.PENDING:
+                continue
+            if is_first and not self._rests(wish.job) and self._is_early(wish):
+                continue
+            kept = min(more, left // wish.gpus_each)
+            wish.workers += kept
+            left -= kept * wish.gpus_each
+        return left
+
+    def _fill(self, left: int) -> None:
+        for wish in self.wishes:
+            job = wish.job
+            if wish.workers == 0 or self._rests(job):
+                continue
+            most = min(job.workers.max, self._most(wish, left))
+            best = wish.time.fastest(wish.workers, most)
+            saved_s = wish.time.left_s(wish.workers) - wish.time.left_s(best)
+            if best > wish.workers and saved_s > self._knobs.resize_cost_s:
+                left -= self._give(wish, best)
+                wish.why += ", and nobody waits for the rest"
+
+    def _rests(self, job: JobView) -> bool:
+        last_s = job.last_resized_at_s
+        return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
+
+    def _is_new(self, wish: Wish) -> bool:
+        """It runs or has its size for so short a time that whoever is in time is not moved again:
+        else two orders that are as good would take turns without end."""
+        job = wish.job
+        if not wish.runs:
+            return False
+        instants = (job.started_at_s, job.last_resized_at_s)
+        since_s = max((at_s for at_s in instants if at_s is not None), default=-inf)
+        return self._now_s < since_s + self._knobs.resize_every_s
+
+    def _is_early(self, wish: Wish) -> bool:
+        deadline_s = wish.job.deadline_at_s
+        if deadline_s is None:
+            return True
+        window_s = deadline_s - wish.job.submitted_at_s
+        early_s = deadline_s - self._now_s - wish.time.left_s(max(1, wish.present))
+        return early_s > self._knobs.slack_ratio * window_s
+
+    def _in_time(self, wish: Wish) -> str:
+        if wish.workers == 0:
+            return ""
+        return (
+            f"{wish.time.left_s(wish.workers):.0f} s predicted by {wish.time.source}, deadline in "
+            f"{(wish.job.deadline_at_s or 0.0) - self._now_s:.0f} s"
+        )
+
+    def _leftover(self, wish: Wish) -> str:
+        if wish.job.deadline_at_s is None:
+            return "no deadline: on what jobs with deadlines leave"
+        if any(wish is each for each in self._later):
+            return "it can wait and be in time: for now on what jobs with less time leave"
+        return "its deadline cannot be met with the others': on what they leave"
+
+
+def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[list[_Pass], Memory]:
+    memory = refitted(memory, snapshot.jobs)
+    steps = memory.steps
+    floor = Floor(snapshot)
+    reach = Reach(snapshot)
+    size = partial(least_in_time, now_s=snapshot.now_s, margin=knobs.margin)
+    found = pools(snapshot, floor, order=by_deadline, size=size, resizes=True)
+    return [_Pass(knobs, snapshot, pool, steps, reach) for pool in found], memory
+
+
+def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    passes, after = _all(knobs, snapshot, recalled(memory, Memory))
+    grants = [grant for each in passes for grant in each.grants()]
+    plan = carry_out(snapshot, grants, place=one_node_or_spread, why=stopped_for(snapshot))
+    is_ticking = any(job.deadline_at_s is not None for job in snapshot.jobs)
+    tick_s = snapshot.now_s + knobs.tick_s if is_ticking else None
+    return Allocation(
+        decisions=plan.decisions,
+        memory=msgspec.msgpack.encode(after),
+        wake_at_s=earliest(plan.wake_at_s, tick_s),
+    )
+
+
+def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    passes, _ = _all(knobs, snapshot, recalled(memory, Memory))
+    grants = [grant for each in passes for grant in each.grants()]
+    plan = carry_out(snapshot, grants, place=one_node_or_spread)
+    waiting = (wish for each in passes for wish in each.wishes if wish.workers == 0)
+    notes = {wish.job.job_id: _why(wish) for wish in sorted(waiting, key=lambda wish: wish.rank)}
+    return answers(snapshot, plan.decisions, plan.holds, notes)
+
+
+def _why(wish: Wish) -> str:
+    if wish.need is None and wish.job.deadline_at_s is not None:
+        return f"no size meets its deadline ({wish.time.source}); it waits for idle GPUs"
+    if wish.need is None:
+        return "it has no deadline; jobs before it leave no room for its base gang"
+    return (
+        f"it needs {counted(wish.need, 'worker')} to be in time ({wish.time.source}); jobs with "
+        "earlier deadlines or less GPU-time hold them"
+    )
+
+
+QOS: Policy = joint(
+    "qos",
+    "most jobs in time: deadlines by predicted training time, autoscaling",
+    knobs=QosKnobs(),
+    allocate=_allocate,
+    hold=_hold,
+    parts=Parts(
+        order="deadline, laxity", size="fewest workers in time", place="one node, else spread"
+    ),
+)

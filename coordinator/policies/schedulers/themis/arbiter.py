@@ -1,0 +1,164 @@
+"""The arbiter of Themis: it leases GPUs out, auctions them, and commits. Must not know the engine.
+
+GPUs are given on lease. Those that are free or whose lease is over are auctioned among the apps
+whose finish-time fairness is worst, f being the part that is left out (NSDI'20, section 4). What
+the auction withholds or nobody bid for goes to those that were left out, at random, and the rest is
+auctioned again until nothing changes. A job whose app wins its GPUs again goes on without a stop.
+Leases are per job: workers that it grows by have the lease of its gang. Chance is a count of draws
+in its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import floor
+
+from common.model import JobState
+from coordinator.policies.contract.free_gpus import Floor, GangShape, can_grow, gang_shape
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.parts.grants import Plan
+from coordinator.policies.schedulers.themis.app_standing import (
+    Standing,
+    standing_of,
+    starved,
+)
+from coordinator.policies.schedulers.themis.auction import Sale
+from coordinator.policies.schedulers.themis.commit import committed
+from coordinator.policies.schedulers.themis.finish_time_fairness import (
+    Yardstick,
+    measures,
+    racks_of,
+)
+from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
+from coordinator.policies.schedulers.themis.leases import Leases, Meeting, Memory
+from coordinator.policies.schedulers.themis.placement_levels import has_room
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
+
+
+class Arbiter:
+    """One pass. standings: of all apps. sale: what was free or came back, and who was given it."""
+
+    def __init__(self, knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: Memory) -> None:
+        self._knobs = knobs
+        self._now_s = snapshot.now_s
+        self._snapshot = snapshot
+        self.memory = memory
+        self._chance = Chance(knobs.seed, memory.draws)
+        self._floor = Floor(snapshot)
+        self.leases = Leases(snapshot, memory, knobs.lease_s, knobs.spread, self._chance)
+        # Whether anybody wants what it does not hold.
+        self._is_contested = any(
+            job.state == JobState.PENDING or can_grow(job) for job in snapshot.jobs
+        )
+        if self._is_contested:
+            self.leases.end()
+        else:
+            self.leases.renew_all()
+        self.sale = Sale(snapshot, self.leases, knobs, self._chance)
+        self.standings = self._standings()
+
+    def _standings(self) -> dict[str, Standing]:
+        attendance, knobs = self.memory.attendance, self._knobs
+        jobs = attendance.note(self._snapshot)
+        yard = Yardstick(
+            gpus=max(1, self._floor.total_gpus()),
+            now_s=self._now_s,
+            aim=knobs.aim,
+            alone=knobs.alone,
+        )
+        found, racks = measures(attendance, yard, jobs), racks_of(self._snapshot)
+        return {
+            app: standing_of(app, own, attendance.apps[app], found[app], self.leases, racks)
+            for app, own in jobs.items()
+        }
+
+    # --- the auctions ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Auctions and leftovers until nothing changes; then the rest to those that want it."""
+        self._serve_starved()
+        for _ in range(len(self.standings) + 1):
+            wanting = self._wanting()
+            if not wanting or not self._round(wanting):
+                break
+        self._give_rest()
+        self.sale.give_idle(self._ranked(), "its GPUs would idle")
+
+    def _ranked(self) -> list[Standing]:
+        """All apps, the worst off first; ties by name, as nothing is left to chance here."""
+        return sorted(
+            self.standings.values(),
+            key=lambda s: (-s.priority, -s.rho(self._now_s, self._knobs.lease_s), s.app),
+        )
+
+    def _serve_starved(self) -> None:
+        """A gang that waited out our patience goes first, or leases end together to make its room.
+
+        Leases that end one by one would feed small jobs for ever. Nothing idles until then: what
+        is given is given for less long. Who cannot be helped, even by the ends of all leases, keeps
+        its place in the line and holds up nobody behind it.
+        """
+        since_s = self._now_s - self._knobs.patience * self._knobs.lease_s
+        # Nothing changes until somebody is helped, so whatever was found of a gang holds for all
+        # of its kind: thousands may wait behind jobs that nobody may stop.
+        meeting: Meeting | None = None
+        fitting: dict[GangShape, bool] = {}
+        for standing, job in starved(self.standings.values(), since_s):
+            gang = gang_shape(job)
+            if gang not in fitting:
+                fits = partial(has_room, job, nodes=self._floor.nodes)
+                fitting[gang] = fits(self.sale.free)
+                if not fitting[gang]:
+                    if meeting is None:
+                        meeting = self.leases.meeting(self.sale.free)
+                    if meeting.is_called(fits):
+                        return
+            if fitting[gang] and self.sale.give_gang(
+                standing, job, "its gang has waited long enough"
+            ):
+                return
+
+    def _wanting(self) -> list[Standing]:
+        """Apps that would take GPUs of those that are free, the worst off first, ties by chance."""
+        wanting = [each for each in self.standings.values() if self.sale.is_wanted_by(each)]
+        places = {app: at for at, app in enumerate(self._chance.shuffled([s.app for s in wanting]))}
+        lease_s = self._knobs.lease_s
+        wanting.sort(key=lambda s: (-s.priority, -s.rho(self._now_s, lease_s), places[s.app]))
+        return wanting
+
+    def _round(self, wanting: Sequence[Standing]) -> bool:
+        """One auction and its leftovers; whether anybody was given anything."""
+        most = max(1, floor((1.0 - self._knobs.f) * len(wanting) + 1e-9))
+        has_changed = self.sale.auction(wanting[:most])
+        others = {standing.app: standing for standing in wanting[most:]}
+        is_giving = True
+        while is_giving and any(self.sale.free.values()):
+            is_giving = False
+            for app in self._chance.shuffled(sorted(others)):
+                is_giving |= self.sale.give_least(others[app], "left over by an auction")
+            has_changed |= is_giving
+        return has_changed
+
+    def _give_rest(self) -> None:
+        """What all bidders lost as a payment, and nobody was left out for, idles with nobody.
+
+        The least that helps to each in turn, the worst off first: that is no second auction.
+        """
+        wanting = self._wanting()
+        while wanting:
+            is_alone = len(wanting) == 1
+            how = "nobody else wants them" if is_alone else "withheld from bidders, shared in turn"
+            wanting = [each for each in wanting if self.sale.give_least(each, how)]
+
+    # --- what comes of it -----------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Decisions, in order of what is kept and what is given."""
+        plan = committed(self._snapshot, self._floor, self.leases, self.sale.given)
+        self.memory.draws = self._chance.draws
+        return plan
+
+    def wake_at_s(self) -> float | None:
+        """The next end of a lease, while anybody wants more."""
+        return self.leases.next_end_s if self._is_contested else None

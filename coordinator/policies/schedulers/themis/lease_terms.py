@@ -1,0 +1,91 @@
+"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure.
+
+Must not know who bids, nor who is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from coordinator.policies.knobs import Period
+from coordinator.policies.schedulers.themis.bundles import Bundle, reduced
+from coordinator.policies.schedulers.themis.partial_allocation import Award
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
+
+Part = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Payment(StrEnum):
+    """What becomes of the part 1 - c of a bundle that its bidder pays."""
+
+    WHOLE = "whole"
+    """Whole GPUs, rounded up; where no gang fits what is left, all of it with chance c. A lie may
+    win what is certain in place of a chance."""
+    FLOOR = "floor"
+    """Whole GPUs, rounded up: gangs that no longer fit get nothing from the auction. A lie may save
+    a GPU that is all the difference."""
+    LOTTERY = "lottery"
+    """All of the bundle with chance c, else nothing: c of its value on the average, which no lie
+    makes more. Who loses has still what nothing is worth; a lie gains a part of that at most."""
+    NONE = "none"
+    """Nothing is paid: the proportionally fair choice, which is not proof against lies."""
+
+
+class Horizon(StrEnum):
+    """For how long a bid takes it that its bundle is held."""
+
+    LEASE = "lease"
+    """For one lease, and the app's share of the GPUs from then on: what is really given. Worth is
+    the part of rho that is saved."""
+    GOOD = "good"
+    """For good, and worth is 1 / rho, as in the paper's formulas; nothing at all is still had for a
+    lease only, and no GPUs are worth less than a lease of them."""
+
+
+def saved(rho_ratio: float) -> float:
+    """What holding nothing is worth, 1, and the part of rho that is saved: never twice as much.
+
+    Linear in rho, so that GPUs which bring as much work as those before them add as much. 1 / rho
+    adds ever more where nothing is worth nearly as much as a lease of GPUs: the greatest product
+    of worths then leaves all but one of several like apps without any.
+    """
+    return 2.0 - rho_ratio
+
+
+def inverse(rho_ratio: float) -> float:
+    """1 / rho, in that of holding nothing (Themis, NSDI'20, section 3)."""
+    return 1.0 / rho_ratio
+
+
+WORTHS: Mapping[Horizon, Callable[[float], float]] = {
+    Horizon.LEASE: saved,
+    Horizon.GOOD: inverse,
+}
+"""Of GPUs, by rho with them over rho with none."""
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """lease_s: how long GPUs are given for.
+
+    spread: part of it by which leases differ, so that they do not end together.
+    payment: what becomes of the hidden payment. horizon: for how long a bid counts its bundle.
+    """
+
+    lease_s: Period = 1200.0
+    spread: Part = 0.0
+    payment: Payment = Payment.LOTTERY
+    horizon: Horizon = Horizon.LEASE
+
+
+def paid(won: Bundle, award: Award, payment: Payment, chance: Chance, bidder: str) -> Bundle:
+    """What is left of a bundle after its payment (Themis, NSDI'20, section 4: hidden payments)."""
+    if award.kept_ratio >= 1.0 or payment == Payment.NONE:
+        return won
+    kept = reduced(won, 0 if payment == Payment.LOTTERY else award.kept_gpus(won.bid))
+    if kept.shares or payment == Payment.FLOOR:
+        return kept
+    return won if chance.ratio(bidder) < award.kept_ratio else kept

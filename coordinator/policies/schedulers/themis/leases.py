@@ -1,0 +1,188 @@
+"""Who holds GPUs until when, and what goes to an auction of Themis when leases end. Pure.
+
+Whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back keeps its
+base gang for another lease and gives its flexible workers back; its app's rho counts what it holds,
+so that it wins the less besides (ours: the paper's jobs save at the end of a lease). Must not know
+what GPUs are worth to anybody.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+
+from msgspec import Struct, field
+
+from common.model import JobId, NodeName
+from coordinator.policies.contract.free_gpus import Floor, is_movable
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.parts.setbacks import is_set_back
+from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
+from coordinator.policies.schedulers.themis.seeded_chance import Chance
+
+Room = Mapping[NodeName, int]
+"""GPUs by node."""
+
+
+class Memory(Struct):
+    """What the arbiter remembers. draws: how often it has left something to chance.
+
+    meets_at_s: what is given before ends at this instant at the latest, for a gang that needs it.
+    """
+
+    attendance: Attendance = field(default_factory=Attendance)
+    leases: dict[JobId, float] = field(default_factory=dict[JobId, float])
+    draws: int = 0
+    meets_at_s: float = 0.0
+
+
+class Leases:
+    """Those of one pass.
+
+    lease_s: how long a lease is, in the mean. spread: part of it by which leases differ.
+    back: jobs whose lease is over. kept: of every job the workers that stay whatever is auctioned.
+    """
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        memory: Memory,
+        lease_s: float,
+        spread: float,
+        chance: Chance,
+    ) -> None:
+        self._lease_s = lease_s
+        self._spread = spread
+        self._chance = chance
+        self._now_s = snapshot.now_s
+        self._memory = memory
+        self._jobs = snapshot.jobs
+        # Of those that another policy started, a lease counts from their start.
+        memory.leases = {
+            job.job_id: memory.leases.get(job.job_id, (job.started_at_s or self._now_s) + lease_s)
+            for job in snapshot.jobs
+            if job.placed
+        }
+        self.back: set[JobId] = set()
+        self.kept = {job.job_id: _present(job) for job in snapshot.jobs}
+
+    def end(self) -> None:
+        """Those whose time has come are over."""
+        for job in self._jobs:
+            if not is_movable(job) or self._memory.leases.get(job.job_id, inf) > self._now_s:
+                continue
+            if is_set_back(job, self._now_s):
+                self.renew(job.job_id)
+                self.kept[job.job_id] = tuple(
+                    worker for worker in self.kept[job.job_id] if not worker.is_flexible
+                )
+            else:
+                self.back.add(job.job_id)
+                self.kept[job.job_id] = ()
+
+    def renew(self, job_id: JobId) -> None:
+        """A job has its GPUs for another lease, until leases meet at the latest."""
+        off = self._spread * (self._chance.spaced() - 0.5) if self._spread else 0.0
+        end_s = self._now_s + self._lease_s * (1.0 + off)
+        meets_at_s = self._memory.meets_at_s
+        self._memory.leases[job_id] = min(end_s, meets_at_s) if meets_at_s > self._now_s else end_s
+
+    def renew_all(self) -> None:
+        """Nobody else wants what ends: everybody has it for another lease."""
+        for job in self._jobs:
+            if is_movable(job) and self._memory.leases.get(job.job_id, inf) <= self._now_s:
+                self.renew(job.job_id)
+
+    def meeting(self, free: Room) -> Meeting:
+        """How leases could end together for gangs that do not fit on what is free."""
+        return Meeting(self._memory, self._now_s, free, self.kept, self._stoppable())
+
+    def _stoppable(self) -> list[JobView]:
+        """Whose lease goes on and can be let end."""
+        return [
+            job
+            for job in self._jobs
+            if is_movable(job) and self.kept[job.job_id] and not is_set_back(job, self._now_s)
+        ]
+
+    def returned(self, job: JobView) -> list[WorkerView]:
+        """Workers of a job whose GPUs are auctioned."""
+        kept = {worker.worker_index for worker in self.kept[job.job_id]}
+        return [worker for worker in _present(job) if worker.worker_index not in kept]
+
+    def offered(self, floor: Floor) -> Floor:
+        """What is free on a floor together with what came back."""
+        for job in self._jobs:
+            floor.vacate(self.returned(job))
+        return floor
+
+    @property
+    def next_end_s(self) -> float | None:
+        """The next end of a lease."""
+        ends = (end_s for end_s in self._memory.leases.values() if end_s > self._now_s)
+        return min(ends, default=None)
+
+
+class Meeting:
+    """Leases that could end together, as they are until anybody is given anything.
+
+    Whoever asks for many gangs asks the same one: to see what all jobs could give back costs more
+    than to see whether a gang has room there.
+
+    Args:
+        free: GPUs that nobody was given. kept: of every job the workers that stay.
+        stoppable: whose lease goes on and can be let end.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        now_s: float,
+        free: Room,
+        kept: Mapping[JobId, Sequence[WorkerView]],
+        stoppable: Sequence[JobView],
+    ) -> None:
+        self._memory = memory
+        self._now_s = now_s
+        self._free = free
+        self._kept = kept
+        self._stoppable = stoppable
+        self._most = _with_room_of(free, kept, stoppable)
+
+    def is_called(self, has_room: Callable[[Room], bool]) -> bool:
+        """Let leases end together until there is room, the next ones to end, and no more of them.
+
+        Those that end before the last of these are given on for no longer than that. Leases that
+        all ended at once would be given anew at once, and whoever came next waited for all of one.
+        A meeting that is still to come stands. Returns whether room could be made: of jobs that
+        may not be stopped, or that a stop would set back, none is.
+        """
+        if not has_room(self._most):
+            return False
+        if self._memory.meets_at_s > self._now_s:
+            return True
+        leases = self._memory.leases
+        first = sorted(self._stoppable, key=lambda job: (leases[job.job_id], job.job_id))
+        counts = range(1, len(first) + 1)
+        needed = bisect_left(
+            counts, True, key=lambda n: has_room(_with_room_of(self._free, self._kept, first[:n]))
+        )
+        self._memory.meets_at_s = leases[first[needed].job_id]
+        return True
+
+
+def _with_room_of(
+    free: Room, kept: Mapping[JobId, Sequence[WorkerView]], jobs: Iterable[JobView]
+) -> dict[NodeName, int]:
+    """What would be free if these jobs gave back all that they keep."""
+    room = dict(free)
+    for job in jobs:
+        for worker in kept[job.job_id]:
+            if worker.node in room:
+                room[worker.node] += worker.freed_gpus
+    return room
+
+
+def _present(job: JobView) -> tuple[WorkerView, ...]:
+    return tuple(worker for worker in job.placed if not worker.is_leaving)

@@ -1,1 +1,0 @@
-"""Deadlines: predicted, promised, met. Must not know the engine."""

@@ -1,1 +1,0 @@
-"""Tiresias (NSDI'19): least attained service first. Must not know the engine."""

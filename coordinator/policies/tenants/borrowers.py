@@ -1,0 +1,298 @@
+"""What others hold that a guarantee may call for, the cheapest first. Must not know who gets it.
+
+First what they would start or grow on in this very pass, then their flexible workers, then their
+jobs: of each those of the lowest priority, then those that lose least by a stop, with all that
+share GPUs with them. What a pass cannot change is
+looked up once, as many jobs that wait ask for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from msgspec import Struct
+
+from common.model import GpuUuid, JobId, NodeName
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Migrate,
+    Resume,
+    Start,
+    Suspend,
+)
+from coordinator.policies.contract.free_gpus import is_movable
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants import entitlements
+from coordinator.policies.tenants.free_counts import Counts
+from coordinator.policies.tenants.giveback import Seat, Source, having, left_by, seats
+from coordinator.policies.tenants.gpu_flow import Flow, Gang, job_of
+
+Ranks = tuple[int, ...]
+"""Priorities of jobs above the least that anybody has, the highest first. Compared, the fewest of
+the highest come first; where all are alike it is empty, and says nothing."""
+
+
+def ranks(jobs: Iterable[JobView], least: int) -> Ranks:
+    """Those of some jobs. least: the lowest of all that could be meant."""
+    return tuple(sorted((job.priority for job in jobs if job.priority > least), reverse=True))
+
+
+class _Holding(Struct, frozen=True, kw_only=True):
+    """A source as it is before anybody gives back. whose: jobs on its seat. nodes: all that it is
+    on."""
+
+    source: Source
+    whose: tuple[JobId, ...]
+    nodes: frozenset[NodeName]
+
+
+class Lenders:
+    """Those that hold GPUs or would in this pass, and what they gave back so far.
+
+    seats: who has GPUs together. busy: jobs that something is decided about, but a turn; they wait
+    for nothing and give nothing. turning: jobs that are suspended or resumed in the pass, which a
+    stop of them takes the place of. kept: decisions of the pass that still are to be.
+    """
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        flow: Flow,
+        counts: Counts,
+        decisions: Sequence[Decision],
+        aside: Collection[JobId],
+    ) -> None:
+        """aside: jobs whose decisions stay."""
+        self._now_s = snapshot.now_s
+        self._flow = flow
+        self._counts = counts
+        self.kept = list(decisions)
+        self.seats = seats(snapshot.jobs)
+        self.busy = set(aside)
+        self._gone: dict[JobId, list[Source]] = {}
+        self._turning: set[JobId] = set()
+        awaited: set[GpuUuid] = set()
+        for decision in decisions:
+            job = job_of(flow, decision)
+            if job is not None:
+                is_turn = isinstance(decision, Suspend | Resume)
+                (self._turning if is_turn else self.busy).add(job.job_id)
+            if isinstance(decision, Migrate):
+                awaited.update(u for each in decision.placements for u in each.gpu_uuids)
+        self._least = min((job.priority for job in snapshot.jobs if having(job)), default=0)
+        dated = sorted(decisions, key=lambda each: self._standing(job_of(flow, each)))
+        newcomers = (self._newcomer(each) for each in dated)
+        self._newcomers = [
+            each for each in newcomers if each is not None and each.source.job.job_id not in aside
+        ]
+        self._awaited = awaited
+        self._look()
+
+    # --- before anybody gives back ------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What may be given by those that nothing is decided about."""
+        there = [seat for seat in self.seats if self.busy.isdisjoint(_ids(seat))]
+        self._flexible = list(self._flexible_of(there))
+        can_stop = (seat for seat in there if self._may_stop(seat, self._awaited))
+        self._whole = [self._whole_of(seat) for seat in sorted(can_stop, key=self._price)]
+        self._on = [_by_node(each) for each in (self._newcomers, self._flexible, self._whole)]
+
+    def _newcomer(self, decision: Decision) -> _Holding | None:
+        """What a decision starts or grows on."""
+        job, gpus = job_of(self._flow, decision), self._flow.taken(decision)
+        if job is None or not gpus or self._flow.leaving(decision):
+            return None
+        source = Source(job=job, gpus=gpus, used=sum(gpus.values()), decision=decision)
+        return _Holding(source=source, whose=(job.job_id,), nodes=frozenset(gpus))
+
+    def _flexible_of(self, there: Iterable[Seat]) -> Iterator[_Holding]:
+        """Workers beyond a base gang, one by one."""
+        pairs = [(other, seat) for seat in there for other in seat.jobs]
+        for other, seat in sorted(pairs, key=lambda pair: self._standing(pair[0])):
+            if other.is_resizable and other.job_id not in self._turning:
+                for worker in other.placed:
+                    if worker.is_flexible and not worker.is_leaving:
+                        own = self._flow.own(worker)
+                        source = Source(job=other, gpus=own.free, used=own.used, workers=(worker,))
+                        nodes = frozenset((worker.node,))
+                        yield _Holding(source=source, whose=_ids(seat), nodes=nodes)
+
+    def _whole_of(self, seat: Seat) -> _Holding:
+        """Jobs, each with all that have any of its GPUs."""
+        source = _stop_of(seat, frozenset())
+        return _Holding(source=source, whose=_ids(seat), nodes=frozenset(source.gpus))
+
+    def _has_date(self, job: JobView | None) -> bool:
+        date_s = None if job is None else job.deadline_at_s
+        return date_s is not None and date_s > self._now_s
+
+    def _standing(self, job: JobView | None) -> tuple[bool, int]:
+        """Of two jobs that give as much for nothing the lesser is the one that gives."""
+        return self._has_date(job), 0 if job is None else job.priority
+
+    def _price(self, seat: Seat) -> tuple[bool, Ranks, float, str]:
+        """What stopping all on a seat costs, and who breaks a tie."""
+        return (*self._cost(seat), seat.jobs[0].job_id)
+
+    def _cost(self, seat: Seat) -> tuple[bool, Ranks, float]:
+        lost_gpu_s = sum(job.lost_gpu_s(self._now_s) for job in seat.jobs)
+        return (any(map(self._has_date, seat.jobs)), ranks(seat.jobs, self._least), lost_gpu_s)
+
+    def cost(self, given: Iterable[Source]) -> tuple[int, Ranks, float]:
+        """What all the stops among them cost: dates that may have been promised, priorities,
+        GPU-seconds."""
+        stopped = [source.seat for source in given if source.seat is not None]
+        costs = [self._cost(seat) for seat in stopped]
+        return (
+            sum(dated for dated, _, _ in costs),
+            ranks((job for seat in stopped for job in seat.jobs), self._least),
+            sum(lost_gpu_s for _, _, lost_gpu_s in costs),
+        )
+
+    def ranks(self, given: Iterable[Source]) -> Ranks:
+        """Priorities of the jobs that all the stops among them stop."""
+        stopped = (source.seat for source in given if source.seat is not None)
+        return ranks((job for seat in stopped for job in seat.jobs), self._least)
+
+    def _may_stop(self, seat: Seat, awaited: Collection[GpuUuid]) -> bool:
+        """Whether all on a seat can be stopped now, and nobody is on the way to it.
+
+        They are one tenant's, unless tenants came to have rules after they came to share it.
+        """
+        return (
+            all(map(is_movable, seat.jobs))
+            and len({self._counts.tenancy.leaf(job) for job in seat.jobs}) == 1
+            and seat.uuids.isdisjoint(awaited)
+        )
+
+    # --- what they could give -----------------------------------------------------------------
+
+    def sources(
+        self,
+        job: JobView,
+        wanted: int,
+        gang: Gang,
+        *,
+        only: NodeName | None = None,
+        is_anywhere: bool = False,
+    ) -> Iterator[Source]:
+        """What others hold where the gang may go that the job's guarantee covers.
+
+        Those of one kind last whose deadline is still ahead: it may have been promised; before
+        that by priority, the lowest first. What has been given while this goes on is looked at as
+        it is then.
+
+        only: nothing that is not of this node alone. is_anywhere: where the gang may not go as
+        well, as its tenant has no room before others use less.
+        """
+        newcomers, flexible, whole = (
+            (self._newcomers, self._flexible, self._whole)
+            if only is None
+            else (each.get(only, ()) for each in self._on)
+        )
+        nodes: Collection[NodeName] = gang.nodes if only is None else gang.nodes & {only}
+        if is_anywhere:
+            nodes = self._flow.nodes.keys()
+        for each in newcomers:
+            if self._is_for(each, job, wanted, nodes):
+                yield each.source
+        gone = {job_id for job_id, given in self._gone.items() if given} | self.busy
+        for each in flexible:
+            if self._is_for(each, job, wanted, nodes) and gone.isdisjoint(each.whose):
+                yield each.source
+        for each in whole:
+            if self._is_for(each, job, wanted, nodes) and gone.isdisjoint(each.whose):
+                yield self._rest_of(each)
+
+    def _is_for(
+        self, holding: _Holding, job: JobView, wanted: int, nodes: Collection[NodeName]
+    ) -> bool:
+        """Whether a tenant borrows it there that owes a job as much."""
+        tenancy, other = self._counts.tenancy, holding.source.job
+        return (
+            not holding.nodes.isdisjoint(nodes)
+            and entitlements.is_owed(tenancy, job, other, wanted)
+            and all(map(self._counts.has_more, tenancy.below_top(other, job)))
+        )
+
+    def _rest_of(self, holding: _Holding) -> Source:
+        """A stop, without the workers that go already."""
+        seat = holding.source.seat
+        assert seat is not None
+        given = (each for job_id in holding.whose for each in self._gone.get(job_id, ()))
+        gone = {worker for each in given for worker in each.workers}
+        return _stop_of(seat, gone) if gone else holding.source
+
+    # --- what they give -----------------------------------------------------------------------
+
+    def give(self, source: Source, *, sign: int = 1) -> None:
+        """The source's GPUs come free, or are taken again."""
+        self._counts.give(source, sign=sign)
+        for job in source.jobs:
+            gone = self._gone.setdefault(job.job_id, [])
+            (gone.append if sign > 0 else gone.remove)(source)
+
+    def goes_whole(self, job: JobView) -> bool:
+        """Whether all of a job is told to stop."""
+        return any(each.seat is not None for each in self._gone.get(job.job_id, ()))
+
+    def settle(self, job: JobView, given: Sequence[Source]) -> None:
+        """A job starts on what was given: decisions that made way for it are not to be. Whoever
+        would have started by one waits again, and whoever would have grown may be stopped."""
+        has_runner = False
+        self.busy.add(job.job_id)
+        for source in given:
+            made = source.decision
+            if made is not None:
+                self.kept.remove(made)
+                self.busy.discard(source.job.job_id)
+                self._gone[source.job.job_id].remove(source)  # of what it has nothing goes
+                has_runner |= not isinstance(made, Start)
+            if source.seat is not None:
+                self.kept = [each for each in self.kept if not source.seat.is_about(each)]
+        made_way = {id(source) for source in given if source.decision is not None}
+        self._newcomers = [each for each in self._newcomers if id(each.source) not in made_way]
+        if has_runner:
+            self._look()
+        self._on[0] = _by_node(self._newcomers)
+
+    def stops(self) -> list[tuple[JobView, list[Source]]]:
+        """Jobs that are told to stop, or some of their workers, and what each gives.
+
+        Those come last that give most: one that is stopped may have more than its tenant borrows,
+        but only while that one holds more than its guarantee.
+        """
+        found = [
+            (id_, [s for s in given if s.decision is None]) for id_, given in self._gone.items()
+        ]
+        by_gpus = sorted(
+            (any(each.seat for each in given), sum(each.used for each in given), job_id, given)
+            for job_id, given in found
+            if given
+        )
+        return [(self._flow.jobs[job_id], given) for *_, job_id, given in by_gpus]
+
+
+def _ids(seat: Seat) -> tuple[JobId, ...]:
+    return tuple(job.job_id for job in seat.jobs)
+
+
+def _stop_of(seat: Seat, gone: Collection[WorkerView]) -> Source:
+    stay = [
+        worker
+        for job in seat.jobs
+        for worker in job.placed
+        if not worker.is_leaving and worker not in gone
+    ]
+    left = left_by(stay)
+    return Source(job=seat.jobs[0], gpus=left.free, used=left.used, workers=tuple(stay), seat=seat)
+
+
+def _by_node(holdings: Iterable[_Holding]) -> dict[NodeName, list[_Holding]]:
+    """Those that are on one node alone, in the same order."""
+    found: dict[NodeName, list[_Holding]] = {}
+    for each in holdings:
+        if len(each.nodes) == 1:
+            found.setdefault(min(each.nodes), []).append(each)
+    return found

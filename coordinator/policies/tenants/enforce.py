@@ -1,0 +1,397 @@
+"""A pass under the rules of tenants: what every policy's decisions go through. Knows no policy.
+
+Must not know the engine. Without tenants nothing is looked at. With them a policy does not see the
+waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; by
+weight tenants below their fair share start first; those below their guarantee get GPUs back from
+those that borrow; and where GPUs are free, their jobs do not wait for borrowers' that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from msgspec.structs import replace
+
+from common.model import JobId, JobState
+from coordinator.policies.contract.decisions import (
+    FAIR_SHARE,
+    GUARANTEE,
+    OTHERS_GUARANTEE,
+    Allocation,
+    Hold,
+    Start,
+    Wait,
+    earliest,
+)
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.attempts import (
+    CALLED_BACK,
+    COMES_AND_GOES,
+    GO_FIRST,
+    MOST_TRIES,
+    Decide,
+    Pass,
+    Settled,
+    Tries,
+    leaves_room,
+    settle,
+    starts_of,
+    stops_of,
+    stripped,
+    without,
+)
+from coordinator.policies.tenants.borrowing import ends_at_s
+from coordinator.policies.tenants.fair_share import Scale, are_weighed, why_behind
+from coordinator.policies.tenants.quota_guard import guarded
+from coordinator.policies.tenants.reclaim import given_back
+from coordinator.policies.tenants.stability import Follow, beneficiaries, in_turns, short_lived
+from coordinator.policies.tenants.tenancy import Tenancy
+
+SHARES_AGAIN_S = 1.0
+"""Where tenants took turns by weight, or jobs gave way to a guarantee, and GPUs are left, a pass
+follows after so many seconds."""
+
+GIVEN_BACK_AGAIN_S = 10.0
+"""While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
+seconds: that they can be stopped now brings none by itself.
+"""
+
+BY_WEIGHT = "jobs of tenants below their share by weight go first"
+GAVE_WAY = "what it would take is for jobs that a guarantee covers, which go first"
+
+Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
+
+
+def allocated(
+    decide: Decide,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    by_weight: bool = True,
+    keeps_quotas: bool = False,
+    trusts_profiles: bool = True,
+) -> Allocation:
+    """One scheduling pass of a policy, as far as tenants allow it.
+
+    by_weight: tenants take turns by their weights; not where the policy sees to that itself.
+    keeps_quotas: the policy sees to quotas itself and has all jobs before it, as it remembers what
+        it has promised to those that wait; what it gets wrong is refused all the same.
+    trusts_profiles: the policy takes jobs for as fast as their profiles tell.
+    """
+    if not snapshot.tenants or snapshot.is_frozen:
+        return decide(snapshot, memory)
+    settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
+    made = _told(*_that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles))
+    waiting = (job for job in snapshot.jobs if job.state == JobState.PENDING)
+    again_s = ends_at_s(snapshot, waiting)
+    return replace(made, wake_at_s=earliest(made.wake_at_s, again_s)) if again_s else made
+
+
+Settles = Callable[[Tries], tuple[Settled, bool]]
+"""A pass for what lasts; and whether GPUs are left, see `_without_those`."""
+
+
+def _that_ends(
+    decide: Decide,
+    settles: Settles,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    trusts_profiles: bool,
+) -> tuple[Settled, Tries, bool]:
+    """The pass with such stops of the policy alone as no row of passes undoes, see `onward`."""
+
+    def tries_of(cell: ClusterSnapshot, remembered: bytes) -> Tries:
+        guard = partial(guarded, cell, trusts_profiles=trusts_profiles)
+        return Tries(decide, guard, cell, remembered)
+
+    def follow(cell: ClusterSnapshot, remembered: bytes) -> Settled:
+        return settles(tries_of(cell, remembered))[0]
+
+    tries = tries_of(snapshot, memory)
+    found, is_left = settles(tries)
+    for _ in range(MOST_TRIES):
+        own = _of_circle(found, snapshot, follow)
+        if not own:
+            return found, tries, is_left
+        brief = found.made.started() & beneficiaries(found, snapshot, own)
+        if brief <= tries.brief:
+            break
+        tries.hide_brief(brief, COMES_AND_GOES)
+        found, is_left = settles(tries)
+    for left in reversed(range(MOST_TRIES)):
+        own = _of_circle(found, snapshot, follow) if left else found.own_stops()
+        if not own:
+            break
+        gone = own | beneficiaries(found, snapshot, own)
+        found = stripped(found, gone, tries.guard, snapshot)
+    return found, tries, leaves_room(found, snapshot)
+
+
+def _of_circle(found: Settled, snapshot: ClusterSnapshot, follow: Follow) -> set[JobId]:
+    """Jobs that the policy stops in a pass and that come and go in those after it. Where these lead
+    to a circle of others, it is one of them that is not made."""
+    own = found.own_stops()
+    return own & in_turns(snapshot, found, follow) if own else own
+
+
+def _of_all(tries: Tries) -> tuple[Settled, bool]:
+    """The pass of a policy that has all jobs before it."""
+    made = tries.of_all()
+    back = given_back(tries.snapshot, made.kept)
+    found = _lasting(settle(made, back, tries.guard, tries.snapshot), tries)
+    return found, leaves_room(found, tries.snapshot)
+
+
+def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
+    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
+    for, it does not see.
+    """
+    snapshot = tries.snapshot
+    found, is_left = _in_turn(tries, by_weight=by_weight)
+    for _ in range(MOST_TRIES):
+        brief = starts_of(short_lived(snapshot, found.made.kept, found.kept))
+        if not brief:
+            break
+        tries.hide_brief(brief, CALLED_BACK)
+        found, is_left = _in_turn(tries, by_weight=by_weight)
+    lasting = _with_those_that_fit(_lasting(found, tries), tries)
+    if lasting is not found:
+        is_left = leaves_room(lasting, snapshot)
+    return _of_free_gpus(lasting, tries, by_weight=by_weight) if is_left else (lasting, False)
+
+
+def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
+    """The pass without those that would not last, by weight, and with what is due first."""
+    best, snapshot = tries.first(), tries.snapshot
+    if by_weight and are_weighed(Tenancy(snapshot)):
+        best = _by_weight(tries.within, snapshot, best)
+    best, back = tries.due_first(best)
+    found = _for_those_that_start(settle(best, back, tries.guard, snapshot), tries)
+    return _without_those(found, tries)
+
+
+def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
+    """The pass without the jobs that the policy stops others for and that give way in it.
+
+    What gives way is no reason for a stop, and what starts beside it may be none by itself. It
+    counts if the policy then stops fewer and nobody else, and no start of the one pass gives way in
+    the other. Who is due whoever is stopped gets its GPUs in either.
+    """
+    best, snapshot = first, tries.snapshot
+    for _ in range(MOST_TRIES):
+        gave_way = best.gave_way() & beneficiaries(best, snapshot, best.own_stops())
+        if not gave_way:
+            break
+        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        other = settle(made, back, tries.guard, snapshot)
+        lost = other.gave_way() & starts_of(best.kept)
+        if lost or not other.own_stops() < best.own_stops():
+            break
+        tries.hide_brief(gave_way, CALLED_BACK)
+        best = other
+    return best
+
+
+def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
+    """The pass with such hidden jobs as fit on what it leaves free: these need no stop and nobody's
+    workers, whatever the policy would have done for them.
+
+    Whoever would have used up their tenant's room may not start after all.
+    """
+    snapshot, hidden = tries.snapshot, (tries.brief | tries.refused) & found.made.hidden
+    jobs = [job for job in snapshot.jobs if job.job_id in hidden]
+    fits = Scale(snapshot).that_fit(found.kept, jobs) if jobs else set[JobId]()
+    if not fits:
+        return found
+    made = tries.within(found.made.hidden - fits, lean=fits)
+    other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
+    is_more = starts_of(found.kept) < starts_of(other.kept)
+    return other if is_more and stops_of(other.kept) <= stops_of(found.kept) else found
+
+
+def _of_free_gpus(first: Settled, tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
+    """The pass of a policy that can stop nobody, where that starts some more: what it would rather
+    have done gave way, and left GPUs that somebody who waits fits on."""
+    snapshot, lean = tries.snapshot, tries.lean()
+    made = _in_turn(lean, by_weight=by_weight)[0].made
+    other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
+    is_more = starts_of(first.kept) < starts_of(other.kept)
+    if not is_more or stops_of(other.kept) - stops_of(first.kept):
+        return first, True
+    tries.by_quota |= lean.by_quota
+    tries.yielding |= lean.yielding
+    return other, leaves_room(other, snapshot)
+
+
+def _lasting(found: Settled, tries: Tries) -> Settled:
+    """The pass without what would not last, and without the stops that were for that."""
+    while brief := short_lived(tries.snapshot, found.made.kept, found.kept):
+        gone = {each.job_id for each in brief}
+        found = stripped(found, gone, tries.guard, tries.snapshot)
+    return found
+
+
+def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
+    """The pass without the jobs that give way in it, where others start on what that leaves.
+
+    It counts if those that start already do so again, and nobody more is stopped. Returns as well
+    whether GPUs are left that somebody who waits would fit on.
+    """
+    best, snapshot = first, tries.snapshot
+    for _ in range(MOST_TRIES):
+        gave_way = best.gave_way()
+        if not leaves_room(best, snapshot):
+            break
+        if not gave_way:
+            return best, True
+        before = dict(tries.yielding)
+        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        other = settle(made, back, tries.guard, snapshot)
+        if not starts_of(best.kept) < starts_of(other.kept) or stops_of(other.kept) - stops_of(
+            best.kept
+        ):
+            tries.yielding = before
+            return best, True
+        tries.yielding |= dict.fromkeys(gave_way, GO_FIRST)
+        best = other
+    return best, leaves_room(best, snapshot)
+
+
+def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
+    """A pass with what tenants below their guarantee get back, and what others wait for.
+
+    is_left: GPUs are left that the policy gave to a job which gave way; it is asked again soon.
+    """
+    snapshot = tries.snapshot
+    made, back, kept = settled.made, settled.back, settled.kept
+    allocation, again_s = made.allocation, None
+    waits = allocation.waits
+    told = {*made.hidden, *(job_id for wait in waits for job_id in wait.jobs)}
+    if back.is_soon:
+        again_s = snapshot.now_s + GIVEN_BACK_AGAIN_S
+    hidden = made.hidden - {each.job_id for each in kept if isinstance(each, Start)}
+    yielding = hidden & tries.yielding.keys()
+    crowded = hidden & tries.by_quota.keys() & back.waits.keys()
+    kinds = {
+        GUARANTEE: back.waits.keys() - told | crowded,
+        FAIR_SHARE: hidden - yielding - crowded,  # of them the policy could say nothing
+        OTHERS_GUARANTEE: yielding,
+    }
+    waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
+    # A pass after one that decides nothing would find the same.
+    left_s = snapshot.now_s + SHARES_AGAIN_S if is_left and kept else None
+    wake_at_s = earliest(allocation.wake_at_s, again_s, left_s, back.wake_at_s)
+    return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
+
+
+def _by_weight(
+    within: Callable[[frozenset[JobId]], Pass], snapshot: ClusterSnapshot, first: Pass
+) -> Pass:
+    """The pass in which tenants below their shares start first, where that makes a difference.
+
+    The policy does not see the jobs behind theirs; but where that neither starts one of theirs
+    more nor leaves one running, it is no use, and the pass stays as it was; so it does where what
+    siblings divide anew would be less for an outer level. What is then still free, the others may
+    have.
+    """
+    best, scale, behind = first, Scale(snapshot), dict[JobId, JobView]()
+    for level in scale.levels:
+        for _ in range(MOST_TRIES):
+            found = scale.weighed(best.kept, best.hidden, level=level)
+            if not (found.beyond and found.behind):
+                break
+            other = within(best.hidden | {job.job_id for job in found.behind})
+            spared = best.stopped() - other.stopped()
+            if found.short.isdisjoint(other.started() | spared):
+                break
+            if scale.is_less_outside(best.kept, other.kept, level=level):
+                break
+            behind |= {job.job_id: job for job in found.behind}
+            best = other
+    fits = scale.that_fit(best.kept, behind.values())
+    if not fits:
+        return best
+    other = within(best.hidden - fits)
+    if best.started() <= other.started() and other.stopped() <= best.stopped():
+        return other
+    again_s = snapshot.now_s + SHARES_AGAIN_S
+    wake_at_s = earliest(best.allocation.wake_at_s, again_s)
+    return replace(best, allocation=replace(best.allocation, wake_at_s=wake_at_s))
+
+
+def held(
+    decide: Decide,
+    explain: Explain,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    by_weight: bool = True,
+    keeps_quotas: bool = False,
+    trusts_profiles: bool = True,
+) -> tuple[Hold, ...]:
+    """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, that
+    others go first by weight or by their guarantee, and what its tenant is due.
+
+    decide: the policy's pass, as some of that shows only in one. by_weight, keeps_quotas,
+    trusts_profiles: as for `allocated`.
+    """
+    if not snapshot.tenants or snapshot.is_frozen:
+        return explain(snapshot, memory)
+    owed = given_back(snapshot, ()).waits
+    settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
+    found, tries, _ = _that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles)
+    behind: dict[JobId, str] = {}
+    if keeps_quotas:
+        holds, why = explain(tries.shown, memory), dict(tries.by_quota)
+        holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
+    else:
+        if by_weight:
+            behind = why_behind(snapshot, tries.by_quota.keys())
+        tries.brief -= starts_of(found.kept)
+        holds, why = _seen(explain, snapshot, memory, tries)
+        holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
+    holds = tuple(_and(hold, tries.by_type.get(hold.job_id)) for hold in holds)
+    hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
+    # A try that was made for the words alone may have refused one that starts, and started others.
+    starts = starts_of(found.kept)
+    told = {hold.job_id: hold for hold in (*holds, *hidden) if hold.job_id not in starts}
+    for job_id in sorted((found.gave_way() | found.made.hidden) - told.keys() - starts):
+        reason = _why_others_first(job_id, found, tries, behind)
+        told[job_id] = Hold(job_id=job_id, blockers=(reason,))
+    return tuple(_and(hold, owed.get(hold.job_id)) for hold in told.values())
+
+
+def _why_others_first(
+    job_id: JobId, found: Settled, tries: Tries, behind: Mapping[JobId, str]
+) -> str:
+    """Why a job waits that the policy by itself would have started."""
+    said = tries.by_quota.get(job_id) or tries.yielding.get(job_id) or behind.get(job_id)
+    return said or (BY_WEIGHT if job_id in found.made.hidden else GAVE_WAY)
+
+
+def _seen(
+    explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: Tries
+) -> tuple[tuple[Hold, ...], dict[JobId, str]]:
+    """What the policy says of the jobs that it sees in the end; and why it does not see others."""
+    best, _ = tries.due_first(tries.first())
+    after = tries.yielding.keys() & best.hidden
+    why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}
+    soft = {each for each in after if tries.yielding[each] == GO_FIRST}
+    holds = explain(without(tries.shown, best.hidden - soft), memory)
+    if soft:  # what it says of these by itself is true as well; of others what it says without them
+        told = {hold.job_id: hold for hold in explain(without(tries.shown, best.hidden), memory)}
+        holds = tuple(told.get(hold.job_id, hold) for hold in holds)
+        holds = tuple(_and(hold, why.get(hold.job_id)) for hold in holds)
+    if after:
+        holds = tuple(hold for hold in holds if hold.job_id not in best.started())
+    said = {hold.job_id for hold in holds}
+    return holds, {job_id: why[job_id] for job_id in sorted(why) if job_id not in said}
+
+
+def _and(hold: Hold, reason: str | None) -> Hold:
+    """With one reason more; whom the policy has no reason to hold starts, whatever its share."""
+    if reason is None or not hold.blockers:
+        return hold
+    return replace(hold, blockers=(*hold.blockers, reason))

@@ -1,0 +1,122 @@
+"""Gangs that have GPUs together, so that these come free only with all of them. Knows no policy.
+
+Must not know whose they are, nor why they would leave.
+
+What borrowers could give back, and what comes of a pass: data only. Knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from common.model import GpuUuid, JobId, NodeName
+from coordinator.policies.contract.decisions import Decision, Resume, Start, Suspend
+from coordinator.policies.contract.snapshot import JobView, WorkerView
+from coordinator.policies.tenants.gpu_flow import Gpus, Left
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """What a borrower could give back in one piece.
+
+    gpus: that others can have then, by node. used: that the borrower has less.
+    decision: one of this pass that would not be; else the job's workers leave.
+    seat: the job and all that share its GPUs, which are stopped, whole; None stops nobody.
+    """
+
+    job: JobView
+    gpus: Gpus
+    used: int
+    decision: Decision | None = None
+    workers: tuple[WorkerView, ...] = ()
+    seat: Seat | None = None
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        """Whose it is."""
+        return (self.job,) if self.seat is None else self.seat.jobs
+
+
+class Back(Struct, frozen=True, kw_only=True):
+    """What comes of a pass.
+
+    decisions: of the pass, and those that give tenants below their guarantee theirs back.
+    waits: jobs that a guarantee covers, that find no room, and that get none in this pass; and why.
+    is_soon: some of what they are due can perhaps be taken back before anything else happens.
+    fits: jobs that a guarantee covers and that find room, but were not started.
+    behind: waiting jobs that none covers, of borrowers from those that the former are of.
+    wake_at_s: when the first of `fits` has waited for long enough; None: none will have by itself.
+    """
+
+    decisions: tuple[Decision, ...]
+    waits: dict[JobId, str]
+    is_soon: bool
+    fits: frozenset[JobId]
+    behind: frozenset[JobId]
+    wake_at_s: float | None
+
+
+class Seat(Struct, frozen=True, kw_only=True):
+    """A job that has GPUs, and whoever has any of the same, directly or through others."""
+
+    jobs: tuple[JobView, ...]
+
+    @property
+    def uuids(self) -> set[GpuUuid]:
+        """All their GPUs that have a name, and those that are held for them."""
+        return {uuid for job in self.jobs for worker in having(job) for uuid in worker.gpu_uuids}
+
+    def is_about(self, decision: Decision) -> bool:
+        """Whether a decision is a turn on it: of one of its jobs, or of one that would join."""
+        match decision:
+            case Suspend() | Resume():
+                return any(job.job_id == decision.job_id for job in self.jobs)
+            case Start():
+                named = (u for placement in decision.placements for u in placement.gpu_uuids)
+                return not self.uuids.isdisjoint(named)
+            case _:
+                return False
+
+
+def seats(jobs: Iterable[JobView]) -> list[Seat]:
+    """The jobs that have GPUs, by seat, in the order given; each has its own where nobody shares.
+
+    A job that moves is on the seat that it comes from and on that where GPUs are held for it.
+    """
+    there = {job.job_id: job for job in jobs if having(job)}
+    above = {job_id: job_id for job_id in there}
+    first: dict[GpuUuid, JobId] = {}
+
+    def top(job_id: JobId) -> JobId:
+        while above[job_id] != job_id:
+            job_id = above[job_id]
+        return job_id
+
+    for job_id, job in there.items():
+        for worker in having(job):
+            for uuid in worker.gpu_uuids:
+                above[top(job_id)] = top(first.setdefault(uuid, job_id))
+    found: dict[JobId, list[JobView]] = {}
+    for job_id, job in there.items():
+        found.setdefault(top(job_id), []).append(job)
+    return [Seat(jobs=tuple(together)) for together in found.values()]
+
+
+def having(job: JobView) -> list[WorkerView]:
+    """Its workers that were not told to stop, and those that GPUs are held for while it moves."""
+    return [worker for worker in (*job.placed, *job.held) if not worker.is_leaving]
+
+
+def left_by(workers: Iterable[WorkerView]) -> Left:
+    """What workers vacate if they all go; a GPU that several have is counted once."""
+    seen: set[GpuUuid] = set()
+    free: dict[NodeName, int] = {}
+    used = 0
+    for worker in workers:
+        twice = {uuid for uuid in worker.gpu_uuids if uuid in seen}
+        used += worker.gpus - len(twice)
+        gpus = worker.freed_gpus - len(twice.difference(worker.barred_uuids))
+        free[worker.node] = free.get(worker.node, 0) + gpus
+        seen.update(worker.gpu_uuids)
+    return Left(free=free, used=used)

@@ -1,0 +1,263 @@
+"""The passes that would follow one, while nothing comes or ends: whether they come round. Must not
+know a policy, nor the engine.
+
+A policy and the guarantees decide by two different orders, and each may undo what the other did.
+A stop of the one makes a job due by the other, what gives way to that job changes what the policy
+would have stopped for, and so on, in circles. So a stop of a policy counts only where its job does
+not come and go in the passes after it, each on what the one before leaves. Whoever is on a circle
+sees itself again: its pass is made without the stops of the circle, and the circle is left.
+
+The cell as a pass leaves it, and what guarantees would call back in it. Must not know a policy,
+nor the engine.
+
+A stop is of use only if what it is for lasts. Whoever is stopped waits from then on; where its
+tenant's guarantee, or that of another job that waits, calls back what the stop was for, the next
+pass undoes it, and the policy decides the same again: to and fro, without headway. So a policy's
+stops count only where nothing is called back in the cell that they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.contract.decisions import (
+    Decision,
+    Migrate,
+    Placement,
+    Preempt,
+    Reject,
+    Resize,
+    Start,
+)
+from coordinator.policies.contract.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    WorkerView,
+)
+from coordinator.policies.tenants.attempts import Settled
+from coordinator.policies.tenants.gpu_flow import Flow, job_of, more_free, moves_of
+from coordinator.policies.tenants.reclaim import given_back
+
+Move = Start | Resize | Migrate | Preempt
+
+ON_THE_WAY = (JobState.STARTING, JobState.RESIZING)
+"""Soon these run, and may be stopped: what would be called back from them then counts as well."""
+
+
+def short_lived(
+    snapshot: ClusterSnapshot, made: Iterable[Decision], kept: Sequence[Decision]
+) -> list[Move]:
+    """Those of a policy's decisions that guarantees would undo after the pass, in the same order.
+
+    That is what starts or grows and would be called back, and what takes the place of a job that
+    the pass stops and that would be due as much elsewhere.
+
+    made: by the policy. kept: what is left of it, and what comes back in the pass. Where the policy
+    stops or shrinks nobody nothing is looked at: what starts on free GPUs gives way in the pass
+    itself.
+    """
+    own = {each.job_id for each in made if isinstance(each, Move)}
+    mine = [each for each in kept if isinstance(each, Move) and each.job_id in own]
+    if not any(map(_is_stop, mine)) or not any(t.guarantee_gpus for t in snapshot.tenants):
+        return []
+    flow = Flow(snapshot)
+    back = given_back(after(snapshot, kept, flow), (), is_patient=True).decisions
+    called = {each.job_id for each in back if isinstance(each, Preempt | Resize)}
+    if not called:
+        return []
+    takers = [(each, flow.taken(each)) for each in mine]
+    if found := [each for each, taken in takers if taken and each.job_id in called]:
+        return found
+    gone = {each.job_id for each in mine if isinstance(each, Preempt)}
+    due = gone & {each.job_id for each in back if isinstance(each, Start)}
+    left = {worker.node for job_id in due for worker in flow.jobs[job_id].placed}
+    found = [each for each, taken in takers if not left.isdisjoint(taken)]
+    return found or [each for each in mine if each.job_id in due]
+
+
+def _is_stop(decision: Move) -> bool:
+    return isinstance(decision, Preempt) or (
+        isinstance(decision, Resize) and bool(decision.removed_workers)
+    )
+
+
+def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) -> ClusterSnapshot:
+    """The cell once decisions were carried out: who has what, and who waits.
+
+    Whoever starts, or is on the way, runs, and whoever is refused waits no more. Turns of jobs that
+    share GPUs, and nodes that are lent or come home, are left as they are. flow: of the snapshot.
+    """
+    free = more_free(moves_of(flow, decisions))
+    jobs: dict[JobId, JobView] = {}
+    for decision in decisions:
+        if isinstance(decision, Move) and decision.job_id in flow.jobs:
+            before = jobs.get(decision.job_id, flow.jobs[decision.job_id])
+            jobs[decision.job_id] = _carried_out(before, decision, snapshot.now_s, flow)
+    refused = {each.job_id for each in decisions if isinstance(each, Reject)}
+    gone = jobs.keys() | refused
+    came: dict[NodeName, list[WorkerView]] = {}
+    for worker in (worker for job in jobs.values() for worker in job.placed):
+        came.setdefault(worker.node, []).append(worker)
+    there = (jobs.get(job.job_id, job) for job in snapshot.jobs if job.job_id not in refused)
+    return replace(
+        snapshot,
+        index=None,
+        nodes=tuple(
+            _changed(node, free.get(node.name, 0), gone, came.get(node.name, ()))
+            for node in snapshot.nodes
+        ),
+        jobs=tuple(
+            replace(job, state=JobState.RUNNING) if job.state in ON_THE_WAY else job
+            for job in there
+        ),
+    )
+
+
+def _changed(
+    node: NodeView, more: int, gone: Collection[JobId], came: Sequence[WorkerView]
+) -> NodeView:
+    """A node with so many more GPUs free, and with these workers in place of those of some jobs."""
+    stay = [worker for worker in node.workers if worker.job_id not in gone]
+    if not (more or came) and len(stay) == len(node.workers):
+        return node
+    workers = sorted([*stay, *came], key=lambda worker: (worker.job_id, worker.worker_index))
+    return replace(node, free_gpus=node.free_gpus + more, workers=tuple(workers))
+
+
+def _carried_out(job: JobView, decision: Move, now_s: float, flow: Flow) -> JobView:
+    match decision:
+        case Preempt():
+            return replace(
+                job,
+                state=JobState.PENDING,
+                gpu_type=None,
+                placed=(),
+                held=(),
+                started_at_s=None,
+                waiting_since_s=now_s,
+                is_resizable=False,
+            )
+        case Resize():
+            gone = set(decision.removed_workers)
+            stay = [worker for worker in job.placed if worker.worker_index not in gone]
+            more = _workers(job, job.gpu_type or "", decision.added, flow, is_flexible=True)
+            return replace(job, placed=(*stay, *more))
+        case Start():
+            workers = _workers(job, decision.gpu_type, decision.placements, flow)
+            return replace(
+                job,
+                state=JobState.RUNNING,
+                gpu_type=decision.gpu_type,
+                placed=workers,
+                started_at_s=now_s,
+                waiting_since_s=None,
+                is_resizable=job.is_elastic,
+            )
+        case Migrate():
+            workers = _workers(job, job.gpu_type or "", decision.placements, flow)
+            return replace(job, state=JobState.RUNNING, placed=workers, held=())
+
+
+def _workers(
+    job: JobView,
+    gpu_type: str,
+    placements: Iterable[Placement],
+    flow: Flow,
+    *,
+    is_flexible: bool = False,
+) -> tuple[WorkerView, ...]:
+    """Workers on these places, numbered beyond those that the job has."""
+    found: list[WorkerView] = []
+    first = max((worker.worker_index for worker in job.placed), default=-1) + 1
+    for placement in placements:
+        node = flow.nodes.get(placement.node)
+        factor = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
+        gpus = job.gpus_per_worker * (factor or 1)
+        for place in range(placement.worker_count):
+            uuids = placement.gpu_uuids[place * gpus : (place + 1) * gpus]
+            found.append(
+                WorkerView(
+                    job_id=job.job_id,
+                    worker_index=first + len(found),
+                    node=placement.node,
+                    gpus=gpus,
+                    freed_gpus=gpus,
+                    is_flexible=placement.is_flexible or is_flexible,
+                    gpu_uuids=uuids,
+                )
+            )
+    return tuple(found)
+
+
+MOST_PASSES = 4
+"""So many passes are looked ahead: circles of up to five are found, and most rows end after one. A
+longer row is of jobs that find their places one after the other, as in a cell whose policy was
+changed, and costs as much time as it has passes."""
+
+Follow = Callable[[ClusterSnapshot, bytes], Settled]
+"""One pass of the policy and of what guarantees make of it."""
+
+Holdings = frozenset[tuple[JobId, NodeName, int]]
+
+
+def in_turns(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> set[JobId]:
+    """Jobs that come and go in the passes after one, as these lead to a cell in which one of them,
+    or it, began: the same jobs on the same GPUs. None where a pass that starts and stops nobody
+    ends them first, or where nothing comes round in so few.
+
+    first: of the snapshot. follow: the passes after it, which are asked for nothing but what they
+    decide.
+    """
+    found, cell = first, snapshot
+    row = [_holdings(cell)]
+    for left in reversed(range(MOST_PASSES + 1)):
+        cell = after(cell, found.kept, Flow(cell))
+        there = _holdings(cell)
+        if there in row:
+            circle = row[row.index(there) :]
+            always = frozenset[tuple[JobId, NodeName, int]].intersection(*circle)
+            return {job_id for each in circle for job_id, *_ in each - always}
+        row.append(there)
+        if left:
+            found = follow(cell, found.made.allocation.memory)
+            if not _moving(found, cell):
+                break
+    return set()
+
+
+def beneficiaries(first: Settled, snapshot: ClusterSnapshot, own: Iterable[JobId]) -> set[JobId]:
+    """Jobs that the policy would start or grow on what it stops some for, though they may give way
+    in the end.
+
+    own: the jobs that it stops.
+    """
+    flow = Flow(snapshot)
+    nodes = {worker.node for job_id in own for worker in flow.jobs[job_id].placed}
+    return {
+        job.job_id
+        for each in first.made.kept
+        if (job := job_of(flow, each)) is not None and not nodes.isdisjoint(flow.taken(each))
+    }
+
+
+def _moving(found: Settled, snapshot: ClusterSnapshot) -> bool:
+    """Whether somebody who waits starts in a pass, or one who has GPUs stops."""
+    placed = {job.job_id: bool(job.placed) for job in snapshot.jobs}
+    return any(
+        placed.get(each.job_id) is isinstance(each, Preempt)
+        for each in found.kept
+        if isinstance(each, Start | Preempt)
+    )
+
+
+def _holdings(snapshot: ClusterSnapshot) -> Holdings:
+    return frozenset(
+        (job.job_id, worker.node, worker.gpus * sum(w.node == worker.node for w in job.placed))
+        for job in snapshot.jobs
+        for worker in job.placed
+        if not worker.is_leaving
+    )
