@@ -6,7 +6,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.state.tables import JobEntry, NodeEntry
 
 
-def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
+def closed_reasons(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     """That no new work comes to a node, by whose order, and until when what runs may go on.
 
     now_s: engine time.
@@ -25,7 +25,7 @@ def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     ]
 
 
-def of_job(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
+def drain_reasons(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     """When a job has to leave nodes that are drained. now_s: engine time."""
     held = (*entry.workers.values(), *((entry.store,) if entry.store else ()))
     said: list[str] = []

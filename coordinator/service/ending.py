@@ -9,7 +9,7 @@ WORKERS_NAMED = 4
 """Of those that still stop, the ones whose grace lasts longest."""
 
 
-def said(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
+def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
     """What follows its last worker's end, and the grace of those that are left; empty of a job that
     is not ending. now_s: engine time."""
     if job.after_vacating is None or job.state in FINAL_JOB_STATES:

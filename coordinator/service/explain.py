@@ -46,11 +46,11 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
     now_s: engine time; None: of the last event.
     """
     at_s = _or_last_event(engine, now_s)
-    return (*_job(engine, entry, at_s), *preruns.said(entry))
+    return (*_job(engine, entry, at_s), *preruns.prerun_reasons(entry))
 
 
 def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
-    if ends := ending.said(entry, now_s=at_s):
+    if ends := ending.stopping_reasons(entry, now_s=at_s):
         if ended_by := jobs_retry.why_ended(entry, engine.settings):
             ends = (*ends, ended_by)
         return (*ends, *_unknown(engine, entry, at_s))
@@ -69,12 +69,12 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
             waiting += [doubted] if doubted else []
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
-            drained, lost = drains.of_job(engine, entry, at_s), _unknown(engine, entry, at_s)
+            drained, lost = drains.drain_reasons(engine, entry, at_s), _unknown(engine, entry, at_s)
             stalled = _stalled(entry, at_s)
             return (*stalled, *_running(engine, entry), *drained, *lost, *_awaited(entry))
         case JobState.SUSPENDED:
-            said = suspended.said(engine, entry, now_s=at_s)
-            return (said, *drains.of_job(engine, entry, at_s), *_unknown(engine, entry, at_s))
+            said = suspended.suspension_reason(engine, entry, now_s=at_s)
+            return (said, *drains.drain_reasons(engine, entry, at_s), *_unknown(engine, entry, at_s))
         case JobState.CANCELLED:
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
@@ -245,7 +245,7 @@ def node(
     if not entry.is_heard:
         said.append("this coordinator has not heard it yet, so it is ordered nothing")
     said += _silent(engine, entry, refused_report)
-    said += drains.of_node(engine, entry, at_s)
+    said += drains.closed_reasons(engine, entry, at_s)
     if closed := start_failures.why(engine.state, entry):
         said.append(closed)
     if detail := _detail(entry):

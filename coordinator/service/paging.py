@@ -13,23 +13,23 @@ import msgspec
 
 K = TypeVar("K", bound=str)
 E = TypeVar("E")
-R = TypeVar("R")
+Row = TypeVar("Row")
 
 PAGE_BYTES = 800_000
 """Rows of one answer; below `MAX_MESSAGE_BYTES` by more than the largest row."""
 
 
 def page(
-    rows: Iterable[R],
+    rows: Iterable[Row],
     *,
     is_over: Callable[[], bool] = lambda: False,
     most_bytes: int = PAGE_BYTES,
-) -> tuple[tuple[R, ...], bool]:
+) -> tuple[tuple[Row, ...], bool]:
     """The first rows that one message carries, at least one, and whether there are more.
 
     is_over: whether the time for this page is over; the rows behind are for the next one.
     """
-    taken: list[R] = []
+    taken: list[Row] = []
     size_bytes = 0
     for row in rows:
         size_bytes += len(msgspec.msgpack.encode(row))

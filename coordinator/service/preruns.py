@@ -13,7 +13,7 @@ from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.text import counted
 
 
-def said(job: JobEntry) -> tuple[str, ...]:
+def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
     """That it is about its pre-run, on how many GPUs, and what becomes of its gang; empty of any
     other job, and of one that is a gang by now."""
     if not prerun_spec.is_on(job):

@@ -82,10 +82,10 @@ def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
     a suspended one who computes in its place, of a stalled one what it told last, of others what
     becomes of them as they end."""
     if job.state == JobState.SUSPENDED:
-        return (suspended.said(engine, job, now_s=now_s),)
+        return (suspended.suspension_reason(engine, job, now_s=now_s),)
     if job.state != JobState.PENDING:
         stalled = stalls.in_words(job, now_s)
-        return (stalled,) if stalled else ending.said(job, now_s=now_s)
+        return (stalled,) if stalled else ending.stopping_reasons(job, now_s=now_s)
     found = engine.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 

@@ -56,7 +56,7 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
     return (
         *_frozen(engine),
         *_lending(engine, nodes),
-        *trust.why(engine, name),
+        *trust.observe_reasons(engine, name),
         *_recalled(engine, name),
         *_unknown_loads(engine, name, now_s=now_s),
         *_wanted_back(engine, name, now_s=now_s),

@@ -12,7 +12,7 @@ from coordinator.engine.state.tables import JobEntry
 COMPUTING = (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
 
 
-def said(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
+def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
     """One sentence. now_s: engine time."""
     others = sorted(
         job_id

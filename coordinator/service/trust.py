@@ -10,7 +10,7 @@ from coordinator.policies.contract.text import counted
 RECOMMENDED = "recommended"
 
 
-def why(engine: Engine, name: str) -> tuple[str, ...]:
+def observe_reasons(engine: Engine, name: str) -> tuple[str, ...]:
     """What was watched or is recommended, in sentences."""
     entry = engine.state.services[ServiceName(name)]
     said: list[str] = []

@@ -20,7 +20,7 @@ NO_POLICIES = {("failure_sources.py", FailureSource.PHILLY.value)}
 
 
 def names_in(source: str) -> Iterator[str]:
-    """Texts of a module that are a policy's name, with or without knobs, and systems imported."""
+    """Texts of a module that are a policy's name, with or without knobs, and schedulers imported."""
     tree = ast.parse(source)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
@@ -29,7 +29,7 @@ def names_in(source: str) -> Iterator[str]:
                 if text.partition(":")[0] in POLICIES:
                     yield text
             case ast.ImportFrom(module=str(module)):
-                if module.startswith("coordinator.policies.systems"):
+                if module.startswith("coordinator.policies.schedulers"):
                     yield module
             case _:
                 pass
@@ -48,7 +48,7 @@ def test_no_engine_and_no_simulator_names_a_policy(path: Path) -> None:
         'if policy == "themis":\n    pass',
         'made = policy("pollux:round_s=300")',
         'name = f"aryl{knobs}"',
-        "from coordinator.policies.systems.themis import policy",
+        "from coordinator.policies.schedulers.themis import policy",
     ],
 )
 def test_a_name_is_found_where_there_is_one(source: str) -> None:

@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
 
 from common.model import JobState
-from coordinator.policies import systems
+from coordinator.policies import schedulers
 from coordinator.policies.contract.decisions import Reject
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.registry import POLICIES
@@ -35,13 +35,13 @@ from tests.builders import (
 STORED = Path(__file__).parents[1] / "data" / "memory"
 
 KINDS = {
-    "afs-p": ("afs", "_Memory"),
+    "afs-p": ("afs.policy", "_Memory"),
     "gandiva": ("gandiva.policy", "Memory"),
     "gandiva-sets": ("gandiva.sets", "Memory"),
-    "las": ("gavel", "Rounds"),
-    "mesos": ("mesos", "Memory"),
-    "philly": ("philly", "Attempted"),
-    "pollux": ("pollux", "_Memory"),
+    "las": ("gavel.policy", "Rounds"),
+    "mesos": ("mesos.policy", "Memory"),
+    "philly": ("philly.policy", "Attempted"),
+    "pollux": ("pollux.policy", "_Memory"),
     "qos": ("qos.policy", "Memory"),
     "qos-elasticflow": ("qos.elasticflow", "_Memory"),
     "themis": ("themis.policy", "Memory"),
@@ -62,7 +62,7 @@ def kind_of(recording: str) -> Any:
     """What its bytes are read as."""
     policy = recording.split(".")[0]
     module, name = KINDS[policy]
-    found = vars(import_module(f"{systems.__name__}.{module}"))[name]
+    found = vars(import_module(f"{schedulers.__name__}.{module}"))[name]
     return GenericAlias(dict, (str, found)) if policy == "philly" else found
 
 
@@ -138,11 +138,11 @@ def test_every_memory_is_recorded() -> None:
     """Each module that reads one has bytes of it here, and each file is read."""
     modules = {
         each.name: import_module(each.name)
-        for each in pkgutil.walk_packages(systems.__path__, f"{systems.__name__}.")
+        for each in pkgutil.walk_packages(schedulers.__path__, f"{schedulers.__name__}.")
         if not each.ispkg
     }
     reading = {name for name, module in modules.items() if vars(module).get("recalled") is recalled}
-    assert reading == {f"{systems.__name__}.{module}" for module, _ in KINDS.values()}
+    assert reading == {f"{schedulers.__name__}.{module}" for module, _ in KINDS.values()}
     assert {path.name.removesuffix(".msgpack") for path in STORED.glob("*.msgpack")} == {*NAMED}
     assert LATEST.keys() == KINDS.keys()
 

@@ -73,9 +73,9 @@ def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: 
     entry = house.submit()
     house.start(entry, "t0")
     house.wait(10.0)
-    assert ending.said(entry, now_s=house.sim.loop.now_s) == ()
+    assert ending.stopping_reasons(entry, now_s=house.sim.loop.now_s) == ()
     entry.after_vacating, entry.exit_code = after, 3
-    assert ending.said(entry, now_s=house.sim.loop.now_s) == (said,)
+    assert ending.stopping_reasons(entry, now_s=house.sim.loop.now_s) == (said,)
 
 
 def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -> None:
