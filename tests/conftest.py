@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
 from tests.servers import running_nats
 
 # How fast a machine makes an example is no property of ours: no deadline, and slowness is no fault.

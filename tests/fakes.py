@@ -19,9 +19,9 @@ from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
 from common.subjects import reply_inbox
-from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.leadership.process import ProcessId
 from coordinator.service.ports import Lost, Wounded
-from coordinator.service.process import ProcessId
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
 
 log = logging.getLogger(__name__)

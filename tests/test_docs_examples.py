@@ -22,7 +22,7 @@ from common.messages import WorkerPhase
 from common.model import JobId, Launcher, StopReason, WorkerRange
 from common.settings import describe, load
 from coordinator.cli.submit import SubmitFlags, job_spec
-from coordinator.service.natsserver import find_binary
+from coordinator.demo.nats_server import find_binary
 from coordinator.service.settings import CoordinatorSettings
 from tests.agent.worker_house import WorkerHouse, make_house, make_order
 

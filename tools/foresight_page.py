@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 
 from common.errors import ConfigError
-from coordinator.sim.compare import with_gaps
-from coordinator.sim.run import Run
-from coordinator.sim.statistics import Estimate, estimate
+from coordinator.sim.report.statistics import Estimate, estimate
+from coordinator.sim.run.compare import with_gaps
+from coordinator.sim.run.play import Run
 from tools.foresight_bounds import least_of
 from tools.foresight_pooled import least_queueing_s
 from tools.foresight_text import (
@@ -83,7 +83,7 @@ RHO: dict[str, Figure] = {
     "rho max": lambda run: run.result.finish_time_fairness.max,
     "share of rho above 1": lambda run: run.result.finish_time_fairness.share_above_1,
 }
-"""Finish-time fairness (coordinator/sim/fairness.py)."""
+"""Finish-time fairness (coordinator/sim/report/fairness.py)."""
 
 PRESENT = "jobs present"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from coordinator.sim.compare import Task, play_task
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, TimesTaken
+from coordinator.sim.run.build import RunOptions, TimesTaken
+from coordinator.sim.run.compare import Task, play_task
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.shaping import RuntimeModel
 
 TRACE = "elasticflow_itp/elasticVpollux_e_195job.csv.gz"

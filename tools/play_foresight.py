@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from coordinator.sim.compare import Task, play_task
-from coordinator.sim.inputs import Shares
-from coordinator.sim.run import JobRow, Run, RunResult
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import Shares
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Task, play_task
+from coordinator.sim.run.play import JobRow, Run, RunResult
 from coordinator.workloads.paper import RARE_GPU
 from coordinator.workloads.records import Workload
 

@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from coordinator.engine.state.accounting import Quantiles, quantile, quantiles
-from coordinator.sim.compare import Task, play_task
-from coordinator.sim.inputs import parse_seeds
-from coordinator.sim.run import JobRow, Run, RunResult
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, TimesTaken
+from coordinator.sim.inputs.inputs import parse_seeds
+from coordinator.sim.run.build import RunOptions, TimesTaken
+from coordinator.sim.run.compare import Task, play_task
+from coordinator.sim.run.play import JobRow, Run, RunResult
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.paper_runs import find_scene
 from tools import golden_elasticflow
 

@@ -20,12 +20,12 @@ import msgspec
 from msgspec import Struct
 
 from common.clock import SystemClock
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.plots import Axis, Line, distribution, lines
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
-from coordinator.sim.style import document
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.report.plots import Axis, Line, distribution, lines
+from coordinator.sim.report.style import document
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import Workload
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "themis"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from coordinator.sim.statistics import Estimate
+from coordinator.sim.report.statistics import Estimate
 from tools.paper_figures import (
     FIGURE_10,
     FIGURE_12,

@@ -1,7 +1,7 @@
 """The bound beside each row of docs/results.md, and the part of the gap from `sjf` that it closes.
 
 Must not run anything, nor know the paper's figures: what is measured from what stands here, how in
-`coordinator.sim.compare.with_gaps`.
+`coordinator.sim.run.compare.with_gaps`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from coordinator.sim.compare import with_gaps
-from coordinator.sim.run import Run, RunResult
+from coordinator.sim.run.compare import with_gaps
+from coordinator.sim.run.play import Run, RunResult
 from tools.play_results import DRAWN_DAYS, GOLDEN, ROWS, Kept
 
 BOUNDS = (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from math import ceil
 
-from coordinator.sim.statistics import Estimate
+from coordinator.sim.report.statistics import Estimate
 from coordinator.workloads.paper import (
     ELASTIC_MEAN_S,
     ELASTIC_SHARE,

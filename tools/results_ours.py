@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from coordinator.sim.compare import flat
-from coordinator.sim.statistics import Estimate, estimate
+from coordinator.sim.report.statistics import Estimate, estimate
+from coordinator.sim.run.compare import flat
 from tools.paper_figures import FIGURES_7
 from tools.play_results import DRAWS, Kept
 from tools.results_bounds import BOUNDS

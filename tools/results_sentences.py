@@ -22,9 +22,9 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.state.accounting import quantile
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Decision, Reclaim
-from coordinator.sim.compare import Task
-from coordinator.sim.memory import collecting_rarely
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.compare import Task
+from coordinator.sim.run.process_memory import collecting_rarely
 from coordinator.workloads.paper import INFERENCE_GPU, RARE_GPU
 from coordinator.workloads.records import TraceJob, Workload
 from tools.play_results import KEPT, SENTENCES, rounded, scenario_task

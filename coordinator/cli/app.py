@@ -17,7 +17,6 @@ from coordinator.cli import (
     nats_permissions,
     nodes,
     services,
-    simulate,
     tenants,
     top,
     up,
@@ -25,6 +24,7 @@ from coordinator.cli import (
 from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.connect import Choice
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
+from coordinator.cli.simulate import command as simulate_command
 
 
 class Root(TyperGroup):
@@ -67,7 +67,7 @@ cell.register(app)
 top.register(app)
 events.register(app)
 up.register(app)
-simulate.register(app)
+simulate_command.register(app)
 nats_permissions.register(app)
 
 

@@ -21,7 +21,7 @@ from coordinator.cli.output import (
     put_json,
     put_rows,
 )
-from coordinator.cli.patience import Patience
+from coordinator.cli.reconnect import Patience
 from coordinator.cli.session import Session, say, session
 from coordinator.client import Client
 

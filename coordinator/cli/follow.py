@@ -14,7 +14,7 @@ from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Log
 from common.clock import Clock
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli import columns, render
-from coordinator.cli.patience import Patience
+from coordinator.cli.reconnect import Patience
 from coordinator.cli.session import EXIT_ERROR, say
 from coordinator.client import ApiRefused, Client
 

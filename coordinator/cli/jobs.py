@@ -27,7 +27,7 @@ from coordinator.cli.output import (
     put_json,
     put_rows,
 )
-from coordinator.cli.patience import Patience
+from coordinator.cli.reconnect import Patience
 from coordinator.cli.session import is_timeout, say, session
 from coordinator.cli.shared import add_describe, add_explain
 from coordinator.cli.submit import SubmitFlags, job_spec

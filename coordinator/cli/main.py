@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 from coordinator.cli.interrupt import leaving_at_once
-from coordinator.service.extras import needing_extras
+from coordinator.service.optional_deps import needing_extras
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from common.decoding import UNREADABLE
 from common.errors import ConfigError
-from coordinator.service.process import start_ticks
+from coordinator.service.leadership.process import start_ticks
 
 SCHEMA_VERSION = 1
 

@@ -33,7 +33,7 @@ from common.model import JobState
 from coordinator.cli import columns, render
 from coordinator.cli.cell import glance
 from coordinator.cli.output import Format, OutputOption, fields, put, put_json
-from coordinator.cli.patience import Patience
+from coordinator.cli.reconnect import Patience
 from coordinator.cli.render import STYLES, Column
 from coordinator.cli.session import Session, session
 from coordinator.client import Client

@@ -34,8 +34,8 @@ from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.contract.text import counted
 from coordinator.policies.registry import policy as find_policy
-from coordinator.service.bounded import beside, end, is_done_first
-from coordinator.service.process import start_ticks
+from coordinator.service.cancellation import beside, end, is_done_first
+from coordinator.service.leadership.process import start_ticks
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from common.errors import ArylError, Unavailable
 from common.model import NodeRole
 from coordinator.client import Client
 from coordinator.demo.nats_keeper import NatsKeeper
+from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.plan import (
     CELL,
     AgentBus,
@@ -31,7 +32,6 @@ from coordinator.demo.plan import (
 from coordinator.demo.ports import HeldPorts
 from coordinator.demo.server_keeper import ServerKeeper
 from coordinator.demo.supervise import Supervisor, Unit, sweep
-from coordinator.service.natsserver import NatsServer
 
 log = logging.getLogger(__name__)
 

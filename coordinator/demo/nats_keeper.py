@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from common.clock import Clock
 from common.errors import ArylError
+from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.supervise import RESTART_S
-from coordinator.service.natsserver import NatsServer
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 """The live coordinator: takes the lead, hears the nodes, lets the decider decide, sends orders.
 
 Clock, bus, journal, snapshots and lease are arguments; this module must not create any of them.
+
+What a cell promises its tenants, against the nodes that it knows. Pure; knows no policy.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
 from common.messages import LedgerReply, NodeReport
-from common.model import NodeName, NodeRole, ServiceName
+from common.model import NodeName, NodeRole, Pool, ServiceName
 from common.natsrules import BusCounters
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
@@ -29,22 +31,33 @@ from coordinator.engine.state.events import (
     ProgressReported,
     ProgressStopped,
 )
-from coordinator.service import guarantees_kept, intake
-from coordinator.service.asking import LedgerAsker
-from coordinator.service.bounded import beside, end, is_done_first, until_told
-from coordinator.service.complaints import Complaints
-from coordinator.service.deciding import Decider
-from coordinator.service.dispatch import Dispatcher
-from coordinator.service.folding import Folder
-from coordinator.service.gpu_catalogue import read_catalogue
-from coordinator.service.history import Historian, HistoryPort
-from coordinator.service.inflow import Inflow
-from coordinator.service.listening import Listening
-from coordinator.service.loads import LastKnown
+from coordinator.engine.state.settings import TenantSettings, overpromised
+from coordinator.engine.state.tables import ClusterState
+from coordinator.service.cancellation import beside, end, is_done_first, until_told
+from coordinator.service.decision_loop import Decider
+from coordinator.service.journal.history import Historian, HistoryPort
+from coordinator.service.leadership.pause_detector import Listening
+from coordinator.service.nodes import report_validation
+from coordinator.service.nodes.desired_state_push import Dispatcher
+from coordinator.service.nodes.gpu_catalogue import read_catalogue
+from coordinator.service.nodes.lease_renewal import Renewals
+from coordinator.service.nodes.ledger_fetch import LedgerAsker
+from coordinator.service.nodes.log_throttle import Complaints
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.service.nodes.report_queue import Inflow
+from coordinator.service.nodes.service_load import LastKnown
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
-from coordinator.service.renewals import Renewals
-from coordinator.service.requests import Requests
+from coordinator.service.request_tasks import Requests
 from coordinator.service.settings import CoordinatorSettings
+
+
+def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:
+    """That not all guarantees can be kept, in one line; empty where they can, and in a new cell,
+    where no node has been heard yet."""
+    nodes = state.nodes.values()
+    gpus = sum(len(node.gpus) for node in nodes if node.home_pool == Pool.TRAINING)
+    return overpromised(tenants, gpus) if gpus else ""
+
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +280,7 @@ class Coordinator:
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
         self.decider.begin(started)
         self._hear_everybody_again()
-        if warning := guarantees_kept.unkept(self.engine.state, engine.tenants):
+        if warning := unkept(self.engine.state, engine.tenants):
             log.warning("%s", warning)
         await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
         async with Requests(serve, clock=self.clock) as requests, asyncio.TaskGroup() as group:
@@ -382,13 +395,13 @@ class Coordinator:
     async def _on_report(self, message: BusMessage, at_s: float) -> None:
         """Fold one report that arrived at an instant; answer it if the node may count on that."""
         try:
-            report = intake.node_report(message.data, message.subject)
+            report = report_validation.node_report(message.data, message.subject)
         except ProtocolError as error:
             self.bad_reports += 1
             self.refused_reports.note(subjects.node_of(message.subject), str(error))
             return
         self.refused_reports.cured(report.node)
-        known = intake.trusted_epoch(report.epoch)
+        known = report_validation.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
         self._take_facts(self.folder.fold(report, now_s=at_s))
         if not self.folder.rivals.speaks(report):

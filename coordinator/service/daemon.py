@@ -24,16 +24,16 @@ from common.log import set_up
 from common.mqttpeers import MqttPeers
 from common.settings import load
 from coordinator import plugins
-from coordinator.service.api import Api
-from coordinator.service.bounded import end
+from coordinator.service.api.handlers import Api
+from coordinator.service.cancellation import end
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.deciding import DAY_S
-from coordinator.service.keeper import in_thread
-from coordinator.service.leaderkey import leader_lease
+from coordinator.service.decision_loop import DAY_S
+from coordinator.service.journal.jetstream import History, Journal, Snapshots
+from coordinator.service.leadership.jetstream_key import leader_lease
+from coordinator.service.leadership.process import ProcessId, this_process
+from coordinator.service.leadership.renewal_thread import in_thread
 from coordinator.service.ports import LeasePort
-from coordinator.service.process import ProcessId, this_process
 from coordinator.service.settings import CoordinatorSettings, check, warnings
-from coordinator.service.store import History, Journal, Snapshots
 
 log = logging.getLogger(__name__)
 

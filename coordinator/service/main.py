@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from coordinator.service.extras import needing_extras
+from coordinator.service.optional_deps import needing_extras
 
 
 def main() -> int:

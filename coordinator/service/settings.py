@@ -12,8 +12,8 @@ from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
 from coordinator.engine.state.settings import EngineSettings, check_tenants
 from coordinator.policies.registry import policy
-from coordinator.service.gpu_catalogue import read_catalogue
-from coordinator.service.leader import MAX_TTL_S
+from coordinator.service.leadership.lease import MAX_TTL_S
+from coordinator.service.nodes.gpu_catalogue import read_catalogue
 
 
 class GpuFaultSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

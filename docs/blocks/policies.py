@@ -8,7 +8,7 @@ from blocks.source import one_line
 from coordinator.policies.aryl.scheduling_pass import Rules
 from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.sweep import OPTIONS, PARTS
+from coordinator.sim.inputs.sweep import OPTIONS, PARTS
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 
 SHOWN_OF = "aryl"

@@ -37,7 +37,7 @@ from common.messages import (
     encode,
 )
 from common.model import GpuUuid, JobId, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
 from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill, make_order
 from tests.servers import running_nats
 

@@ -23,7 +23,7 @@ from coordinator.engine.jobs import ended_workers as ended
 from coordinator.engine.jobs.ended_workers import EARLIER_WORKERS_KEPT, ENDED_WORKERS_KEPT
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.agent.bench import key, settings
 from tests.agent.worker_house import PATIENCE_S, make_order
 from tests.cell.house import running_cell

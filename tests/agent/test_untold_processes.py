@@ -25,7 +25,7 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import GpuUuid, NodeRole, Pool
-from coordinator.service.folding import facts_of
+from coordinator.service.nodes.report_folding import facts_of
 from tests.agent.bench import SERVER, Bench, key, order, settings
 
 R = NodeRole

@@ -39,8 +39,8 @@ from common.messages import (
     encode,
 )
 from common.model import CheckpointSpec, JobId, JobSpec, NodeRole, WorkerKey, WorkerRange
+from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.supervise import Supervisor, Unit, sweep
-from coordinator.service.natsserver import NatsServer
 
 ROOT = Path(__file__).parents[2]
 CELL, NODE = "bench", "n1"

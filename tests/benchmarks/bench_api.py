@@ -31,8 +31,8 @@ from common.clock import SystemClock
 from common.errors import ArylError
 from common.model import JobSpec, WorkerRange
 from coordinator.client import Client
+from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.supervise import Supervisor, Unit
-from coordinator.service.natsserver import NatsServer
 
 ROOT = Path(__file__).parents[2]
 CELL = "bench"

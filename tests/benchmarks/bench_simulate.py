@@ -26,8 +26,8 @@ from multiprocessing import get_context
 from msgspec import Struct, structs
 
 from common.clock import SystemClock
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.named import paper
 from coordinator.workloads.records import TraceJob, Workload
 

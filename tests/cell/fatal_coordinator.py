@@ -23,11 +23,11 @@ from common.messages import decode
 from common.settings import load
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted
-from coordinator.service.api import Api
+from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.leaderkey import leader_lease
+from coordinator.service.journal.jetstream import TIMEOUT_S, Journal, Snapshots
+from coordinator.service.leadership.jetstream_key import leader_lease
 from coordinator.service.settings import CoordinatorSettings
-from coordinator.service.store import TIMEOUT_S, Journal, Snapshots
 
 
 class Point(StrEnum):

@@ -39,8 +39,8 @@ from coordinator.demo.cell import COORDINATOR, Cell
 from coordinator.demo.plan import CELL, HERE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
 from coordinator.engine.record import Record, decode_record
+from coordinator.service.journal.jetstream import Journal
 from coordinator.service.ports import Lost
-from coordinator.service.store import Journal
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""

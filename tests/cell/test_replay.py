@@ -10,7 +10,7 @@ import pytest
 from common.model import JobState, NodeRole
 from coordinator.engine.record import decision_bytes
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Resize, Start
-from coordinator.sim.replay import replay
+from coordinator.sim.run.replay import replay
 from tests.cell.house import PERIODS, House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]

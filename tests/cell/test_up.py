@@ -21,8 +21,8 @@ from common.bus import connect_nats
 from common.clock import SystemClock
 from coordinator.cli import registry
 from coordinator.client import EXIT_CODES, Client
+from coordinator.demo.nats_server import find_binary
 from coordinator.demo.supervise import mentioning, sweep
-from coordinator.service.natsserver import find_binary
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -24,8 +24,8 @@ from common.subjects import user_inbox
 from coordinator.cli.app import app
 from coordinator.cli.session import EXIT_UNREACHABLE, Surroundings
 from coordinator.client import EXIT_CODES
-from coordinator.service.leaderkey import NatsKey
-from coordinator.service.natsserver import find_binary
+from coordinator.demo.nats_server import find_binary
+from coordinator.service.leadership.jetstream_key import NatsKey
 from tests.agent.daemon_house import DaemonHouse
 from tests.servers import client_url
 

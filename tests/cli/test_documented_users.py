@@ -24,8 +24,8 @@ from common.natscalls import round_trip
 from common.natsclient import NatsClient
 from coordinator.cli.session import EXIT_UNREACHABLE
 from coordinator.client import EXIT_CODES
-from coordinator.service.natsserver import find_binary
-from coordinator.service.store import Journal
+from coordinator.demo.nats_server import find_binary
+from coordinator.service.journal.jetstream import Journal
 from tests.agent.daemon_house import DaemonHouse
 from tests.servers import client_url
 from tests.test_docs_examples import OPERATIONS, block_with

@@ -17,7 +17,7 @@ from coordinator.cli import registry
 from coordinator.cli.registry import CellInfo
 from coordinator.cli.session import exit_code
 from coordinator.client import EXIT_CODES
-from coordinator.service.process import start_ticks
+from coordinator.service.leadership.process import start_ticks
 
 
 def info(**changes: object) -> CellInfo:

@@ -13,7 +13,7 @@ from common.clock import SystemClock
 from common.errors import Unavailable
 from common.mqttbus import MqttBus, connect_mqtt
 from common.mqttpeers import MqttPeers
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
 from tests.fakes import FakeBus, FakeNetwork
 from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
 from tests.servers import running_nats

@@ -25,7 +25,7 @@ from common.mqttbus import MqttBus, connect_mqtt
 from common.mqttpeers import MqttPeers
 from common.mqttrules import servers_of
 from common.permissions import Login
-from coordinator.service.natsserver import NatsServer, find_binary
+from coordinator.demo.nats_server import NatsServer, find_binary
 from tests.fakes import matches
 from tests.inbox import ECHO, PATIENCE_S, Inbox, echo
 from tests.servers import client_url, running_nats

@@ -19,7 +19,7 @@ from common.bus import connect_nats
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.model import NatsAccess
-from coordinator.service.natsserver import find_binary
+from coordinator.demo.nats_server import find_binary
 from tests.fakes import FakeClock
 from tests.inbox import ECHO, PATIENCE_S, echo
 from tests.servers import client_url

@@ -18,7 +18,7 @@ from common.errors import ConfigError, Unavailable
 from common.natscalls import round_trip
 from common.natsclient import NatsClient
 from coordinator.cli.session import is_timeout
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
 from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
 from tests.servers import scripted_nats
 

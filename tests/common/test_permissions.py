@@ -18,7 +18,7 @@ from common.api import REQUESTS
 from common.natscalls import round_trip
 from common.natsclient import NatsClient
 from common.permissions import Login
-from coordinator.service.natsserver import find_binary
+from coordinator.demo.nats_server import find_binary
 from tests.servers import client_url
 
 PATIENCE_S = 60.0

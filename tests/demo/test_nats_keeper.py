@@ -13,8 +13,8 @@ from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import ArylError
 from coordinator.demo.nats_keeper import NatsKeeper, takes_writes, write_error
-from coordinator.service.natsserver import NatsServer
-from coordinator.service.store import Journal
+from coordinator.demo.nats_server import NatsServer
+from coordinator.service.journal.jetstream import Journal
 from tests.agent.worker_house import kill
 from tests.demo.processes import LIMIT_S
 from tests.servers import running_nats

@@ -39,9 +39,9 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import Policy
-from coordinator.sim.cluster import Delays, NodeSpec
-from coordinator.sim.runtime import RunRules
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import Delays, NodeSpec
+from coordinator.sim.run.runtime import RunRules
+from coordinator.sim.run.simulation import Simulation, Submission
 
 CHAT = ServiceName("chat")
 

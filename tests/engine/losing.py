@@ -18,7 +18,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry, LoanEntry
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
 STOP_S = 3.0

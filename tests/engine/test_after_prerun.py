@@ -12,7 +12,7 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.snapshot import Behind, JobView
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
 from tests.engine.test_prerun import GANG, TIME_S, cell, submit
 

@@ -22,8 +22,8 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.service.explain import job as explain_job
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.explain import job as explain_job
+from coordinator.sim.run.cluster import Delays
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
 from tests.engine.house import House, state
 from tests.engine.test_retrying import fail

@@ -12,8 +12,8 @@ from coordinator.engine.state.accounting import ReclaimTimes, figures
 from coordinator.engine.state.events import LeaderStarted, PassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service.rows import loan_row
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.rows import loan_row
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.test_lapses import says
 

@@ -11,7 +11,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import LoadMeasured, LoanPassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Reclaim
-from coordinator.service.rows import loan_row
+from coordinator.service.api.rows import loan_row
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, CODE, N, Reporting, service
 

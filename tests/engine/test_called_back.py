@@ -11,8 +11,8 @@ from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.loan_outcome import is_late
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service import rows
-from coordinator.sim.cluster import Delays
+from coordinator.service.api import rows
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)

@@ -8,7 +8,7 @@ from common.model import JobState, NodeRole, Pool
 from coordinator.engine.state.events import NodeSilent, OperatorAction, OperatorAsked
 from coordinator.engine.state.loan_outcome import overdue_s
 from coordinator.engine.state.tables import LoanEntry
-from coordinator.service.rows import loan_row
+from coordinator.service.api.rows import loan_row
 from tests.engine.house import state
 from tests.engine.reporting import N, Reporting, service
 

@@ -8,8 +8,8 @@ from common.messages import DesiredState, OrderPhase
 from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.state.commands import PushDesired
 from coordinator.engine.state.events import JobCancelRequested
-from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
-from coordinator.sim.loop import Loop
+from coordinator.sim.run.cluster import Delays, NodeSpec, PretendNode
+from coordinator.sim.run.loop import Loop
 from tests.engine.house import House
 
 T0 = NodeName("t0")

@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
 DEADLINE_S = 60.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.model import JobState, NodeName
-from coordinator.service.explain import job as explain_job
-from coordinator.sim.outages import Crash
+from coordinator.service.api.explain import job as explain_job
+from coordinator.sim.run.outages import Crash
 from tests.engine.house import House, state
 
 DOWN_S = 30.0

@@ -10,7 +10,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.events import OrdersRecovered
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start, Suspend
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start
 
 

@@ -23,9 +23,9 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Loan, Start
-from coordinator.service.explain import job as explain_job
-from coordinator.service.explain import node as explain_node
-from coordinator.service.services import why as why_of_service
+from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, facts, service, settings
 
 G0, G1 = GPUS

@@ -13,7 +13,7 @@ from coordinator.engine.jobs.ended_workers import HEARD_LATE_S
 from coordinator.engine.jobs.estimates import attained_gpu_s, attempt_worker_s
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
 from tests.engine.losing import gone_report
 

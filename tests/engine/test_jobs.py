@@ -10,7 +10,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
 
 

@@ -11,7 +11,7 @@ from coordinator.engine.state.accounting import ReclaimTimes, figures
 from coordinator.engine.state.events import NodeReported
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)

@@ -20,9 +20,9 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service import rows
-from coordinator.sim.cluster import Delays
-from coordinator.sim.replay import Replay
+from coordinator.service.api import rows
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.replay import Replay
 from tests.engine.house import CHAT, House
 from tests.engine.test_called_back import (
     I0,

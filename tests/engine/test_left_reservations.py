@@ -17,8 +17,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from coordinator.service.explain import node as explain_node
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.explain import node as explain_node
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
 
 T0, T1 = NodeName("t0"), NodeName("t1")

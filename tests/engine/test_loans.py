@@ -27,9 +27,9 @@ from coordinator.policies.contract.decisions import (
     Resize,
 )
 from coordinator.policies.contract.index import nodes_of
-from coordinator.service.folding import Folder
-from coordinator.service.rows import node_row
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.rows import node_row
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)

@@ -8,7 +8,7 @@ from common.messages import WorkerPhase
 from common.model import JobState, NodeRole
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
-from coordinator.service.explain import job as explain_job
+from coordinator.service.api.explain import job as explain_job
 from tests.engine.black_hole import BACK_OFF_S
 from tests.engine.house import state
 from tests.engine.lending import Lending

@@ -10,7 +10,7 @@ from common.model import Checkpoint, JobState, NodeName, StopReason
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, LeaderStarted
 from coordinator.policies.contract.decisions import Placement, Reclaim, Resize
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, start, state
 from tests.engine.losing import (
     GRACE,

@@ -32,7 +32,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start
-from coordinator.service.explain import job as explain_job
+from coordinator.service.api.explain import job as explain_job
 from tests.engine.house import state
 from tests.engine.journalled import journalled
 from tests.engine.reporting import facts

@@ -13,9 +13,9 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.service.explain import job as explain_job
-from coordinator.service.explain import node as explain_node
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain import node as explain_node
+from coordinator.sim.run.cluster import Delays
 from tests.engine.black_hole import BACK_OFF_S, REST_S, SETTINGS, BlackHole
 from tests.engine.house import House, state
 from tests.engine.reporting import GPUS

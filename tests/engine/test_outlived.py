@@ -11,8 +11,8 @@ from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.registry import policy
-from coordinator.service import explain
-from coordinator.sim.simulation import Submission
+from coordinator.service.api import explain
+from coordinator.sim.run.simulation import Submission
 from tests.engine.house import House, state
 
 SPEC = JobSpec(

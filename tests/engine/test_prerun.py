@@ -25,8 +25,8 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Allocation, Resume, Suspend
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from coordinator.sim.cluster import Delays
-from coordinator.sim.simulation import Submission
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.simulation import Submission
 from tests.engine.house import House, start, state
 
 RULES = read_rules()

@@ -21,7 +21,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 from tests.engine.test_awaiting import QUICK, waiting_house, waits
 

@@ -13,7 +13,7 @@ from coordinator.engine.state.tables import ClusterState, LoanEntry
 from coordinator.policies.contract.decisions import Allocation, Loan, Reclaim
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
 

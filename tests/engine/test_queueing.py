@@ -14,7 +14,7 @@ from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.contract.snapshot import JobView
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.losing import gone_report, lend
 from tests.engine.test_safety import DELAYS, Op, often, perform, steps

@@ -23,9 +23,9 @@ from coordinator.engine.reach import shortened
 from coordinator.engine.state.events import GpuFact
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.registry import POLICIES
-from coordinator.service import explain
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.service.api import explain
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
 from tests.engine.house import CHAT, House
 from tests.policies.counted_calls import calls

@@ -10,7 +10,7 @@ from common.model import JobId, JobState, NodeName, StopReason
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House
 from tests.engine.losing import gone_report
 

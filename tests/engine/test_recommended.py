@@ -23,8 +23,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.registry import policy
-from coordinator.service import explain, services, trust
-from coordinator.sim.cluster import Delays
+from coordinator.service.api import explain, explain_service
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 NAMES = ("i0", "i1", "i2")
@@ -86,8 +86,8 @@ def offers(house: Recommending, name: str) -> set[bool]:
     """Whether each text that could tells people to approve the loan of a node."""
     engine, word = house.engine, f"aryl loan approve {name}"
     of_node = explain.node(engine, house.node(name))
-    of_service = services.why(engine, CHAT, now_s=engine.state.now_s)
-    rows = trust.recommended(engine)
+    of_service = explain_service.why(engine, CHAT, now_s=engine.state.now_s)
+    rows = explain_service.recommended(engine)
     return {
         any(word in said for said in of_node),
         any(word in said for said in of_service),

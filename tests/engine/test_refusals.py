@@ -18,8 +18,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.explain import job as explain_job
-from coordinator.service.explain import node as explain_node
+from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.explain import node as explain_node
 from tests.engine.black_hole import BACK_OFF_S, FAULT, REST_S, SETTINGS, BlackHole
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, facts, service

@@ -8,7 +8,7 @@ from msgspec import structs
 from common.model import JobId, JobState
 from coordinator.engine.state.accounting import figures
 from coordinator.policies.contract.decisions import Preempt, Reject
-from coordinator.service import explain
+from coordinator.service.api import explain
 from tests.engine.house import House, start, state
 
 WHY = "its deadline cannot be met; the earliest that can be promised is 90 s after submission"

@@ -18,8 +18,8 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy
-from coordinator.service import explain
-from coordinator.sim.cluster import Delays
+from coordinator.service.api import explain
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
 
 RULES = read_rules()

@@ -34,7 +34,7 @@ from coordinator.policies.contract.decisions import (
     Resize,
     Start,
 )
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 CALM_S = 20.0

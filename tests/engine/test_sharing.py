@@ -24,8 +24,8 @@ from coordinator.policies.contract.decisions import (
     Start,
     Suspend,
 )
-from coordinator.service import explain
-from coordinator.sim.cluster import Delays
+from coordinator.service.api import explain
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
 
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=2.0, suspend_s=0.5, resume_s=0.5, stop_s=3.0)

@@ -18,7 +18,7 @@ from coordinator.policies.contract.decisions import (
     Start,
     Suspend,
 )
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start
 
 NODES = ("t0", "t1")

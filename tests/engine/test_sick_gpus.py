@@ -8,8 +8,8 @@ from common.messages import GpuHealth
 from common.model import Mode, NodeRole, Pool
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.explain import node as explain_node
-from coordinator.service.services import why as why_of_service
+from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, service
 
 SICK = [health for health in GpuHealth if health != GpuHealth.OK]

@@ -20,9 +20,9 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.explain import job as explain_job
-from coordinator.service.rows import loan_row
-from coordinator.sim.outages import LOST_AFTER_S, Crash
+from coordinator.service.api.explain import job as explain_job
+from coordinator.service.api.rows import loan_row
+from coordinator.sim.run.outages import LOST_AFTER_S, Crash
 from tests.engine.house import CHAT, House, state
 
 STOP_AFTER_S, GRACE_S = 60.0, 30.0

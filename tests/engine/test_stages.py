@@ -14,8 +14,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service import rows
-from coordinator.sim.cluster import Delays
+from coordinator.service.api import rows
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 I0 = NodeName("i0")

@@ -15,8 +15,8 @@ from coordinator.engine.state.events import (
     TrespassFact,
 )
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.explain import node as explain_node
-from coordinator.service.services import why as why_of_service
+from coordinator.service.api.explain import node as explain_node
+from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, service
 
 

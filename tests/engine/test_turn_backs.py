@@ -16,7 +16,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import NodeReported
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service import explain, rows
+from coordinator.service.api import explain, rows
 from tests.engine.house import CHAT, House
 from tests.engine.test_lapses import SLOW, WAY_S, loan_of, says
 

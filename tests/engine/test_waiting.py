@@ -15,8 +15,8 @@ from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from coordinator.service.rows import job_row
-from coordinator.sim.waits import waits_by_size
+from coordinator.service.api.rows import job_row
+from coordinator.sim.report.waits import waits_by_size
 from tests.engine.house import House, start
 
 

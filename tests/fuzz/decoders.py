@@ -34,7 +34,8 @@ from coordinator.engine import record
 from coordinator.engine.engine import decode_state
 from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.parts.memory import recalled
-from coordinator.service import intake, leader
+from coordinator.service.leadership import lease as leadership_lease
+from coordinator.service.nodes import report_validation
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.workloads.formats import parse_jobs, read_curves, read_nodes, read_throughputs
 from coordinator.workloads.load_formats import parse_loads
@@ -238,15 +239,15 @@ def all_decoders() -> dict[str, Decoder]:
         *_messages(),
         Decoder(
             name="node report",
-            decode=lambda data: intake.node_report(data, "aryl.v1.c.node.a-1.report"),
+            decode=lambda data: report_validation.node_report(data, "aryl.v1.c.node.a-1.report"),
             own=(ProtocolError,),
             seeds=(report,),
         ),
         Decoder(
             name="leader key",
-            decode=leader.decode_value,
+            decode=leadership_lease.decode_value,
             own=(),
-            seeds=_packed(leader.LeaseValue),
+            seeds=_packed(leadership_lease.LeaseValue),
         ),
         Decoder(
             name="journal record",

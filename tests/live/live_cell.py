@@ -23,9 +23,9 @@ from common.clock import Clock
 from coordinator.demo import server_ctl
 from coordinator.demo.cell import COORDINATOR, MARKER, Cell
 from coordinator.demo.nats_keeper import NatsKeeper
+from coordinator.demo.nats_server import NatsServer
 from coordinator.demo.plan import CellPlan, agent_toml, coordinator_toml, fleet_toml, toml
 from coordinator.demo.supervise import Unit
-from coordinator.service.natsserver import NatsServer
 from tests.live.proxy import HOST, Link, Proxy
 
 STANDBY = "standby"

@@ -26,8 +26,8 @@ from common.model import NodeRole, Pool
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import SERVICE
-from coordinator.service.leader import LeaseValue
-from coordinator.service.leaderkey import NatsKey
+from coordinator.service.leadership.jetstream_key import NatsKey
+from coordinator.service.leadership.lease import LeaseValue
 from tests.live.faults import FaultKind, Planned
 from tests.live.live_cell import COORDINATORS, STANDBY, Held, LiveCell, has_words
 from tests.live.proxy import Link

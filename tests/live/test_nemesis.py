@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from coordinator.service.natsserver import find_binary
+from coordinator.demo.nats_server import find_binary
 from tests.live.chaos import Plan, Run, story
 from tests.live.faults import DEFAULT_KINDS, FaultKind
 from tests.live.recording import save

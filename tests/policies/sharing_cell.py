@@ -18,9 +18,9 @@ from common.profile import JobProfile
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Decision
-from coordinator.sim.cluster import Delays, NodeSpec
-from coordinator.sim.runtime import RunRules
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import Delays, NodeSpec
+from coordinator.sim.run.runtime import RunRules
+from coordinator.sim.run.simulation import Simulation, Submission
 
 SLICE_S = 60.0
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=5.0, suspend_s=0.5, resume_s=0.5, stop_s=5.0)

@@ -19,8 +19,8 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import Event, PassDue
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
-from coordinator.sim.cluster import Delays, NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import Delays, NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.draws import pick
 
 NODE_GPUS = 8

@@ -25,8 +25,8 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import WorkerView
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.cluster import Delays
-from coordinator.sim.simulation import Submission
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.simulation import Submission
 from tests.policies.sharing_cell import DELAYS
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
 

@@ -11,8 +11,8 @@ from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy as named
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")

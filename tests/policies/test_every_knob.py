@@ -20,7 +20,7 @@ from coordinator.policies.aryl.scheduling_pass import Rules
 from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.policy import knobs_of, turned
 from coordinator.policies.registry import POLICIES, Added, add, policy
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.run.build import RunOptions, Stage
 from coordinator.workloads.records import LoadSeries, NodeGroup, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
 

@@ -21,8 +21,8 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import NOW_S
 from tests.served import cell, changed, served_job
 

@@ -8,9 +8,9 @@ from msgspec import structs
 from common.clock import SystemClock
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.registry import policy
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.builders import NOW_S
 from tests.served import cell, changed, served_job

@@ -17,8 +17,8 @@ from coordinator.policies.knobs import Needs, is_unturned, needed, unmet
 from coordinator.policies.policy import knobs_of, turned
 from coordinator.policies.registry import POLICIES, Added, add, policy
 from coordinator.service.settings import CoordinatorSettings, check
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.records import Workload
 from coordinator.workloads.shaping import with_fungible_share
 from tests.sim.small import small

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.policies.names import DEFAULT, YARDSTICK
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.failure_sources import FailureSource
+from coordinator.sim.inputs.failure_sources import FailureSource
 
 ROOT = Path(__file__).parents[2] / "coordinator"
 SOURCES = sorted(path for floor in ("engine", "sim") for path in (ROOT / floor).rglob("*.py"))
@@ -20,7 +20,7 @@ NO_POLICIES = {("failure_sources.py", FailureSource.PHILLY.value)}
 
 
 def names_in(source: str) -> Iterator[str]:
-    """Texts of a module that are a policy's name, with or without knobs, and schedulers imported."""
+    """Texts of a module that name a policy, with or without knobs, and imports of schedulers."""
     tree = ast.parse(source)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):

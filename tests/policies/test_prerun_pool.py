@@ -15,10 +15,10 @@ from coordinator.policies.contract.free_gpus import Floor
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.philly.prerun_pool import PrerunPool
-from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.failure_sources import FailureSource
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.records import TraceJob, Workload
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 

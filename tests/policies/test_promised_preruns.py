@@ -24,8 +24,8 @@ from coordinator.policies.contract.decisions import Allocation, Reject, Start
 from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick
 

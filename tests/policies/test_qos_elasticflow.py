@@ -18,9 +18,9 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.timeline import Piece
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot

@@ -17,10 +17,10 @@ from coordinator.policies.schedulers.qos.admission import Book, Plans
 from coordinator.policies.schedulers.qos.marginal_return import Sharing
 from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill, greedily
 from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
 from tests.builders import (
     NOW_S,

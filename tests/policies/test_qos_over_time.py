@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from common.clock import SystemClock
 from common.model import Pool
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 
 GPUS = 8

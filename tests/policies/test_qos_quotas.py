@@ -18,10 +18,10 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.quotas import Quotas, Rooms
 from coordinator.policies.tenants.tenancy import Count, Tenancy
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import cell, names, runs, waits

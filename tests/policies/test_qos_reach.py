@@ -12,8 +12,8 @@ from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.qos.reach import Reach
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.policies.tenant_books import cell, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 

@@ -13,7 +13,7 @@ from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.marginal_return import Sharing
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.policies.tenant_passes import Asked, Cell
 
 GPUS = 8

@@ -21,9 +21,9 @@ from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.gpu_pools import Asking, Pool, Tried
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.type_choice import Kinds
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.builders import (
     NOW_S,

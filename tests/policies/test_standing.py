@@ -7,7 +7,7 @@ import pytest
 from common.model import JobId
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.registry import POLICIES, policy
-from coordinator.service import explain
+from coordinator.service.api import explain
 from tests.engine.house import House
 
 

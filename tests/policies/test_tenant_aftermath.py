@@ -29,7 +29,7 @@ from coordinator.policies.tenants.attempts import CALLED_BACK as WOULD_BE_CALLED
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after, short_lived
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits

@@ -15,7 +15,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import BackOff, TenantView
 from coordinator.policies.registry import POLICIES, policy
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S
 from tests.draws import whole
 from tests.engine.house import House

@@ -25,7 +25,7 @@ from coordinator.policies.tenants.attempts import GO_FIRST
 from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.reclaim import given_back
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
 from tests.policies.tenant_books import names, runs, start, stop, waits

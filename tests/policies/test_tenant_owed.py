@@ -15,7 +15,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.reclaim import given_back
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.builders import make_node_view, make_snapshot
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.model import Preemptibility
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.cluster import Delays
+from coordinator.sim.run.cluster import Delays
 from tests.policies.tenant_passes import CONCAVE, TENANTS, Asked, Cell, asked, trees
 
 slow = pytest.mark.slow

@@ -19,8 +19,8 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.fair_share import are_weighed
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import make_node_view, make_snapshot
 from tests.draws import pick
 from tests.policies.tenant_books import runs, waits

@@ -17,8 +17,8 @@ from coordinator.policies.registry import POLICIES
 from coordinator.policies.registry import policy as find_policy
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots

@@ -12,9 +12,9 @@ from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.outages import Crash
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.simulation import Simulation, Submission
 
 CUT_S = 200.0
 SOON_S = 720.0

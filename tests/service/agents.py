@@ -36,8 +36,8 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.state.events import NodeReported
-from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
-from coordinator.sim.loop import Loop
+from coordinator.sim.run.cluster import Delays, NodeSpec, PretendNode
+from coordinator.sim.run.loop import Loop
 from tests.fakes import (
     FakeBus,
     FakeClock,

@@ -41,11 +41,11 @@ from common.model import (
 )
 from coordinator.engine.record import Record, decode_record
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.service.api import Api
+from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.leader import KeyEntry
+from coordinator.service.leadership.lease import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
-from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.run.cluster import NodeSpec
 from tests.fakes import (
     Dropped,
     FakeBus,

@@ -20,7 +20,7 @@ from common.errors import ArylError
 from common.log import set_up
 from common.settings import load
 from coordinator.service import daemon
-from coordinator.service.process import ProcessId, this_process
+from coordinator.service.leadership.process import ProcessId, this_process
 from coordinator.service.settings import CoordinatorSettings
 
 LOOK_S = 0.02

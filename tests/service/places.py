@@ -13,9 +13,10 @@ from common import subjects
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import Unavailable
-from coordinator.service import leaderkey, store
-from coordinator.service.leader import KeyPort
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
+from coordinator.service.journal import jetstream
+from coordinator.service.leadership import jetstream_key
+from coordinator.service.leadership.lease import KeyPort
 from coordinator.service.ports import JournalPort, LeasePort, Lost, SnapshotsPort
 from tests.fakes import FakeClock, Foreign, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
 from tests.inbox import PATIENCE_S
@@ -99,7 +100,7 @@ class JetStream:
 
     async def journal(self) -> JournalPort:
         bus = await self.bus()
-        return store.Journal(
+        return jetstream.Journal(
             bus,
             cell=CELL,
             writer=f"w{self._count}",
@@ -108,7 +109,7 @@ class JetStream:
         )
 
     async def snapshots(self) -> SnapshotsPort:
-        return store.Snapshots(
+        return jetstream.Snapshots(
             await self.bus(),
             cell=CELL,
             clock=SystemClock(),
@@ -116,7 +117,7 @@ class JetStream:
         )
 
     async def lease(self, clock: FakeClock) -> LeasePort:
-        return leaderkey.leader_lease(
+        return jetstream_key.leader_lease(
             await self.bus(),
             cell=CELL,
             clock=clock,
@@ -126,7 +127,7 @@ class JetStream:
         )
 
     async def key(self) -> KeyPort:
-        return leaderkey.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
+        return jetstream_key.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
 
     async def stray(self, data: bytes) -> None:
         stranger = (await self.bus()).jetstream(timeout_s=PATIENCE_S)

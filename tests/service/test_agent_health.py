@@ -19,7 +19,7 @@ from common.messages import (
     encode,
 )
 from common.model import Checkpoint, GpuUuid, JobId, Pool, Progress, WorkerKey
-from coordinator.service.folding import facts_of
+from coordinator.service.nodes.report_folding import facts_of
 from tests.engine.house import House
 from tests.service.cell import CELL, Cell
 

@@ -28,7 +28,7 @@ from common.messages import (
 from common.model import GpuRequest, JobId, JobState, NodeName, Pool
 from coordinator.engine.state.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
-from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.run.cluster import NodeSpec
 from tests.service.cell import Agent, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
 

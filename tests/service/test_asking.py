@@ -9,8 +9,8 @@ import pytest
 from common.errors import Unavailable
 from common.messages import LedgerReply
 from common.model import NodeName
-from coordinator.service.asking import LedgerAsker
-from coordinator.service.bounded import end
+from coordinator.service.cancellation import end
+from coordinator.service.nodes.ledger_fetch import LedgerAsker
 
 NODE = NodeName("t0")
 

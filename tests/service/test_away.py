@@ -14,7 +14,7 @@ from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine.state.events import Event, NodeSilent
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.folding import Folder
+from coordinator.service.nodes.report_folding import Folder
 from tests.service.cell import Cell, make_settings, make_spec
 from tests.service.wire import example
 

@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import Unavailable
 from coordinator.engine.state.events import PassDue
-from coordinator.service.bounded import beside, end, is_done_first
-from coordinator.service.leader import LeaseValue
+from coordinator.service.cancellation import beside, end, is_done_first
+from coordinator.service.leadership.lease import LeaseValue
 from tests.fakes import MemoryKey
 from tests.service.cell import Cell
 

@@ -19,8 +19,8 @@ from common.api import (
 from common.api import Jobs as JobRows
 from common.model import NodeName, NodeRole
 from coordinator.engine.nodes.start_failures import MOST
-from coordinator.service import rows
-from coordinator.service.folding import Folder
+from coordinator.service.api import rows
+from coordinator.service.nodes.report_folding import Folder
 from tests.cli.fake_cell import FakeCell, aryl, node_row, status
 from tests.engine.black_hole import BlackHole
 

@@ -10,7 +10,7 @@ import pytest
 from common import subjects
 from common.clock import Clock
 from common.log import REPEAT_PERIOD_S
-from coordinator.service.complaints import KEPT, NAMED, Complaints
+from coordinator.service.nodes.log_throttle import KEPT, NAMED, Complaints
 from tests.fakes import FakeClock
 from tests.service.cell import CELL, Cell
 

@@ -7,7 +7,7 @@ import msgspec
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
 from coordinator.engine.state.events import NodeReported, ProgressReported
-from coordinator.service.folding import Folder
+from coordinator.service.nodes.report_folding import Folder
 from tests.service.wire import example
 
 NODE = NodeName("t0")

@@ -22,8 +22,8 @@ from common.messages import encode
 from common.model import STORE_INDEX, JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.state.events import OperatorAction
 from coordinator.engine.state.tables import NodeEntry
-from coordinator.service import rows
-from coordinator.service.folding import Folder
+from coordinator.service.api import rows
+from coordinator.service.nodes.report_folding import Folder
 from tests.service.cell import Cell, make_settings
 from tests.service.steps import job, running
 

@@ -11,7 +11,7 @@ from coordinator.cli import columns
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import AfterVacating
 from coordinator.policies.contract.decisions import Preempt
-from coordinator.service import ending, explain
+from coordinator.service.api import explain, explain_job
 from tests.engine.house import House, state
 from tests.service.cell import Cell
 from tests.service.steps import job, running
@@ -73,9 +73,9 @@ def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: 
     entry = house.submit()
     house.start(entry, "t0")
     house.wait(10.0)
-    assert ending.stopping_reasons(entry, now_s=house.sim.loop.now_s) == ()
+    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == ()
     entry.after_vacating, entry.exit_code = after, 3
-    assert ending.stopping_reasons(entry, now_s=house.sim.loop.now_s) == (said,)
+    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == (said,)
 
 
 def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -> None:

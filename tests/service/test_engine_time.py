@@ -26,7 +26,7 @@ from common.api import (
 )
 from common.model import JobId, JobState
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.enginetime import (
+from coordinator.service.leadership.engine_clock import (
     GAP_S,
     GAP_SHOWN_S,
     REPEAT_PERIOD_S,

@@ -9,7 +9,7 @@ from common.api import Describe, Description, Submit, Submitted
 from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
 from coordinator.engine.state.tables import DrainEntry
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION, Loan
-from coordinator.service import explain
+from coordinator.service.api import explain
 from tests.engine.house import CHAT, House
 from tests.service.cell import Cell, make_settings, make_spec
 

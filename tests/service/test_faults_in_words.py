@@ -12,8 +12,8 @@ from common.messages import NodeReport, WorkerPhase, WorkerReport, decode, encod
 from common.model import JobId, WorkerKey
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import NodeReported
-from coordinator.service.folding import facts_of
-from coordinator.service.intake import node_report
+from coordinator.service.nodes.report_folding import facts_of
+from coordinator.service.nodes.report_validation import node_report
 
 RECORDED = Path(__file__).parents[1] / "data" / "wire"
 SUBJECT = "aryl.v1.lab.node.t0.report"

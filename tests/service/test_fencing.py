@@ -19,7 +19,7 @@ from common.messages import encode
 from common.model import JobId, NodeName
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.deciding import JOURNAL_RETRY_S
+from coordinator.service.decision_loop import JOURNAL_RETRY_S
 from tests.fakes import MemoryKey
 from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec
 from tests.service.steps import on_loan, submit

@@ -10,8 +10,8 @@ from common.errors import ConfigError
 from common.messages import GpuReport, RecoveryAction, XidCount
 from common.model import GpuUuid
 from coordinator.engine.state.events import FaultClass
-from coordinator.service.gpu_catalogue import packaged, read_catalogue
-from coordinator.service.gpu_facts import ECC
+from coordinator.service.nodes.gpu_catalogue import packaged, read_catalogue
+from coordinator.service.nodes.gpu_facts import ECC
 from coordinator.service.settings import CoordinatorSettings, GpuFaultSettings, check
 
 OUT = (38, 46, 48, 61, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 123, 140, 143)

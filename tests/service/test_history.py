@@ -15,8 +15,8 @@ from common.api import Cancel, Describe, Description, Events, GetEvents, Operate
 from common.errors import Unavailable
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState, StoryLine
-from coordinator.service.history import BATCH_LINES, Historian, HistoryPort
-from coordinator.service.store import History
+from coordinator.service.journal.history import BATCH_LINES, Historian, HistoryPort
+from coordinator.service.journal.jetstream import History
 from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats

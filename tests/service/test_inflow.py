@@ -16,8 +16,8 @@ from common.bus import BusMessage
 from common.messages import NodeReport, encode
 from common.model import NodeName
 from coordinator.engine.state.events import NodeSilent
-from coordinator.service.folding import Folder
-from coordinator.service.inflow import AGENTS_PER_NODE, SLICE_REPORTS, Inflow
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.service.nodes.report_queue import AGENTS_PER_NODE, SLICE_REPORTS, Inflow
 from tests.fakes import FakeClock, FakeMessage
 from tests.service.cell import CELL, Cell
 from tests.service.wire import example

@@ -11,8 +11,8 @@ from coordinator.cli import columns
 from coordinator.cli.cell import glance
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from coordinator.service import explain, rows
-from coordinator.service.folding import Folder
+from coordinator.service.api import explain, rows
+from coordinator.service.nodes.report_folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
 from tests.engine.house import House, state
 from tests.engine.test_sharing import beside, resume, suspend

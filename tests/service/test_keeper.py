@@ -18,9 +18,9 @@ from common.clock import SystemClock
 from common.errors import Fenced, Unavailable
 from coordinator.client import Client
 from coordinator.service.daemon import EXIT_FENCED
-from coordinator.service.keeper import in_thread
-from coordinator.service.leader import LeaseValue
-from coordinator.service.leaderkey import NatsKey
+from coordinator.service.leadership.jetstream_key import NatsKey
+from coordinator.service.leadership.lease import LeaseValue
+from coordinator.service.leadership.renewal_thread import in_thread
 from coordinator.service.ports import LeasePort
 from coordinator.service.settings import CoordinatorSettings
 from tests.fakes import FakeClock, MemoryKey, memory_lease

@@ -9,9 +9,9 @@ from common.api import ServiceRow
 from common.model import NodeName, NodeRole, Pool
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
-from coordinator.service.folding import Folder
-from coordinator.service.rows import loan_row, service_row, status
-from coordinator.sim.cluster import Delays
+from coordinator.service.api.rows import loan_row, service_row, status
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 from tests.engine.test_lapses import SLOW, WAY_S, says
 

@@ -8,7 +8,7 @@ from coordinator.cli import columns
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from coordinator.service import explain, rows
+from coordinator.service.api import explain, rows
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
 
 HUNG = "node fault: workdir or checkpoint.path: the storage did not answer in 10 s"

@@ -26,8 +26,8 @@ from coordinator.engine.record import Record
 from coordinator.engine.state.accounting import Figures
 from coordinator.engine.state.events import NodeReported, OperatorAction
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.folding import Folder
-from coordinator.sim.replay import replay
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.sim.run.replay import replay
 from tests.service.agents import CHAT, DELAYS
 from tests.service.cell import Agent, Cell, make_settings
 from tests.service.steps import submit

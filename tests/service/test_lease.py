@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError, Fenced, Unavailable
-from coordinator.service.leader import KeyEntry, LeaderLease
-from coordinator.service.process import ProcessId
+from coordinator.service.leadership.lease import KeyEntry, LeaderLease
+from coordinator.service.leadership.process import ProcessId
 from tests.fakes import FakeClock, MemoryKey, memory_lease
 from tests.inbox import PATIENCE_S
 from tests.service.places import (

@@ -11,8 +11,8 @@ from common.messages import CollectorReport, InferenceReport, NodeReport
 from common.model import NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.state.events import Event, LoadMeasured, LoadUnknown, NodeSilent
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.folding import Folder
-from coordinator.service.loads import LastKnown, Loads
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.service.nodes.service_load import LastKnown, Loads
 from tests.service.cell import CHAT, Cell
 from tests.service.steps import on_loan
 

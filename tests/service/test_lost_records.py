@@ -23,8 +23,8 @@ from coordinator.engine.state.events import (
 )
 from coordinator.policies.contract.decisions import Start
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.deciding import Decider
-from coordinator.service.rebuilding import Saved, rebuild
+from coordinator.service.decision_loop import Decider
+from coordinator.service.journal.recovery import Saved, rebuild
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import job, on_loan, running, submit

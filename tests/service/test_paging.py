@@ -11,7 +11,7 @@ from common.model import JobId
 from coordinator.client import Client
 from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
 from coordinator.engine.state.tables import StoryLine
-from coordinator.service import paging
+from coordinator.service.api import queries as api_queries
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import CELL, Cell, make_spec
 
@@ -25,19 +25,24 @@ def test_what_is_behind_a_name_is_all_that_follows_it(count: int, at: int, is_go
     entries = {f"n{number}": number for number in range(count)}
     name = "gone" if is_gone or at >= count else f"n{at}"
     wanted = list(range(count)) if name == "gone" else list(range(at + 1, count))
-    assert list(paging.after(entries, name)) == wanted
+    assert list(api_queries.after(entries, name)) == wanted
 
 
 def test_a_page_is_as_many_rows_as_fit_and_never_none() -> None:
     """A row that alone is too large is a page, else nobody would ever get behind it."""
-    row, large = "x" * 1000, "x" * paging.PAGE_BYTES * 2
-    rows, has_more = paging.page([row] * 1000)
+    row, large = "x" * 1000, "x" * api_queries.PAGE_BYTES * 2
+    rows, has_more = api_queries.page([row] * 1000)
     assert has_more
-    assert paging.PAGE_BYTES - 1010 < len(rows) * 1003 <= paging.PAGE_BYTES < MAX_MESSAGE_BYTES
-    assert paging.page([large, row]) == ((large,), True)
-    assert paging.page([row, large]) == ((row,), True)
-    assert paging.page([row]) == ((row,), False)
-    assert paging.page([]) == ((), False)
+    assert (
+        api_queries.PAGE_BYTES - 1010
+        < len(rows) * 1003
+        <= api_queries.PAGE_BYTES
+        < MAX_MESSAGE_BYTES
+    )
+    assert api_queries.page([large, row]) == ((large,), True)
+    assert api_queries.page([row, large]) == ((row,), True)
+    assert api_queries.page([row]) == ((row,), False)
+    assert api_queries.page([]) == ((), False)
 
 
 async def submitted(coordinator: Coordinator, cell: Cell, count: int) -> list[JobId]:

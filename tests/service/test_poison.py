@@ -33,7 +33,7 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.daemon import status_of
-from coordinator.service.deciding import Decider
+from coordinator.service.decision_loop import Decider
 from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots

@@ -10,9 +10,9 @@ from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt
-from coordinator.service import explain, rows
-from coordinator.sim.cluster import Delays
-from coordinator.sim.simulation import Submission
+from coordinator.service.api import explain, rows
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.simulation import Submission
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.engine.house import House, start, state
 from tests.engine.test_prerun import TIME_S, cell, submit

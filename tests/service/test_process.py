@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from coordinator.service.process import ProcessId, has_ended, this_process
+from coordinator.service.leadership.process import ProcessId, has_ended, this_process
 
 SAYS_WHO_IT_IS = """
 import sys, msgspec
-from coordinator.service.process import this_process
+from coordinator.service.leadership.process import this_process
 sys.stdout.buffer.write(msgspec.json.encode(this_process()) + b"\\n")
 sys.stdout.flush()
 sys.stdin.read()

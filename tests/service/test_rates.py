@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.api import ApiError, ApiErrorCode, Cancel, Done, GetStatus, Operate, Status, Submit
-from coordinator.service.rates import BURST_S, TENANTS, Rates
+from coordinator.service.api.rate_limit import BURST_S, TENANTS, Rates
 from tests.service.cell import Cell, make_settings, make_spec
 from tests.service.steps import submit
 

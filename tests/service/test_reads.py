@@ -14,10 +14,10 @@ from common.api import Done, ListNodes, Nodes, Submit, Submitted
 from common.errors import Unavailable
 from common.messages import Message, encode
 from coordinator.client import Client
-from coordinator.service import paging
-from coordinator.service.api import Api
-from coordinator.service.reads import MAX_BUILDS, MAX_WAIT_S, Reads
-from coordinator.service.requests import Requests
+from coordinator.service.api import queries as api_queries
+from coordinator.service.api.handlers import Api
+from coordinator.service.api.shared_reads import MAX_BUILDS, MAX_WAIT_S, Reads
+from coordinator.service.request_tasks import Requests
 from tests.fakes import FakeClock, FakeMessage
 from tests.service.cell import CELL, Cell, make_spec
 
@@ -119,7 +119,7 @@ def test_pages_that_end_by_time_hold_each_row_once(rows: list[int], per_page: in
     has_more = True
     while has_more:
         overs = iter([*[False] * (per_page - 1), True])
-        taken, has_more = paging.page(rows[len(found) :], is_over=overs.__next__)
+        taken, has_more = api_queries.page(rows[len(found) :], is_over=overs.__next__)
         assert len(taken) == min(per_page, len(rows) - len(found))
         found += taken
     assert found == rows

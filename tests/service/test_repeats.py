@@ -11,8 +11,8 @@ from common.bus import BusMessage
 from common.errors import Fenced
 from common.messages import DesiredReply, DesiredState, NodeReport, decode, encode
 from common.model import NodeName
-from coordinator.service.dispatch import Dispatcher
-from coordinator.service.folding import Folder
+from coordinator.service.nodes.desired_state_push import Dispatcher
+from coordinator.service.nodes.report_folding import Folder
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 from tests.service.wire import example
 

@@ -50,8 +50,8 @@ from coordinator.engine.state.events import (
     ProgressReported,
     WorkerFact,
 )
-from coordinator.service.folding import Folder
-from coordinator.service.intake import MAX_COUNT, node_report
+from coordinator.service.nodes.report_folding import Folder
+from coordinator.service.nodes.report_validation import MAX_COUNT, node_report
 from tests.service.cell import CELL, CHAT, make_settings, make_spec
 from tests.service.wire import example
 

@@ -15,8 +15,13 @@ from common.api import Describe, Description, GetLogs, Logs
 from common.errors import Unavailable
 from common.messages import NodeReport, encode
 from common.model import JobState, NodeName
-from coordinator.service.folding import Folder
-from coordinator.service.rivals import MISSED, PERIOD_S, REPLACED_KEPT, Rivals
+from coordinator.service.nodes.duplicate_agents import (
+    MISSED,
+    PERIOD_S,
+    REPLACED_KEPT,
+    Rivals,
+)
+from coordinator.service.nodes.report_folding import Folder
 from tests.service.agents import Agent
 from tests.service.cell import CELL, Cell
 from tests.service.steps import job, running, submit

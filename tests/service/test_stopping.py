@@ -10,7 +10,7 @@ import pytest
 from common.errors import Fenced
 from coordinator.engine.state.events import PassDue
 from coordinator.service.coordinator import STOP_S, Coordinator
-from coordinator.service.leader import KeyEntry, LeaseValue
+from coordinator.service.leadership.lease import KeyEntry, LeaseValue
 from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots
 from tests.service.cell import Cell, Leader
 from tests.service.steps import submit

@@ -11,7 +11,8 @@ import pytest
 
 from common import subjects
 from common.errors import ConfigError, Fenced, Unavailable
-from coordinator.service import chunks, store
+from coordinator.service.journal import jetstream as store
+from coordinator.service.journal import snapshot_chunks
 from tests.fakes import FakeClock
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
@@ -144,7 +145,9 @@ async def test_the_newest_snapshot_is_loaded(place: Place) -> None:
     assert await (await place.snapshots()).load() == (7, b"new")
 
 
-@pytest.mark.parametrize("size", [0, 1, chunks.MAX_CHUNK_BYTES, 2 * chunks.MAX_CHUNK_BYTES + 1])
+@pytest.mark.parametrize(
+    "size", [0, 1, snapshot_chunks.MAX_CHUNK_BYTES, 2 * snapshot_chunks.MAX_CHUNK_BYTES + 1]
+)
 async def test_a_snapshot_of_any_size_comes_back_whole(place: Place, size: int) -> None:
     """Empty, one byte, and what does not fit one message."""
     snapshots = await place.snapshots()
@@ -231,7 +234,7 @@ async def test_a_torn_snapshot_is_as_if_never_begun(jetstream: JetStream) -> Non
     snapshots = await jetstream.snapshots()
     await snapshots.save(3, b"whole")
     stream = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
-    torn = chunks.split(9, b"x" * (chunks.MAX_CHUNK_BYTES + 1), name="torn")
+    torn = snapshot_chunks.split(9, b"x" * (snapshot_chunks.MAX_CHUNK_BYTES + 1), name="torn")
     await stream.publish(subjects.snapshots(CELL), msgspec.msgpack.encode(torn[0]))
     await stream.publish(subjects.snapshots(CELL), b"\xc1 garbage")
     assert await snapshots.load() == (3, b"whole")
@@ -245,7 +248,7 @@ async def test_older_snapshots_do_not_pile_up(jetstream: JetStream) -> None:
         snapshots = await jetstream.snapshots()
         await snapshots.load()
         for again in (0, 100):
-            await snapshots.save(sequence + again, b"x" * (chunks.MAX_CHUNK_BYTES + 1))
+            await snapshots.save(sequence + again, b"x" * (snapshot_chunks.MAX_CHUNK_BYTES + 1))
         assert (await stream.stream_info(f"ARYL_SNAPSHOT_{CELL}")).state.messages == 4
 
 
@@ -257,7 +260,7 @@ async def test_where_the_newest_snapshot_is_spoilt_the_one_before_is_loaded(
     await (await jetstream.snapshots()).save(3, b"before")
     snapshots = await jetstream.snapshots()
     assert await snapshots.load() == (3, b"before")
-    await snapshots.save(7, b"x" * (chunks.MAX_CHUNK_BYTES + 1))
+    await snapshots.save(7, b"x" * (snapshot_chunks.MAX_CHUNK_BYTES + 1))
     stream = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
     state = (await stream.stream_info(f"ARYL_SNAPSHOT_{CELL}")).state
     await stream.delete_msg(f"ARYL_SNAPSHOT_{CELL}", state.last_seq - 1)
@@ -266,17 +269,20 @@ async def test_where_the_newest_snapshot_is_spoilt_the_one_before_is_loaded(
 
 def test_chunks_of_two_saves_at_once_do_not_mix() -> None:
     """Around a takeover two coordinators may save: each set is put together by its own name."""
-    one = chunks.split(1, b"a" * (chunks.MAX_CHUNK_BYTES + 1), name="one")
-    two = chunks.split(2, b"b" * (chunks.MAX_CHUNK_BYTES + 1), name="two")
-    found = chunks.join([one[0], two[0], two[1], one[1]])
-    assert found == chunks.Whole("one", 1, one[0].data + one[1].data)
-    assert chunks.join([one[0], two[1]]) is None
+    one = snapshot_chunks.split(1, b"a" * (snapshot_chunks.MAX_CHUNK_BYTES + 1), name="one")
+    two = snapshot_chunks.split(2, b"b" * (snapshot_chunks.MAX_CHUNK_BYTES + 1), name="two")
+    found = snapshot_chunks.join([one[0], two[0], two[1], one[1]])
+    assert found == snapshot_chunks.Whole("one", 1, one[0].data + one[1].data)
+    assert snapshot_chunks.join([one[0], two[1]]) is None
 
 
 def test_a_chunk_that_was_changed_does_not_count() -> None:
     """A set whose checksum is wrong is not a snapshot; the one before it is."""
-    good, bad = chunks.split(1, b"good", name="good"), chunks.split(2, b"bad", name="bad")
-    changed = chunks.Chunk(
+    good, bad = (
+        snapshot_chunks.split(1, b"good", name="good"),
+        snapshot_chunks.split(2, b"bad", name="bad"),
+    )
+    changed = snapshot_chunks.Chunk(
         snapshot=bad[0].snapshot,
         sequence=2,
         index=0,
@@ -284,7 +290,7 @@ def test_a_chunk_that_was_changed_does_not_count() -> None:
         checksum=bad[0].checksum,
         data=b"bag",
     )
-    assert chunks.join([*good, changed]) == chunks.Whole("good", 1, b"good")
+    assert snapshot_chunks.join([*good, changed]) == snapshot_chunks.Whole("good", 1, b"good")
 
 
 @pytest.mark.nats

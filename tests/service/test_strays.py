@@ -14,10 +14,10 @@ from common import subjects
 from common.bus import connect_nats
 from common.clock import SystemClock
 from common.errors import ProtocolError
+from coordinator.demo.nats_server import NatsServer
 from coordinator.service.daemon import run
-from coordinator.service.natsserver import NatsServer
+from coordinator.service.journal.jetstream import WRITER_HEADER
 from coordinator.service.settings import CoordinatorSettings
-from coordinator.service.store import WRITER_HEADER
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
 

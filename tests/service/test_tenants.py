@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from common.model import GpuUuid, JobState
 from coordinator.cli.columns import tenants
 from coordinator.policies.contract.snapshot import JobView, TenantView
-from coordinator.service.rows import tenant_rows
+from coordinator.service.api.rows import tenant_rows
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, NodeRole, Pool, WorkerKey
-from coordinator.service.folding import Folder
+from coordinator.service.nodes.report_folding import Folder
 
 KEY = WorkerKey(JobId("j"), 1, 0)
 BUSY = "GPU GPU-0 is used by process 4242"

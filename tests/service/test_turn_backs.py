@@ -5,8 +5,8 @@ from __future__ import annotations
 from common.messages import NodeReport
 from common.model import NodeName, NodeRole, Pool, TurnBack
 from coordinator.policies.contract.decisions import Loan
-from coordinator.service.folding import facts_of
-from coordinator.service.rows import service_row, status
+from coordinator.service.api.rows import service_row, status
+from coordinator.service.nodes.report_folding import facts_of
 from tests.engine.house import CHAT, House
 from tests.engine.test_lapses import SLOW
 from tests.service.test_kept_promises import FOLDER, I0, loan_of

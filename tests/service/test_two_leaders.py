@@ -20,9 +20,9 @@ from common.errors import Fenced, Unavailable
 from common.model import JobId, NodeName
 from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted
-from coordinator.service.api import Api
+from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.ports import LeasePort
 from tests.agent import bench
 from tests.agent.agent_house import AgentHouse

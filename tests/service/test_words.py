@@ -11,7 +11,7 @@ from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
 from coordinator.engine.jobs.stalls import Watch
 from coordinator.engine.state.events import ProgressReported, ProgressStopped
-from coordinator.service.folding import Folder
+from coordinator.service.nodes.report_folding import Folder
 from tests.service.wire import example
 
 JOB = JobId("j")

@@ -32,10 +32,10 @@ from common.clock import SystemClock
 from common.errors import Fenced, Unavailable
 from common.messages import Message
 from coordinator.client import Client
+from coordinator.demo.nats_server import NatsServer
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.service import store
 from coordinator.service.daemon import run
-from coordinator.service.natsserver import NatsServer
+from coordinator.service.journal import jetstream as store
 from coordinator.service.ports import JournalPort, Wounded
 from coordinator.service.settings import CoordinatorSettings
 from tests.inbox import PATIENCE_S

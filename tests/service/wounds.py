@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from coordinator.service.natsserver import NatsServer
+from coordinator.demo.nats_server import NatsServer
 
 UNACKNOWLEDGED = 3
 """More messages than a leader has on their way at a time."""

@@ -26,12 +26,12 @@ from coordinator.policies.contract.decisions import (
     Start,
     Suspend,
 )
-from coordinator.sim.cluster import Delays
-from coordinator.sim.failing import Failing, FailureFigures
-from coordinator.sim.failure_table import Trouble
-from coordinator.sim.runtime import RunRules
-from coordinator.sim.simulation import Submission
-from coordinator.sim.stage import Stage
+from coordinator.sim.inputs.failure_table import Trouble
+from coordinator.sim.run.build import Stage
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.fault_injection import Failing, FailureFigures
+from coordinator.sim.run.runtime import RunRules
+from coordinator.sim.run.simulation import Submission
 from tests.engine.house import House, start
 
 FOR_GOOD, ONCE_OR_MORE = "semantic_error", "cuda_failure"

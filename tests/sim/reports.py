@@ -12,12 +12,12 @@ from common.clock import SystemClock
 from common.model import NodeName
 from coordinator import demo
 from coordinator.engine.state.accounting import plain
-from coordinator.sim.compare import Task
-from coordinator.sim.inputs import Shares, parse_cluster
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import Shares, parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Task
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import Workload
 from tests.sim.small import small
 

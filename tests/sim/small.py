@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from coordinator.sim.inputs import parse_cluster
+from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.workloads.formats import from_first, read_jobs
 from coordinator.workloads.named import inference_load
 from coordinator.workloads.records import LoadSeries, Workload

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from coordinator.engine.state.accounting import Quantiles
-from coordinator.sim.alike import alike, alike_text, lacks
-from coordinator.sim.run import JobRow, Run, RunResult, fingerprint_of
+from coordinator.sim.inputs.alike import alike, alike_text, lacks
+from coordinator.sim.run.play import JobRow, Run, RunResult, fingerprint_of
 from coordinator.workloads.records import TraceJob, Workload
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.sim.small import SLICE, small

@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.cli.simulate import usable_cores
-from coordinator.sim.asked import plays, refuse_idle, seeds_of, tasks
-from coordinator.sim.compare import Task
-from coordinator.sim.inputs import Shares, read_workload
-from coordinator.sim.stage import RunOptions
-from coordinator.sim.sweep import sweep
+from coordinator.cli.simulate.command import usable_cores
+from coordinator.sim.inputs.inputs import Shares, read_workload
+from coordinator.sim.inputs.sweep import sweep
+from coordinator.sim.inputs.tasks import plays, refuse_idle, seeds_of, tasks
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Task
 from coordinator.workloads.named import seed_of
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, aryl

@@ -10,12 +10,19 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.engine.state.accounting import Quantiles
-from coordinator.sim.compare import LOCAL_BACKENDS, Task, compare, flat, means, with_gaps
-from coordinator.sim.ending import UnfinishedError
-from coordinator.sim.run import Run, RunResult
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
-from coordinator.sim.statistics import estimate, student_t
+from coordinator.sim.report.statistics import estimate, student_t
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import (
+    LOCAL_BACKENDS,
+    Task,
+    compare,
+    flat,
+    means,
+    with_gaps,
+)
+from coordinator.sim.run.play import Run, RunResult
+from coordinator.sim.run.runtime import Saves
+from coordinator.sim.run.stall_detection import UnfinishedError
 from tests.sim.small import SLICE
 
 

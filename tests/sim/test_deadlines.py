@@ -6,10 +6,10 @@ import pytest
 
 from common.clock import SystemClock
 from common.model import NodeName, Pool
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 
 POLICIES = ("qos", "qos-elasticflow", "qos-edf")

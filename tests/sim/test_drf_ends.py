@@ -6,9 +6,9 @@ from pathlib import Path
 
 from common.clock import SystemClock
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 
 TENANTS = (
     TenantSettings(name="a", weight=0.5),

@@ -14,8 +14,8 @@ from common.clock import SystemClock
 from common.failure_rules import read_rules
 from common.failures import RetryClass
 from common.model import Pool
-from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.failure_table import (
+from coordinator.sim.inputs.failure_sources import FailureSource
+from coordinator.sim.inputs.failure_table import (
     MINUTE_S,
     TABLE,
     Z90,
@@ -23,8 +23,8 @@ from coordinator.sim.failure_table import (
     PhillyFailures,
     troubled_ratio,
 )
-from coordinator.sim.run import RunResult, play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import RunResult, play
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 
 NEVER = frozenset(

@@ -9,12 +9,12 @@ import pytest
 from msgspec import structs
 
 from common.model import JobState, Pool
-from coordinator.sim.failing import FailureFigures
-from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.failure_table import Trouble
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.failure_sources import FailureSource
+from coordinator.sim.inputs.failure_table import Trouble
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.fault_injection import FailureFigures
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.sim.failing_jobs import FOR_GOOD, fail
 

@@ -8,8 +8,8 @@ from common.messages import WorkerPhase
 from common.model import JobState, NodeName
 from common.profile import JobProfile
 from coordinator.policies.contract.decisions import Migrate, Placement, Resize
-from coordinator.sim.cluster import Delays
-from coordinator.sim.runtime import RunRules, Saves
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.runtime import RunRules, Saves
 from tests.sim.failing_jobs import (
     beside,
     fails_in,

@@ -8,9 +8,9 @@ from common.failure_rules import read_rules
 from common.model import JobId, NodeName, WorkerRange
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from coordinator.sim.cluster import Delays
-from coordinator.sim.failing import Failing, FailureFigures
-from coordinator.sim.failure_table import Trouble
+from coordinator.sim.inputs.failure_table import Trouble
+from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.fault_injection import Failing, FailureFigures
 from tests.engine.house import House
 
 REASON = "cuda_failure"

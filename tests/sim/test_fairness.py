@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sim.fairness import (
+from coordinator.sim.report.fairness import (
     AppFairness,
     FinishTimeFairness,
     Lived,
@@ -14,8 +14,8 @@ from coordinator.sim.fairness import (
     of_several_jobs,
     ratios,
 )
-from coordinator.sim.lives import until_pass_s
-from coordinator.sim.simulation import Passes
+from coordinator.sim.report.fairness_input import until_pass_s
+from coordinator.sim.run.simulation import Passes
 
 
 def lived(

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from common.clock import SystemClock
-from coordinator.sim.compare import play_task
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
-from coordinator.sim.statistics import estimate
+from coordinator.sim.report.statistics import estimate
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import play_task
+from coordinator.sim.run.play import play
 from tests.sim.reports import demo_task
 from tests.sim.small import small
 
 PLAY = """
 import msgspec
 from common.clock import SystemClock
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.build import RunOptions
 from tests.sim.small import small
 run = play(small(80), RunOptions(policy="foresight", seed=3, loss_ratio=0.02), clock=SystemClock())
 result = msgspec.structs.replace(run.result, wall_s=0.0, peak_rss_bytes=0)

@@ -16,10 +16,10 @@ import pytest
 from msgspec import Struct, structs
 
 from common.clock import SystemClock
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob
 
 DATA = Path(__file__).parents[1] / "data" / "sim"

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from coordinator.sim.compare import play_task
+from coordinator.sim.run.compare import play_task
 from tools.golden_elasticflow import ROWS, task
 
 needs_traces = pytest.mark.skipif(

@@ -14,10 +14,10 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, TimesTaken
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions, TimesTaken
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 
 TRACE = "shockwave/120_0.2_5_100_40_25_0-0.5-0.5_0.6-0.3-0.09-0.01_multigpu_dynamic.trace.gz"
 NOTHING = TimesTaken(**dict.fromkeys(TimesTaken.__struct_fields__, 0.0))

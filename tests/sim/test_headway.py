@@ -7,12 +7,12 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from common.model import NodeName
-from coordinator.sim.attempts import Attempt, Truth
-from coordinator.sim.ending import Headway, UnfinishedError
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.outages import Crash
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.attempts import Attempt, Truth
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.runtime import Saves
+from coordinator.sim.run.stall_detection import Headway, UnfinishedError
 from coordinator.workloads.records import SpeedUp, Workload
 from tests.sim.small import small
 

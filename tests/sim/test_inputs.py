@@ -11,7 +11,7 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from common.model import NodeName, Pool, ServiceName
-from coordinator.sim.inputs import (
+from coordinator.sim.inputs.inputs import (
     Shares,
     node_specs,
     parse_cluster,
@@ -19,8 +19,8 @@ from coordinator.sim.inputs import (
     parse_seeds,
     read_workload,
 )
-from coordinator.sim.outages import Crash
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.outages import Crash
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.records import NodeGroup, TraceJob

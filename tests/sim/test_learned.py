@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.sim.fairness import Lived, ratios
-from coordinator.sim.run import Run, play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.report.fairness import Lived, ratios
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
 

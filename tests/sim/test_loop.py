@@ -8,7 +8,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sim.loop import LAST, LATE, URGENT, Loop
+from coordinator.sim.run.loop import LAST, LATE, URGENT, Loop
 
 INSTANTS_S = st.lists(st.integers(0, 5).map(float), max_size=8)
 Plan = Callable[[Loop, list[tuple[float, Callable[[], None]]]], None]

@@ -7,11 +7,11 @@ import pytest
 from common.model import JobId, JobSpec, JobState, NodeName, WorkerRange
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import OrdersRecovered
-from coordinator.sim.outages import Crash
-from coordinator.sim.runtime import Saves
-from coordinator.sim.simulation import Submission
-from coordinator.sim.stage import RunOptions, Stage
-from coordinator.sim.wire import Wire, WireRules
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.runtime import Saves
+from coordinator.sim.run.simulation import Submission
+from coordinator.sim.run.wire import Wire, WireRules
 from tests.sim.small import small
 from tests.sim.test_simulation import SLOW, job, sim, to_the_end
 

@@ -7,8 +7,8 @@ import pytest
 from common.clock import SystemClock
 from coordinator.policies.aryl.scheduling_pass import Rules
 from coordinator.policies.registry import policy
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel

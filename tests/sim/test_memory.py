@@ -7,9 +7,9 @@ import gc
 import pytest
 
 from common.clock import SystemClock
-from coordinator.sim.memory import COLLECT_AFTER, collecting_rarely
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.process_memory import COLLECT_AFTER, collecting_rarely
 from tests.sim.small import small
 
 

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from common.clock import SystemClock
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.records import TraceJob, Workload
 
 PERIODS_S = (0.1, 1.0, 5.0)

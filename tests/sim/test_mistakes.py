@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from coordinator.sim.inputs import (
+from coordinator.sim.inputs.inputs import (
     MOST_SEEDS,
     RANGES,
     parse_cluster,

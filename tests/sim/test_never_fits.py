@@ -9,10 +9,10 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.errors import ConfigError
-from coordinator.sim.ending import UnfinishedError
-from coordinator.sim.inputs import read_tenants, read_workload
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.inputs import read_tenants, read_workload
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import play
+from coordinator.sim.run.stall_detection import UnfinishedError
 from coordinator.workloads.records import LoadSeries, LoadUnit
 from tests.cli.fake_cell import FakeCell, Run, aryl
 

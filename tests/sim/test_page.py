@@ -9,14 +9,14 @@ import pytest
 from msgspec import structs
 
 from coordinator.engine.state.accounting import Quantiles
-from coordinator.sim.compare import means
-from coordinator.sim.fairness import FinishTimeFairness
-from coordinator.sim.measures import MEASURES, Group, best, shown, told
-from coordinator.sim.page import Heading, page
-from coordinator.sim.panels import COLORED, NONE_TOGETHER, cast
-from coordinator.sim.run import JobRow, Run, RunResult
-from coordinator.sim.samples import Sample
-from coordinator.sim.style import COLORS, DASHES, mark
+from coordinator.sim.report.fairness import FinishTimeFairness
+from coordinator.sim.report.measures import MEASURES, Group, best, shown, told
+from coordinator.sim.report.page import Heading, page
+from coordinator.sim.report.panels import COLORED, NONE_TOGETHER, cast
+from coordinator.sim.report.samples import Sample
+from coordinator.sim.report.style import COLORS, DASHES, mark
+from coordinator.sim.run.compare import means
+from coordinator.sim.run.play import JobRow, Run, RunResult
 
 HEADING = Heading(workload="w", cluster="1 x 8 V100", jobs=2)
 

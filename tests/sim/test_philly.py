@@ -10,11 +10,11 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import NodeName
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION
-from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.failure_sources import FailureSource
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import play
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 

@@ -23,10 +23,10 @@ from common.model import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.failing import Failing
-from coordinator.sim.failure_table import Trouble
-from coordinator.sim.simulation import Simulation, Submission
+from coordinator.sim.inputs.failure_table import Trouble
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.fault_injection import Failing
+from coordinator.sim.run.simulation import Simulation, Submission
 from tests.draws import pick
 
 PRERUN_S = 300.0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from common.clock import SystemClock
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
 from tests.draws import pick, whole, yes_or_no
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from common.clock import SystemClock
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup
 from tests.sim.test_run import job, workload
 

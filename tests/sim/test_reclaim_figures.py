@@ -9,9 +9,9 @@ from common.clock import SystemClock
 from common.model import JobId, NodeName, Pool, ServiceName
 from coordinator.engine.state.accounting import Durations
 from coordinator.policies.contract.decisions import Preempt, Reclaim
-from coordinator.sim.reclaims import Toll, TollKeeper
-from coordinator.sim.run import OnLoanJobs, Run, play
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.report.reclaims import Toll, TollKeeper
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import OnLoanJobs, Run, play
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 
 STEP_S = 300.0

@@ -6,8 +6,8 @@ import pytest
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Decision, Loan, Preempt, Reclaim
-from coordinator.sim.cluster import Delays
-from coordinator.sim.reclaims import Toll, TollKeeper
+from coordinator.sim.report.reclaims import Toll, TollKeeper
+from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)

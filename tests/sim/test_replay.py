@@ -14,7 +14,7 @@ from coordinator.engine.record import replay as replay_record
 from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.registry import policy
-from coordinator.sim.replay import Replay
+from coordinator.sim.run.replay import Replay
 from tests.engine.house import House
 
 Decisions = tuple[Decision, ...]

@@ -14,9 +14,9 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.model import Pool
-from coordinator.sim.run import Run, RunResult, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import Run, RunResult, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import (
     LoadSeries,
     LoadUnit,
@@ -246,8 +246,8 @@ def test_delays_make_it_later() -> None:
 PLAY = """
 import msgspec
 from common.clock import SystemClock
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.build import RunOptions
 from tests.sim.small import small
 for policy in ("aryl", "srsf"):
     options = RunOptions(policy=policy, seed=2, loss_ratio=0.02)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.clock import SystemClock
-from coordinator.sim.run import play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import ScalingCurve
 from coordinator.workloads.shaping import RuntimeModel
 from tests.sim.test_run import job, played, workload

@@ -16,8 +16,8 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.state.events import ProgressReported
-from coordinator.sim.loop import Loop
-from coordinator.sim.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
+from coordinator.sim.run.loop import Loop
+from coordinator.sim.run.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
 from coordinator.workloads.records import SpeedUp
 from coordinator.workloads.shaping import linear, lossy
 

@@ -6,10 +6,10 @@ import pytest
 
 from common.clock import SystemClock
 from common.model import NodeName, NodeRole, Pool, ServiceName
-from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.run import play
-from coordinator.sim.samples import Serving
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.report.samples import Serving
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.play import play
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 
 STEPS = LoadSeries(name="chat", step_s=100.0, values=(0.5, 0.25), unit=LoadUnit.BUSY)

@@ -12,8 +12,8 @@ from common.errors import ConfigError
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule
 from coordinator.policies.aryl.scheduling_pass import Rules
 from coordinator.policies.registry import policy
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.records import Workload
 from tests.cli.fake_cell import FakeCell, Run, aryl

@@ -10,9 +10,9 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.errors import ConfigError
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import Run, play
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import Run, play
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.records import Workload
 from tests.sim.small import small

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from coordinator.policies.registry import COMPARED
-from coordinator.sim.inputs import parse_cluster
-from coordinator.sim.run import Run, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.inputs import parse_cluster
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
 from tests.draws import pick, whole, yes_or_no
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from coordinator.cli.app import app
-from coordinator.sim.measures import MEASURES, Measure
+from coordinator.sim.report.measures import MEASURES, Measure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
 FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))

@@ -20,11 +20,11 @@ from common.model import (
 from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.events import Event, LoadMeasured, LoanPassDue, PassDue
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.sim.cluster import Delays, NodeSpec
-from coordinator.sim.outages import Crash
-from coordinator.sim.runtime import RunRules, Saves
-from coordinator.sim.simulation import Passes, Simulation, Submission
-from coordinator.sim.wire import WireRules
+from coordinator.sim.run.cluster import Delays, NodeSpec
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.runtime import RunRules, Saves
+from coordinator.sim.run.simulation import Passes, Simulation, Submission
+from coordinator.sim.run.wire import WireRules
 
 CHAT = ServiceName("chat")
 MOST_EVENTS = 100_000

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import NodeName, Pool
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import Run, play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import Run, play
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 
 HALF_LENT = LoadSeries(name="chat", step_s=300.0, values=(0.5,), unit=LoadUnit.BUSY)

@@ -16,14 +16,14 @@ from common.model import NodeName
 from coordinator.engine.state.accounting import Quantiles
 from coordinator.policies.knob_text import knobs
 from coordinator.policies.registry import POLICIES
-from coordinator.sim.compare import Task, label, means
-from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.inputs import Shares
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import RunResult
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions, Stage
-from coordinator.sim.sweep import keys, parse_sweep, sweep, vary
+from coordinator.sim.inputs.failure_sources import FailureSource
+from coordinator.sim.inputs.inputs import Shares
+from coordinator.sim.inputs.sweep import keys, parse_sweep, sweep, vary
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.compare import Task, label, means
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import RunResult
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, Run, aryl

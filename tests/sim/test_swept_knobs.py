@@ -9,10 +9,10 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.policies.registry import policy
-from coordinator.sim.asked import plays, tasks
-from coordinator.sim.compare import Means, Task, label
-from coordinator.sim.stage import RunOptions
-from coordinator.sim.sweep import sweep
+from coordinator.sim.inputs.sweep import sweep
+from coordinator.sim.inputs.tasks import plays, tasks
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Means, Task, label
 from tests.sim.small import SLICE
 
 BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinator import demo
-from coordinator.cli.simulate_progress import tally, watching
-from coordinator.sim.compare import Task, teller
-from coordinator.sim.stage import RunOptions
+from coordinator.cli.simulate.progress import tally, watching
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Task, teller
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
 

@@ -9,11 +9,11 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import NodeName
-from coordinator.sim.inputs import read_workload
-from coordinator.sim.outages import Crash
-from coordinator.sim.run import RunResult, play
-from coordinator.sim.runtime import Saves
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.outages import Crash
+from coordinator.sim.run.play import RunResult, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import Workload
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.sim.statistics import estimate
+from coordinator.sim.report.statistics import estimate
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
 

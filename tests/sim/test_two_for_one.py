@@ -14,9 +14,9 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.model import Pool
-from coordinator.sim.inputs import Shares, read_workload
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.inputs.inputs import Shares, read_workload
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import play
 from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import with_heterogeneous_share

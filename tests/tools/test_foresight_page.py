@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from coordinator.sim.statistics import estimate
+from coordinator.sim.report.statistics import estimate
 from tools.foresight_page import (
     PAGE,
     by_seed,

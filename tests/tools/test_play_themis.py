@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from coordinator.sim.style import STYLE
+from coordinator.sim.report.style import STYLE
 from tools.play_themis import KEPT, PAGE, Sweep, page
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from coordinator.sim.run import JobRow
+from coordinator.sim.run.play import JobRow
 from coordinator.workloads.paper_runs import find_scene
 from tools.golden_elasticflow import ROWS as BARS
 from tools.paper_figures import (

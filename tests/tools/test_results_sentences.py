@@ -11,8 +11,8 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import NodeName, Pool, ServiceName
 from coordinator.policies.contract.decisions import Reclaim
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.play import play
 from coordinator.workloads.paper import RARE_GPU
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 from tools.play_results import ROWS, read_kept

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.sim.run import play
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.play import play
 from coordinator.workloads.named import DRAW_SEEDS, to_jobs
 from coordinator.workloads.paper import (
     RARE_GPU,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from coordinator.sim.inputs import read_workload, reordered
+from coordinator.sim.inputs.inputs import read_workload, reordered
 from coordinator.workloads.formats import parse_jobs, read_jobs
 from tests.workloads.damaged import DATA
 

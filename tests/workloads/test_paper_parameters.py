@@ -10,7 +10,7 @@ from msgspec import inspect, structs
 
 from common.errors import ConfigError
 from common.model import Pool
-from coordinator.sim.sweep import converted
+from coordinator.sim.inputs.sweep import converted
 from coordinator.workloads.named import to_jobs
 from coordinator.workloads.paper import GPUS_PER_NODE, NODES, PaperParameters, check, draw, nodes
 

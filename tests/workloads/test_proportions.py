@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from common.model import Pool
-from coordinator.sim.compare import Task
-from coordinator.sim.inputs import parse_cluster, read_workload
-from coordinator.sim.stage import RunOptions, Stage
-from coordinator.sim.sweep import sweep
+from coordinator.sim.inputs.inputs import parse_cluster, read_workload
+from coordinator.sim.inputs.sweep import sweep
+from coordinator.sim.run.build import RunOptions, Stage
+from coordinator.sim.run.compare import Task
 from coordinator.workloads.named import named
 from coordinator.workloads.paper import RARE_GPU, PaperParameters, nodes
 from coordinator.workloads.proportions import in_proportion

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from common.model import Pool
-from coordinator.sim.asked import refuse_idle
-from coordinator.sim.compare import Task
-from coordinator.sim.inputs import Shares
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.inputs.inputs import Shares
+from coordinator.sim.inputs.tasks import refuse_idle
+from coordinator.sim.run.build import RunOptions
+from coordinator.sim.run.compare import Task
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload

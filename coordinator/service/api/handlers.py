@@ -1,0 +1,391 @@
+"""The API's request handlers: decode, check, let an event in, answer. Must not decide.
+
+Who calls is the subject (its tokens are fixed by NATS permissions), never the payload.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from base64 import b32encode
+from hashlib import blake2b
+
+from common import subjects
+from common.api import (
+    REQUESTS,
+    ApiError,
+    ApiErrorCode,
+    Cancel,
+    Describe,
+    Done,
+    GetEvents,
+    GetLogs,
+    Operate,
+    Submit,
+    Submitted,
+)
+from common.bus import BusMessage
+from common.errors import ProtocolError, Unavailable
+from common.jobspec import misfit
+from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
+from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
+from coordinator.engine.jobs import prerun_spec
+from coordinator.engine.nodes import maintenance as nodes_maintenance
+from coordinator.engine.nodes.rebuilt_gangs import is_awaited
+from coordinator.engine.state.events import (
+    JobCancelRequested,
+    JobSubmitted,
+    OperatorAction,
+    OperatorAsked,
+)
+from coordinator.policies.contract.text import counted
+from coordinator.service.api import name_lookup
+from coordinator.service.api.name_lookup import Refusal, unknown
+from coordinator.service.api.queries import Looks, Past
+from coordinator.service.api.rate_limit import Rates
+from coordinator.service.api.shared_reads import Reads
+from coordinator.service.coordinator import Coordinator
+from coordinator.service.request_tasks import OPERATORS, is_order
+
+log = logging.getLogger(__name__)
+
+
+def job_id_of(request_id: str) -> JobId:
+    """The id of the job that a request makes: the same request is the same job."""
+    digest = blake2b(request_id.encode(), digest_size=5).digest()
+    return JobId("j" + b32encode(digest).decode().lower())
+
+
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_NAMED = re.compile(r"(?:unknown|required) field `(?P<field>[^`]+)`|field (?P<own>[\w.]+):")
+
+
+def field_of(text: str) -> str:
+    """The dotted path of the field that a decoder's error is about; empty where it names none."""
+    at, named = _AT.search(text), _NAMED.search(text)
+    parts = [at["path"] if at else "", (named["field"] or named["own"]) if named else ""]
+    return ".".join(part for part in parts if part)
+
+
+class Api:
+    """Answers every verb of `common.api.REQUESTS`."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._looks = Looks(coordinator)
+        settings = coordinator.settings
+        self._rates = Rates(
+            per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
+        )
+        self._reads = Reads(clock=coordinator.clock, finish=self._finish)
+        self._entering: dict[JobId, str] = {}
+        """Tenants of jobs that are on their way into the engine."""
+        self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
+
+    async def serve(self, message: BusMessage) -> None:
+        """Answer one request; a bad one is counted, answered and changes nothing."""
+        tenant, user, verb = subjects.api_caller(message.subject)
+        try:
+            self._check_rate(tenant, verb)
+            request = decode(message.data, self._kind(verb))
+            reply: Message | bytes = await self._answer(request, tenant, user, data=message.data)
+        except ProtocolError as error:
+            self._coordinator.note_bad_request()
+            reply = ApiError(
+                code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
+            )
+        except Refusal as refusal:  # a verb that is none, or one too many
+            reply = refusal.error
+        except Unavailable as error:
+            reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
+        data = reply if isinstance(reply, bytes) else encode(reply)
+        await message.respond(_fitting(data, verb))
+
+    def _check_rate(self, tenant: str, verb: str) -> None:
+        """Refuse what is beyond a tenant's rate; operators can always end what runs, and order."""
+        if is_order(tenant, verb):
+            return
+        wait_s = self._rates.wait_s(tenant, now_s=self._coordinator.clock.now_s())
+        if wait_s:
+            raise Refusal(
+                ApiErrorCode.UNAVAILABLE,
+                f"tenant {tenant} asks more than requests_per_s lets it, which is "
+                f"{self._rates.limit(tenant):g}; ask again in {wait_s:.2g} s",
+                "tenant",
+            )
+
+    def _kind(self, verb: str) -> type[Message]:
+        kind = self._kinds.get(verb)
+        if kind is None:
+            self._coordinator.note_bad_request()
+            known = ", ".join(sorted(self._kinds))
+            raise Refusal(ApiErrorCode.USAGE, f"no verb {verb!r}; there are {known}", "verb")
+        return kind
+
+    async def _answer(
+        self, request: Message, tenant: str, user: str, *, data: bytes
+    ) -> Message | bytes:
+        """The answer, or its bytes where several requests share it."""
+        if not self._coordinator.is_leading:
+            # The engine of a leader that was fenced is ahead of the journal, for ever.
+            raise Unavailable("this coordinator does not lead")
+        match request:
+            case Submit() | Cancel() | Operate() | GetLogs():
+                try:
+                    return await self._change(request, tenant, user)
+                except Refusal as refusal:
+                    if said := _ordered(request):
+                        why = refusal.error.message
+                        log.info("refused order %s by %s/%s: %s", said, tenant, user, why)
+                    return await self._finish(refusal.error)
+            case Describe() | GetEvents():
+                try:
+                    past = await self._looks.past(request)
+                except Refusal as refusal:
+                    return await self._finish(refusal.error)
+                # Shared by those who asked at the same end of the story.
+                key = data + str(past.end).encode()
+                return await self._reads.answer(key, lambda: self._look(request, past))
+            case _:
+                # Who asks changes nothing: what the request says is what is answered.
+                return await self._reads.answer(data, lambda: self._look(request, Past()))
+
+    async def _change(
+        self, request: Submit | Cancel | Operate | GetLogs, tenant: str, user: str
+    ) -> Message:
+        match request:
+            case Submit():
+                return await self._submit(request, tenant, user)
+            case Cancel():
+                return await self._cancel(request, tenant, user)
+            case Operate():
+                return await self._operate(request, tenant, user)
+            case GetLogs():
+                return await self._looks.logs(request)
+
+    def _look(self, request: Message, past: Past) -> Message:
+        if not self._coordinator.is_leading:
+            raise Unavailable("this coordinator does not lead")
+        try:
+            if isinstance(request, Describe):
+                return self._looks.describe(request, past)
+            return self._looks.list(request, past)
+        except Refusal as refusal:
+            return refusal.error
+
+    async def _finish(self, reply: Message) -> bytes:
+        """The bytes of an answer that may stand in the record that is being written: until it is
+        written, nobody may hear of it."""
+        await self._coordinator.settled()
+        return encode(self._coordinator.decider.time.shown(reply))
+
+    # --- what changes something -------------------------------------------------------------
+
+    async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
+        job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
+        if job_id not in self._coordinator.engine.state.jobs:
+            self._check_spec(request.spec)
+            self._check_line(tenant, job_id)
+            event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
+            self._entering[job_id] = tenant
+            try:
+                await self._coordinator.record(event)
+            finally:
+                self._entering.pop(job_id, None)
+        else:
+            await self._coordinator.settled()
+        # Looked at afterwards: another request with this id may have come first.
+        job = self._coordinator.engine.state.jobs.get(job_id)
+        if job is None:
+            raise Unavailable(f"job {job_id} is not in the journal; ask again")
+        if prerun_spec.submitted(job) != request.spec:
+            raise Refusal(
+                ApiErrorCode.CONFLICT,
+                f"request {request.request_id} was job {job_id}, and that is another job",
+                "request_id",
+            )
+        return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
+
+    def _check_line(self, tenant: str, job_id: JobId) -> None:
+        """Refuse a job of a tenant that has as many waiting as it may; none that was let in before.
+
+        Jobs on their way into the engine count, so that no burst goes beyond the limit.
+        """
+        engine = self._coordinator.engine
+        if job_id in self._entering:
+            return  # the same request once more
+        entering = sum(
+            name == tenant and other not in engine.state.jobs
+            for other, name in self._entering.items()
+        )
+        waiting = engine.waiting_jobs(tenant) + entering
+        # By its own settings: the engine may not have taken those of a new leader yet.
+        most, setting = self._coordinator.settings.engine.waiting_jobs_of(tenant)
+        if waiting >= most:
+            raise Refusal(
+                ApiErrorCode.CONFLICT,
+                f"tenant {tenant} has {counted(waiting, 'job')} waiting, expected fewer than "
+                f"{most} ({setting}): submit again when some have started, or cancel some "
+                "(aryl job cancel); an operator can raise the limit",
+                "tenant",
+            )
+
+    def _check_spec(self, spec: JobSpec) -> None:
+        """Refuse what could never run here."""
+        found = misfit(spec)
+        if found is not None:
+            raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
+        nodes = [n for n in self._coordinator.engine.state.nodes.values() if n.gpus]
+        types = sorted({kind for node in nodes for kind in node.gpu_types})
+        missing = [name for name in spec.gpu.types if name not in types]
+        if nodes and spec.gpu.types and len(missing) == len(spec.gpu.types):
+            raise Refusal(
+                ApiErrorCode.USAGE,
+                f"no node has {' or '.join(missing)}; there are {', '.join(types)}",
+                "gpu.types",
+            )
+        sizes = (n.count_of(kind) for n in nodes for kind in n.gpu_types if spec.accepts(kind))
+        largest = max(sizes, default=0)
+        if nodes and spec.gpus_per_worker > largest:
+            raise Refusal(
+                ApiErrorCode.USAGE,
+                f"{counted(spec.gpus_per_worker, 'GPU')} on one node, the largest node has "
+                f"{largest}",
+                "gpus_per_worker",
+            )
+
+    async def _cancel(self, request: Cancel, tenant: str, user: str) -> Done:
+        job = name_lookup.job(self._coordinator.engine.state, request.job_id)
+        if tenant not in (job.tenant, OPERATORS):
+            raise Refusal(
+                ApiErrorCode.DENIED, f"job {job.job_id} belongs to {job.tenant}", "job_id"
+            )
+        if job.state in FINAL_JOB_STATES:
+            raise Refusal(ApiErrorCode.CONFLICT, f"job {job.job_id} is {job.state}", "job_id")
+        event = JobCancelRequested(job_id=job.job_id, by=f"{tenant}/{user}")
+        await self._coordinator.record(event)
+        return Done(detail=f"job {job.job_id} is being cancelled")
+
+    async def _operate(self, request: Operate, tenant: str, user: str) -> Done:
+        if tenant != OPERATORS:
+            raise Refusal(ApiErrorCode.DENIED, f"only tenant {OPERATORS} may do this", "tenant")
+        try:
+            action = OperatorAction(request.action)
+        except ValueError:
+            known = ", ".join(OperatorAction)
+            raise Refusal(
+                ApiErrorCode.USAGE, f"{request.action!r} is not one of {known}", "action"
+            ) from None
+        if request.deadline_s is not None and action != OperatorAction.DRAIN:
+            raise Refusal(
+                ApiErrorCode.USAGE, f"{action} has no deadline_s, only drain has", "deadline_s"
+            )
+        target = self._target(action, request)
+        event = OperatorAsked(
+            action=action,
+            by=f"{tenant}/{user}",
+            target=target,
+            value=request.value,
+            reason=request.reason,
+            deadline_s=request.deadline_s,
+        )
+        await self._coordinator.record(event)
+        if action == OperatorAction.REMOVE:
+            self._forget_node(NodeName(target))
+        within = "" if request.deadline_s is None else f" within {request.deadline_s:.0f} s"
+        return Done(detail=f"{action} {target}".strip() + within)
+
+    def _forget_node(self, name: NodeName) -> None:
+        """Of a node that was removed nothing is told any more, not even what it reported last."""
+        state = self._coordinator.engine.state
+        node = state.nodes.get(name)
+        if node is not None:  # it was heard while the order was on its way
+            why = nodes_maintenance.why_not(state, node) or f"node {name} has joined anew"
+            raise Refusal(ApiErrorCode.CONFLICT, why, "node")
+        self._coordinator.folder.remove_node(name)
+
+    def _check_node(self, action: OperatorAction, name: NodeName) -> None:
+        state = self._coordinator.engine.state
+        node = state.nodes.get(name)
+        if node is None:
+            if action == OperatorAction.CONFIRM_DEAD and is_awaited(state, name):
+                return
+            raise unknown("node", name, sorted(state.nodes))
+        if action == OperatorAction.CONFIRM_DEAD and node.role != NodeRole.LOST:
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
+            )
+        if action == OperatorAction.REMOVE and (why := nodes_maintenance.why_not(state, node)):
+            raise Refusal(ApiErrorCode.CONFLICT, why, "node")
+
+    def _target(self, action: OperatorAction, request: Operate) -> str:
+        """What the engine knows it by: a loan by its id, also where the caller names its node.
+
+        Raises:
+            Refusal: there is none, or nothing of the kind can be done to it.
+        """
+        state = self._coordinator.engine.state
+        a = OperatorAction
+        match action:
+            case a.CORDON | a.UNCORDON | a.DRAIN | a.CONFIRM_DEAD | a.REMOVE:
+                self._check_node(action, NodeName(request.target))
+            case a.APPROVE_LOAN:
+                self._check_recommended(NodeName(request.target))
+            case a.REVOKE_LOAN:
+                return name_lookup.open_loan(state, request.target).lease_id
+            case a.FREEZE | a.THAW | a.RECALL | a.END_RECALL | a.SET_MODE:
+                self._check_service(ServiceName(request.target))
+        if action == a.SET_MODE and request.value not in list(Mode):
+            raise Refusal(
+                ApiErrorCode.USAGE, f"{request.value!r} is not one of {', '.join(Mode)}", "mode"
+            )
+        return request.target
+
+    def _check_recommended(self, node: NodeName) -> None:
+        engine = self._coordinator.engine
+        if node in engine.state.recommendations:
+            if why := engine.why_not_approved(node):
+                raise Refusal(
+                    ApiErrorCode.CONFLICT,
+                    f"the loan of {node} was recommended, and cannot be approved now: {why}",
+                    "loan",
+                )
+        else:
+            known = ", ".join(engine.recommended())
+            others = f"those of {known} are" if known else "none is now"
+            raise Refusal(
+                ApiErrorCode.NOT_FOUND, f"no loan of {node!r} is recommended; {others}", "loan"
+            )
+
+    def _check_service(self, name: ServiceName) -> None:
+        """An empty name means all of them."""
+        services = self._coordinator.engine.state.services
+        if name and name not in services:
+            raise unknown("service", name, sorted(services))
+
+
+def _ordered(request: Message) -> str:
+    """What a request would have changed; empty for one that only looks."""
+    match request:
+        case Submit():
+            return f"submit {request.spec.name}"
+        case Cancel():
+            return f"cancel {request.job_id}"
+        case Operate():
+            return " ".join(filter(None, (request.action, request.target, request.value)))
+        case _:
+            return ""
+
+
+def _fitting(data: bytes, verb: str) -> bytes:
+    """An answer that a message can carry; else the reason, instead of none until the timeout."""
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return data
+    return encode(
+        ApiError(
+            code=ApiErrorCode.UNAVAILABLE,
+            message=f"the answer to {verb} has {len(data)} bytes, a message carries "
+            f"{MAX_MESSAGE_BYTES}",
+            field=verb,
+        )
+    )

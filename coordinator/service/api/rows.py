@@ -1,0 +1,453 @@
+"""Rows for people and scripts, built from the engine's state and the last reports. Pure."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from msgspec import UNSET, UnsetType
+
+from common.api import (
+    ClosedRow,
+    JobRow,
+    LoanRow,
+    NodeRow,
+    NodeTelemetry,
+    ServiceRow,
+    Status,
+    StoryRow,
+    TenantRow,
+    UnknownLoadRow,
+    WorkerRow,
+)
+from common.messages import CommandReport, NodeReport
+from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
+from coordinator.engine.engine import Engine
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.jobs import stalls
+from coordinator.engine.jobs.gpu_sharing import keys_of
+from coordinator.engine.loans import unknown_loads
+from coordinator.engine.nodes import gpu_faults
+from coordinator.engine.state import accounting, loan_outcome
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.contract.text import counted
+from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
+from coordinator.service.api import explain_job
+from coordinator.service.api.name_lookup import ANYTHING, Subject
+from coordinator.service.nodes.report_folding import Folder
+
+FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
+
+
+def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
+    """One job."""
+    return JobRow(
+        job_id=job.job_id,
+        name=job.spec.name,
+        tenant=job.tenant,
+        user=job.user,
+        state=job.state,
+        attempt=job.attempt,
+        worker_count=job.running_workers,
+        min_workers=job.spec.workers.min,
+        max_workers=job.spec.workers.max,
+        gpus_per_worker=job.spec.gpus_per_worker,
+        gpus=sum(len(worker.gpu_uuids) for worker in job.workers.values()),
+        nodes=tuple(sorted({worker.node for worker in job.workers.values()})),
+        submitted_at_s=job.submitted_at_s,
+        started_at_s=job.started_at_s,
+        finished_at_s=job.finished_at_s,
+        queueing_s=accounting.queueing_s(job, now_s),
+        preemption_count=job.preemption_count,
+        step=job.progress.step if job.progress else None,
+        total_steps=job.progress.total_steps if job.progress else None,
+        exit_code=job.exit_code,
+        error=job.error,
+        failure=job.retry.failure,
+        waited_s=jobs_lifecycle.spent_s(job, now_s),
+        blockers=_blockers(engine, job, now_s),
+        stalled_s=_set(stalls.quiet_s(job, now_s)),
+        resize_cost_s=_set(job.resizes.cost_s),
+        lost_gpu_s=job.lost_gpu_s or UNSET,
+    )
+
+
+def _set(value: float | None) -> float | UnsetType:
+    return UNSET if value is None else value
+
+
+def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
+    """What keeps a job that waits: first that nothing is decided, then what a pass would say. Of
+    a suspended one who computes in its place, of a stalled one what it told last, of others what
+    becomes of them as they end."""
+    if job.state == JobState.SUSPENDED:
+        return (explain_job.suspension_reason(engine, job, now_s=now_s),)
+    if job.state != JobState.PENDING:
+        stalled = stalls.in_words(job, now_s)
+        return (stalled,) if stalled else explain_job.stopping_reasons(job, now_s=now_s)
+    found = engine.blockers(job.job_id)
+    return (FROZEN, *found) if engine.state.is_frozen else found
+
+
+def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
+    """The live workers of a job, by index."""
+    return tuple(
+        WorkerRow(
+            worker_index=index,
+            node=worker.node,
+            gpus=len(worker.gpu_uuids),
+            is_flexible=worker.is_flexible,
+            phase=worker.phase or "ordered",
+            stop_reason=worker.stop or "",
+        )
+        for index, worker in sorted(job.workers.items())
+    )
+
+
+def busy_ratio(reports: list[NodeReport]) -> float | None:
+    """Mean NVML busy share over the GPUs of some nodes; None when none says."""
+    ratios = [
+        gpu.gpu_busy_ratio
+        for report in reports
+        for gpu in report.gpus
+        if gpu.gpu_busy_ratio is not None
+    ]
+    return fmean(ratios) if ratios else None
+
+
+def telemetry(name: NodeName, folder: Folder, *, boot_now_s: float) -> NodeTelemetry | None:
+    """What a node measured of itself by the latest report; None: none was heard here.
+
+    boot_now_s: on the clock that `folder` was told of reports by.
+    """
+    report = folder.reports.get(name)
+    if report is None:
+        return None
+    return NodeTelemetry(
+        reported_ago_s=max(0.0, boot_now_s - folder.heard_at_s[name]),
+        is_silent=folder.silent_s(name, now_s=boot_now_s) > folder.lost_after_s,
+        lease_remaining_s=report.lease_remaining_s,
+        gpus=report.gpus,
+        host=report.host,
+        inference=report.inference,
+    )
+
+
+def slow_command(name: NodeName, folder: Folder, *, boot_now_s: float) -> CommandReport | None:
+    """What a node has waited for until now, by its latest report; boot_now_s as of `telemetry`.
+
+    Of a silent node, too: nothing else is known of the command.
+    """
+    report = folder.reports.get(name)
+    if report is None or report.slow_command is UNSET:
+        return None
+    age_s = max(0.0, boot_now_s - folder.heard_at_s[name])
+    told = report.slow_command
+    return CommandReport(name=told.name, running_s=told.running_s + age_s)
+
+
+def node_row(
+    node: NodeEntry,
+    folder: Folder,
+    *,
+    boot_now_s: float,
+    drain_left_s: float | None = None,
+    unknown_load: UnknownLoadRow | UnsetType = UNSET,
+    closed: ClosedRow | UnsetType = UNSET,
+) -> NodeRow:
+    """One node."""
+    report = folder.reports.get(node.name)
+    heard_at_s = folder.heard_at_s.get(node.name)
+    holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
+    holders |= {key.job_id for key in node.stores}
+    return NodeRow(
+        node=node.name,
+        home_pool=node.home_pool,
+        role=node.role,
+        desired_role=node.desired_role,
+        service=node.service or "",
+        gpu_type=", ".join(node.gpu_types),
+        gpus=len(node.gpus),
+        gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
+        gpu_busy_ratio=busy_ratio([report] if report else []),
+        jobs=tuple(sorted(holders)),
+        is_cordoned=node.is_cordoned,
+        is_heard=node.is_heard,
+        heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
+        rack=node.rack,
+        detail=node.detail or node.cordon_reason or (closed.why if closed else ""),
+        is_draining=node.is_draining,
+        drain_left_s=drain_left_s,
+        is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
+        load_unknown=unknown_load,
+        gpus_out=gpu_faults.out_count(node) or UNSET,
+        closed=closed,
+    )
+
+
+def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:
+    """Why a node takes nothing new by itself; unset where it does, or is not there to take any."""
+    why = node.ledger_error or node.closed_reason
+    if not why or node.role == NodeRole.LOST:
+        return UNSET
+    until_s = None if node.ledger_error else engine.state.closed_until_s.get(node.name)
+    return ClosedRow(why=why, left_s=None if until_s is None else max(0.0, until_s - now_s))
+
+
+def unknown_load(engine: Engine, node: NodeEntry, *, now_s: float) -> UnknownLoadRow | UnsetType:
+    """Why the load of a node that serves is unknown; unset where it is known."""
+    found = engine.state.unknown_loads.get(node.name)
+    if found is None or node.role != NodeRole.SERVING:
+        return UNSET
+    age_s = max(0.0, now_s - found.since_s)
+    return UnknownLoadRow(unknown_s=age_s, why=found.why, last_load_per_s=found.load)
+
+
+def _unknown_loads(engine: Engine, name: ServiceName, now_s: float) -> UnknownLoadRow | UnsetType:
+    """The same of a service, as its loan passes see it."""
+    found = unknown_loads.of_service(engine.state, name)
+    if not found:
+        return UNSET
+    entry = engine.state.services[name]
+    return UnknownLoadRow(
+        unknown_s=max(0.0, now_s - min(one.since_s for one in found)),
+        why=f"{found[0].node}: {found[0].why}",
+        last_load_per_s=entry.load[-1].load if entry.load else None,
+        nodes=tuple(one.node for one in found),
+        serving=unknown_loads.serving_count(engine.state, name),
+    )
+
+
+def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> ServiceRow:
+    """One service."""
+    settings = next(s for s in engine.settings.services if s.name == name)
+    entry = next(e for e in engine.state.services.values() if e.name == name)
+    nodes = [node for node in engine.state.nodes.values() if node.service == name]
+    lent = [node for node in nodes if node.lease is not None]
+    serving = [node for node in nodes if node.role == NodeRole.SERVING]
+    running_requests, waiting_requests = _in_flight(
+        [folder.reports[n.name] for n in serving if n.name in folder.reports]
+    )
+    loans = [loan for loan in engine.state.loans.values() if loan.service == name]
+    tally = loan_outcome.tally(loans, now_s)
+    back = [loan for loan in loans if loan_outcome.reclaim_s(loan) is not None]
+    last = max(back, key=lambda loan: loan.returned_at_s or 0.0, default=None)
+    return ServiceRow(
+        service=name,
+        mode=entry.mode,
+        is_recalled=entry.is_recalled,
+        nodes=len(nodes),
+        serving=len(serving),
+        on_loan=sum(1 for node in lent if node.role == NodeRole.ON_LOAN),
+        coming_home=sum(1 for n in nodes if n.lease is None and n.role != NodeRole.SERVING),
+        load_per_s=entry.load[-1].load if entry.load else None,
+        capacity_per_node=settings.capacity_per_node,
+        min_serving=settings.min_serving,
+        reclaim_deadline_s=settings.reclaim_deadline_s,
+        return_s=engine.settings.return_s(settings),
+        running_requests=running_requests,
+        waiting_requests=waiting_requests,
+        reclaims=tally.reclaims,
+        reclaims_late=tally.reclaims_late,
+        lapses=tally.lapses,
+        lapses_late=tally.lapses_late,
+        turn_backs=tally.turn_backs,
+        turn_backs_late=tally.turn_backs_late,
+        last_reclaim_s=None if last is None else loan_outcome.reclaim_s(last),
+        last_returned_at_s=None if last is None else last.returned_at_s,
+        load_unknown=_unknown_loads(engine, entry.name, now_s),
+    )
+
+
+def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
+    """Requests that run and that wait, as the servers' own pages say."""
+    pages = [report.inference for report in reports if report.inference is not None]
+    if not pages:
+        return None, None
+    return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
+
+
+def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
+    """All tenants, each before its children."""
+    tenancy = Tenancy(snapshot)
+    gpus_by_tenant = waiting_gpus(snapshot, tenancy)
+    shares = tenancy.fair_shares(gpus_by_tenant)
+    below = dict(gpus_by_tenant)
+    for name, view in reversed(tenancy.views.items()):
+        below[view.parent] = below.get(view.parent, 0) + below.get(name, 0)
+    return tuple(
+        TenantRow(
+            tenant=name,
+            parent=view.parent,
+            weight=view.weight,
+            guarantee_gpus=view.guarantee_gpus,
+            used_gpus=_plain(tenancy.used[name]),
+            borrowed_gpus=_plain(max(0, tenancy.used[name] - view.guarantee_gpus)),
+            borrow_limit_gpus=view.borrow_limit_gpus,
+            lend_limit_gpus=view.lend_limit_gpus,
+            waiting_gpus=below.get(name, 0),
+            fair_share_gpus=shares[name],
+        )
+        for name, view in tenancy.views.items()
+    )
+
+
+def _plain(gpus: Count) -> float:
+    """A part of GPUs as JSON has it; whole ones stay integers."""
+    return gpus if isinstance(gpus, int) else float(gpus)
+
+
+def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
+    """One loan."""
+    return LoanRow(
+        lease_id=loan.lease_id,
+        node=loan.node,
+        service=loan.service,
+        state=_loan_state(loan),
+        decided_at_s=loan.decided_at_s,
+        begun_at_s=loan.begun_at_s,
+        reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
+        returned_at_s=loan.returned_at_s,
+        reclaim_deadline_s=loan.reclaim_deadline_s,
+        reclaim_s=loan_outcome.reclaim_s(loan),
+        lapse_s=loan_outcome.lapse_s(loan),
+        lapse_deadline_s=loan.lapse_deadline_s if loan_outcome.is_lapse(loan) else None,
+        turned_back=loan.turned_back,
+        turn_back_s=loan_outcome.turn_back_s(loan),
+        turn_back_deadline_s=loan.turn_back_deadline_s if loan_outcome.is_turn_back(loan) else None,
+        is_late=loan_outcome.is_late(loan) or loan_outcome.overdue_s(loan, now_s) > 0,
+        reason=loan.reason,
+        reclaim_reason=loan.ended_reason or loan.reclaim_reason or loan.turned_back,
+        predicted_preemptions=loan.predicted_preemptions,
+        realised_preemptions=loan.realised_preemptions,
+        predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
+        realised_cost_gpu_s=loan.realised_cost_gpu_s,
+        stage_durations_s=loan.stage_durations_s,
+    )
+
+
+def _loan_state(loan: LoanEntry) -> str:
+    if loan.ended_reason:
+        return "ended"
+    if loan.returned_at_s is not None:
+        if loan_outcome.is_turn_back(loan):
+            return "turned back"
+        return "lapsed" if loan_outcome.is_lapse(loan) else "returned"
+    if loan.reclaim_ordered_at_s is not None or loan.is_lapsed or loan.turned_back:
+        return "coming home"
+    return "draining" if loan.begun_at_s is None else "on loan"
+
+
+def story_rows(
+    stories: list[StoryLine], dropped: int, *, after: int = 0, about: Subject = ANYTHING
+) -> tuple[StoryRow, ...]:
+    """Story lines after a number, of one subject or of all."""
+    return tuple(
+        StoryRow(
+            number=number,
+            at_s=line.at_s,
+            subject=line.subject,
+            what=line.what,
+            reason=line.reason,
+        )
+        for number, line in enumerate(stories, start=dropped + 1)
+        if number > after and about.covers(line)
+    )
+
+
+def status(
+    engine: Engine,
+    folder: Folder,
+    *,
+    cell: str,
+    bad_messages: int,
+    up_s: float,
+    now_s: float,
+    clock_warning: str,
+    reports_shed: int = 0,
+) -> Status:
+    """The cell at a glance."""
+    state = engine.state
+    nodes = list(state.nodes.values())
+    training = [node for node in nodes if node.home_pool == Pool.TRAINING]
+    inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
+    on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
+    live = state.live()
+    without_room = [why for job in live if (why := engine.why_never(job.job_id))]
+    known = accounting.figures(state, now_s=now_s)
+    known = accounting.with_overdue(known, state, now_s)
+    return Status(
+        cell=cell,
+        epoch=state.epoch,
+        policy=engine.settings.policy,
+        is_frozen=state.is_frozen,
+        nodes=len(nodes),
+        nodes_heard=sum(1 for node in nodes if node.is_heard and node.role != NodeRole.LOST),
+        training_gpus=_gpus(training),
+        training_gpus_held=_held(training),
+        on_loan_nodes=len(on_loan),
+        on_loan_gpus=_gpus(on_loan),
+        on_loan_gpus_held=_held(on_loan),
+        coming_home_nodes=sum(
+            1 for n in inference if n.lease is None and n.role != NodeRole.SERVING
+        ),
+        inference_nodes=len(inference),
+        serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
+        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
+        running_jobs=sum(
+            1
+            for job in live
+            if job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
+        ),
+        suspended_jobs=sum(1 for job in live if job.state == JobState.SUSPENDED),
+        starting_jobs=sum(
+            1 for job in live if job.state != JobState.PENDING and job.attempt_ran_at_s is None
+        ),
+        gpu_busy_ratio_training=_busy(folder, training),
+        gpu_busy_ratio_inference=_busy(folder, inference),
+        figures=accounting.plain(known),
+        bad_messages=bad_messages,
+        up_s=up_s,
+        recalled_services=tuple(sorted(n for n, s in state.services.items() if s.is_recalled)),
+        clock_warning=clock_warning,
+        jobs_without_room=len(without_room),
+        without_room_why=next(iter(without_room), ()),
+        is_recalled=state.is_recalled or UNSET,
+        reports_shed=reports_shed or UNSET,
+        loads_unknown=_of_unknown_load(engine) or UNSET,
+        gpus_out=gpu_faults.shares(state)[1] or UNSET,
+        gpu_breaker=_breaker(engine) or UNSET,
+        nodes_closed=sum(1 for node in nodes if closed(engine, node, now_s=now_s)) or UNSET,
+        stalled_jobs=sum(1 for job in live if job.gaps.stalled_since_s is not None) or UNSET,
+    )
+
+
+def _breaker(engine: Engine) -> str:
+    """Why no more GPUs are taken out by themselves; empty: they are."""
+    if engine.state.breaker_since_s is None:
+        return ""
+    return gpu_faults.why_open(Context(engine.state, engine.settings, engine.state.now_s))
+
+
+def _of_unknown_load(engine: Engine) -> tuple[str, ...]:
+    """Services with nodes of an unknown load, and how many of them that are."""
+    said: list[str] = []
+    for name in sorted(engine.state.services) if engine.state.unknown_loads else ():
+        if found := unknown_loads.of_service(engine.state, name):
+            serving = unknown_loads.serving_count(engine.state, name)
+            said.append(f"{name} ({len(found)} of {counted(serving, 'node')})")
+    return tuple(said)
+
+
+def _gpus(nodes: list[NodeEntry]) -> int:
+    return sum(len(node.gpus) for node in nodes)
+
+
+def _held(nodes: list[NodeEntry]) -> int:
+    return sum(1 for node in nodes for slot in node.gpus if slot.holder is not None)
+
+
+def _busy(folder: Folder, nodes: list[NodeEntry]) -> float | None:
+    reports = [folder.reports[NodeName(n.name)] for n in nodes if n.name in folder.reports]
+    return busy_ratio(reports)

@@ -1,0 +1,16 @@
+"""Decisions in words, for the log and for events."""
+
+from __future__ import annotations
+
+from coordinator.policies.contract.decisions import Decision
+
+
+def describe(decision: Decision) -> str:
+    """One line for the log: what and why."""
+    fields = {
+        name: getattr(decision, name)
+        for name in ("job_id", "node", "service", "added", "removed_workers")
+        if getattr(decision, name, None)
+    }
+    what = " ".join(f"{name}={value}" for name, value in fields.items())
+    return f"{type(decision).__name__} {what}: {decision.reason}"

@@ -1,0 +1,56 @@
+"""Ledgers of nodes, asked for beside the decisions, one question at a time for each node.
+
+Must not know why a ledger is wanted, nor what follows from it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from common.errors import ProtocolError, Unavailable
+from common.messages import LedgerReply
+from common.model import NodeName
+from coordinator.service.nodes.per_node_queue import OneEach
+
+log = logging.getLogger(__name__)
+
+
+class LedgerAsker:
+    """Asks nodes what they hold; nothing of it outlives `run`.
+
+    Args:
+        fetch: asks one node; raises Unavailable or ProtocolError where there is no good answer.
+        got: told a node and its ledger.
+        lacked: told a node that gave no good answer.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[NodeName], Awaitable[LedgerReply]],
+        *,
+        got: Callable[[NodeName, LedgerReply], None],
+        lacked: Callable[[NodeName], None],
+    ) -> None:
+        self._fetch = fetch
+        self._got = got
+        self._lacked = lacked
+        self._line = OneEach(self._ask, name="ledger")
+
+    def ask(self, node: NodeName) -> None:
+        """A node's ledger is wanted; nothing more is asked of one whose answer is awaited."""
+        if not self._line.is_busy(node):
+            self._line.want(node)
+
+    async def run(self) -> None:
+        """Ask what is wanted, for ever."""
+        await self._line.run()
+
+    async def _ask(self, node: NodeName) -> None:
+        try:
+            reply = await self._fetch(node)
+        except (Unavailable, ProtocolError) as error:
+            log.warning("ledger of %s: %s", node, error)
+            self._lacked(node)
+        else:
+            self._got(node, reply)

@@ -1,0 +1,380 @@
+"""Report folding: node reports become a few facts per pass, never raw telemetry. Pure.
+
+Must not know the bus or the engine's state; `now_s` is an argument.
+
+How long ago something happened is said by whoever saw it, on one clock: an agent up to its report,
+the folder from there on. Clocks of two machines are never compared, and an age is no news.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+
+from msgspec import UNSET, UnsetType, structs
+
+from common.faults import Fault
+from common.messages import NodeReport, WorkerPhase, WorkerReport
+from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
+from common.telemetry import units
+from coordinator.engine.jobs.stalls import Watch
+from coordinator.engine.state.events import (
+    Event,
+    NodeReported,
+    NodeSilent,
+    ProgressReported,
+    ProgressStopped,
+    TrespassFact,
+    WorkerFact,
+)
+from coordinator.service.nodes.duplicate_agents import Rivals
+from coordinator.service.nodes.gpu_facts import NO_CATALOGUE, Catalogue
+from coordinator.service.nodes.repeated_progress import Words
+from coordinator.service.nodes.service_load import Loads
+
+
+class Folder:
+    """Remembers the last facts of each node and says only what is new.
+
+    Args:
+        lost_after_s: a node silent this long is reported as silent, once.
+        load_period_s: one load sample per service and this many seconds.
+        progress_period_s: a job's progress is said at most this often.
+        catalogue: what faults of GPUs mean.
+    """
+
+    def __init__(
+        self,
+        *,
+        lost_after_s: float,
+        load_period_s: float,
+        progress_period_s: float,
+        catalogue: Catalogue = NO_CATALOGUE,
+    ) -> None:
+        self._catalogue = catalogue
+        self.lost_after_s = lost_after_s
+        self.progress_period_s = progress_period_s
+        self._progress_at_s = 0.0
+        self.reports: dict[NodeName, NodeReport] = {}
+        self.heard_at_s: dict[NodeName, float] = {}
+        self._silent_since_s: dict[NodeName, float] = {}
+        """When a node was heard last, later by the time in which nobody listened since."""
+        self._listened_at_s: float | None = None
+        self._missed = (float("-inf"), 0.0)
+        """The last time in which nobody listened: when it ended, and how long it was."""
+        self.stale_count = 0
+        self.rivals = Rivals(patience_s=lost_after_s)
+        self._facts: dict[NodeName, NodeReported] = {}
+        self._silent: set[NodeName] = set()
+        self._progress: dict[JobId, ProgressReported] = {}
+        self._words = Words(lost_after_s=lost_after_s)
+        self.loads = Loads(load_period_s)
+
+    def forget_facts(self) -> None:
+        """Say everything again: a new leader must hear each node once."""
+        self._facts.clear()
+        self._progress.clear()
+
+    def forget_node(self, node: NodeName) -> None:
+        """Say this node's facts again with its next report."""
+        self._facts.pop(node, None)
+
+    def forget_silence(self, node: NodeName) -> None:
+        """Say this node's silence again if it lasts, else its facts with its next report."""
+        self._silent.discard(node)
+        self._facts.pop(node, None)
+
+    def forget_progress(self, job_id: JobId) -> None:
+        """Say this job's progress again."""
+        self._progress.pop(job_id, None)
+        self._words.forget_stop(job_id)
+
+    def remove_node(self, node: NodeName) -> None:
+        """It is no node of the cell any more; with its next report it is a new one."""
+        self._facts.pop(node, None)
+        self.reports.pop(node, None)
+        self.heard_at_s.pop(node, None)
+        self._silent_since_s.pop(node, None)
+        self.loads.remove(node)
+        self._words.remove(node)
+        self._silent.discard(node)
+
+    def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
+        """The facts of a report that was folded before."""
+        rival = self.rivals.told(NodeName(report.node), now_s=now_s)
+        facts = facts_of(report, rival=rival, catalogue=self._catalogue)
+        self._facts[facts.node] = facts
+        return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
+
+    def prefer(self, node: NodeName, boot_id: str) -> None:
+        """A new leader knows by which boot a node was heard last; of rivals that one is heard."""
+        if self.rivals.prefer(node, boot_id):
+            self.reports.pop(node, None)
+
+    def instance(self, node: NodeName) -> str | UnsetType:
+        """Which start of its agent reported last; unset where it does not say."""
+        report = self.reports.get(node)
+        return UNSET if report is None or report.instance is None else report.instance
+
+    def expect(self, node: NodeName, *, now_s: float) -> None:
+        """A node that should report from now on; silence is counted from here if it never did."""
+        self.heard_at_s.setdefault(node, now_s)
+        self._silent_since_s.setdefault(node, now_s)
+
+    def silent_s(self, node: NodeName, *, now_s: float) -> float:
+        """Time listened since a node's last report; infinite if it never reported."""
+        return now_s - self._silent_since_s.get(node, float("-inf"))
+
+    def listened(self, *, now_s: float, period_s: float) -> float:
+        """Somebody listens now, as each `period_s`; seconds in which nobody did, mostly 0.
+
+        A process that was stopped, or busy, or on a machine that slept, has heard nobody and knows
+        nothing of that time: what it missed is no silence. A look that comes within twice its
+        period is in time.
+        """
+        since_s, self._listened_at_s = self._listened_at_s, now_s
+        missed_s = 0.0 if since_s is None else now_s - since_s - period_s
+        if missed_s <= period_s:
+            return 0.0
+        self._missed = (now_s, missed_s)
+        for node, silent_since_s in self._silent_since_s.items():
+            self._silent_since_s[node] = self._later(silent_since_s)
+        self.loads.missed(missed_s, now_s=now_s)
+        self._words.missed(missed_s)
+        return missed_s
+
+    def _later(self, at_s: float) -> float:
+        """An instant, later by the time since in which nobody listened."""
+        ended_s, missed_s = self._missed
+        return max(at_s, min(ended_s, at_s + missed_s))
+
+    def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
+        """The node's facts, if they differ from the last ones said.
+
+        now_s: when the report arrived. It may have waited since, and longer than a time in which
+        nobody listened: that time is no silence of its node either.
+
+        A report that was overtaken by a later one of the same boot is counted and dropped; an
+        agent numbers its reports by its boot clock, so a restart never goes backwards. So is one of
+        a rival, which says nothing of the node: neither that it lives nor what it holds.
+        """
+        node = NodeName(report.node)
+        silent_s = self.silent_s(node, now_s=now_s)
+        if not self.rivals.admit(report, now_s=now_s, silent_s=silent_s):
+            return None
+        last = self.reports.get(node)
+        if last is not None and last.boot_id == report.boot_id and report.sequence <= last.sequence:
+            self.stale_count += 1
+            return None
+        is_move_heard = self._is_move_heard(last, report, now_s)
+        self.reports[node] = report
+        self.heard_at_s[node] = now_s
+        since_s = self._later(now_s)
+        self._silent_since_s[node] = max(since_s, self._silent_since_s.get(node, since_s))
+        was_silent = node in self._silent
+        self._silent.discard(node)
+        self.loads.note(report, now_s=since_s)
+        self._words.note(report, now_s=now_s)
+        rival = self.rivals.told(node, now_s=now_s)
+        facts = facts_of(report, rival=rival, catalogue=self._catalogue)
+        if not was_silent and not _is_news(facts, self._facts.get(node)):
+            return None
+        self._facts[node] = facts
+        told = _dated(facts, report, late_s=0.0)
+        return structs.replace(told, is_move_heard=True) if is_move_heard else told
+
+    def _is_move_heard(self, last: NodeReport | None, report: NodeReport, now_s: float) -> bool:
+        """Whether a role was left just now. By the clock, not by `silent_s`: whoever did not listen
+        for a while may have missed the move, though the node was not silent."""
+        if last is None or last.role == report.role or last.boot_id != report.boot_id:
+            return False
+        return now_s - self.heard_at_s[NodeName(report.node)] <= self.lost_after_s
+
+    def due(self, *, now_s: float, unread: Container[str] = ()) -> list[Event]:
+        """Facts that come with time: loads, progress, nodes that fell silent.
+
+        unread: nodes of which a report has arrived and is not folded yet; they are not silent.
+        """
+        loads = self.loads.due(
+            now_s=now_s,
+            is_silent=lambda node: (
+                node not in unread and self.silent_s(node, now_s=now_s) > self.lost_after_s
+            ),
+        )
+        events = [*loads, *self._silences(now_s, unread)]
+        if now_s - self._progress_at_s >= self.progress_period_s:
+            self._progress_at_s = now_s
+            events += self._new_progress(now_s)
+        return events
+
+    def _new_progress(self, now_s: float) -> list[Event]:
+        best: dict[JobId, ProgressReported] = {}
+        saved_at_s: dict[JobId, float] = {}
+        told_at_s: dict[JobId, float] = {}
+        for node, report in self.reports.items():
+            for worker in report.workers:
+                if worker.progress is None and worker.checkpoint is None:
+                    continue
+                key = worker.key
+                fact = best.get(key.job_id)
+                if fact is None or _is_further(worker.progress, fact, key.attempt):
+                    checkpoint = worker.checkpoint or (fact.checkpoint if fact else None)
+                    best[key.job_id] = ProgressReported(
+                        job_id=key.job_id,
+                        attempt=key.attempt,
+                        progress=worker.progress,
+                        checkpoint=checkpoint,
+                    )
+                    told_at_s[key.job_id] = self._words.since_s(node, key, now_s)
+                    if worker.checkpoint is not None:
+                        saved_at_s[key.job_id] = self.heard_at_s[node] - worker.saved_ago_s
+        events: list[Event] = []
+        for job_id in sorted(best):
+            if self._progress.get(job_id) != best[job_id]:
+                self._progress[job_id] = best[job_id]
+                ago_s = max(0.0, now_s - saved_at_s.get(job_id, now_s))
+                told_s = max(0.0, now_s - told_at_s[job_id])
+                events.append(structs.replace(best[job_id], saved_ago_s=ago_s, told_ago_s=told_s))
+        for job_id in [job_id for job_id in self._progress if job_id not in best]:
+            del self._progress[job_id]
+        return events
+
+    def _silences(self, now_s: float, unread: Container[str]) -> list[Event]:
+        events: list[Event] = []
+        for node in sorted(self._silent_since_s):
+            silent_s = now_s - self._silent_since_s[node]
+            if silent_s <= self.lost_after_s or node in unread:
+                continue
+            if node not in self._silent:
+                self._silent.add(node)
+                events.append(NodeSilent(node=node, silent_s=silent_s))
+        return events
+
+    def proving(
+        self, awaited_s: Mapping[NodeName, float], *, since_s: float, now_s: float
+    ) -> list[NodeSilent]:
+        """LOST nodes whose silence is now so long that it says something of their workers.
+
+        awaited_s: how long, by node. since_s: since when reports are answered.
+        """
+        found: list[NodeSilent] = []
+        for node, enough_s in sorted(awaited_s.items()):
+            silent_s = self.silent_s(node, now_s=now_s)
+            unanswered_s = min(silent_s, now_s - since_s)
+            if unanswered_s >= enough_s:
+                found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
+        return found
+
+    def stopped(
+        self, watched: Mapping[JobId, Watch], *, now_s: float, unread: Container[str] = ()
+    ) -> list[ProgressStopped]:
+        """Watched jobs that tell no progress, by the reports of all nodes that they run on."""
+        return self._words.stopped(watched, self.reports, self.heard_at_s, now_s, unread)
+
+
+def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int) -> bool:
+    if attempt != fact.attempt:
+        return attempt > fact.attempt
+    step = progress.step if progress else -1
+    return step > (fact.progress.step if fact.progress else -1)
+
+
+def facts_of(
+    report: NodeReport, *, rival: str = "", catalogue: Catalogue = NO_CATALOGUE
+) -> NodeReported:
+    """What matters of a report to a scheduler, without ages; see `_dated`.
+
+    rival: that another agent reports as this node, in words.
+    """
+    return NodeReported(
+        node=NodeName(report.node),
+        boot_id=report.boot_id,
+        home_pool=report.home_pool,
+        role=report.role,
+        epoch=report.epoch,
+        generation=report.generation,
+        gpus=tuple(map(catalogue.fact, units(report.gpus))),
+        service=ServiceName(report.service) if report.service else None,
+        rack=report.rack,
+        cpus=report.host.cpu_count if report.host else 0,
+        memory_bytes=report.host.memory_total_bytes if report.host else 0,
+        lease_id=LeaseId(report.lease.lease_id) if report.lease else None,
+        workers=tuple(
+            WorkerFact(
+                key=worker.key,
+                phase=worker.phase,
+                endpoint=worker.endpoint,
+                exit_code=worker.exit_code,
+                stop_reason=worker.stop_reason,
+                error=worker.error if worker.phase in _TELLING else "",
+                progress=worker.progress if worker.phase in _ENDED else None,
+                checkpoint=worker.checkpoint if worker.phase in _ENDED else None,
+                failure=worker.failure if worker.phase in _ENDED else None,
+                fault=worker.fault if worker.phase in _ENDED else _NO_FAULT,
+                refused_for=worker.refused_for,
+            )
+            for worker in report.workers
+        ),
+        trespasses=tuple(
+            sorted(
+                TrespassFact(found.pid, found.gpu_uuid, found.owner) for found in report.trespasses
+            )
+        ),
+        detail="; ".join(said for said in (rival, report.detail) if said),
+        rival=rival,
+        is_server_down=report.is_server_down,
+        ledger_error=report.ledger_error,
+        stage_durations_s=report.stage_durations_s,
+        turned_back=report.turned_back,
+    )
+
+
+_NO_FAULT = Fault.NONE
+_ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
+_TELLING = _ENDED | {WorkerPhase.RESERVING}
+"""Phases whose error says why a worker ended, or what keeps its node from making ready for it."""
+
+
+def _is_news(facts: NodeReported, last: NodeReported | None) -> bool:
+    """Whether facts are others than the last ones said. How much memory is yet in use on a GPU that
+    is waited for, and by which process, changes from one report to the next and decides nothing."""
+    if last is None:
+        return True
+    if facts == last:
+        return False
+    if all(worker.phase != WorkerPhase.RESERVING for worker in facts.workers):
+        return True
+    return _gist(facts) != _gist(last)
+
+
+def _gist(facts: NodeReported) -> NodeReported:
+    return structs.replace(facts, workers=tuple(map(_gist_of, facts.workers)))
+
+
+def _gist_of(fact: WorkerFact) -> WorkerFact:
+    if fact.phase != WorkerPhase.RESERVING:
+        return fact
+    return structs.replace(fact, error=_NUMBER.sub("0", fact.error))
+
+
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+def _dated(facts: NodeReported, report: NodeReport, *, late_s: float) -> NodeReported:
+    """The facts of a report with the ages in it, which grew by `late_s` since it was heard."""
+    if report.home_ago_s is not None:
+        facts = structs.replace(facts, home_ago_s=max(0.0, report.home_ago_s) + late_s)
+    if all(worker.phase not in _ENDED for worker in report.workers):
+        return facts
+    pairs = zip(facts.workers, report.workers, strict=True)
+    return structs.replace(
+        facts, workers=tuple(_dated_worker(fact, worker, late_s) for fact, worker in pairs)
+    )
+
+
+def _dated_worker(fact: WorkerFact, worker: WorkerReport, late_s: float) -> WorkerFact:
+    if worker.phase not in _ENDED:
+        return fact
+    return structs.replace(
+        fact, ended_ago_s=worker.ended_ago_s + late_s, saved_ago_s=worker.saved_ago_s + late_s
+    )

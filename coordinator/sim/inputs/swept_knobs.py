@@ -1,0 +1,92 @@
+"""Knobs that are swept: whose they are, what they stand in place of, which decide nothing. Pure.
+
+Must not know a policy by name, nor the other keys of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from common.errors import ConfigError
+from coordinator.policies.knobs import is_unturned, needed, unmet
+from coordinator.policies.policy import knobs_of, refuse_idle
+from coordinator.policies.registry import KNOBS, policy
+from coordinator.sim.run.compare import KNOB, Task
+
+
+def turned(task: Task, name: str, text: str) -> Task:
+    """A task with a knob turned, in place of what its policy's name or its scenario says of it."""
+    policy_text = ":".join(t for t in task.options.policy.split(":") if _knob(t) != name)
+    knobs = (*(t for t in task.options.knobs if _knob(t) != name), f"{name}={text}")
+    options = structs.replace(task.options, policy=policy_text, knobs=knobs)
+    return structs.replace(task, options=options)
+
+
+def _knob(text: str) -> str:
+    """Which one `KNOB=VALUE` turns."""
+    return text.partition("=")[0]
+
+
+def may_use(task: Task, key: str, keys: Sequence[str]) -> bool:
+    """Whether a key says something of a task: only knobs are of some policies alone.
+
+    A key that is none counts as one that does: who reads its value says what is wrong with it. So
+    does a knob that may decide something once another one of `keys` is turned.
+    """
+    name = key.removeprefix(KNOB)
+    if not key.startswith(KNOB) or name not in KNOBS:
+        return True
+    made = policy(task.options.policy)
+    if name not in knobs_of(made):
+        return False
+    beside = {other.removeprefix(KNOB) for other in keys}
+    return not unmet(made.needs, made.knobs, name) or bool(needed(made.needs, name) & beside)
+
+
+def without_idle(task: Task) -> Task:
+    """A task without the knobs that decide nothing beside what is swept of it.
+
+    One by one: two may idle each other, and without both of them the run would be another one.
+    Those of the name go first, as a row is told by what was swept.
+    """
+    while task.options.knobs and (leave := _idle(task)):
+        own, knobs = task.options.policy.split(":"), task.options.knobs
+        options = structs.replace(
+            task.options,
+            policy=":".join(text for text in own if text != leave),
+            knobs=tuple(text for text in knobs if text != leave),
+        )
+        gone = KNOB + _knob(leave) if leave in knobs else ""
+        swept = {key: value for key, value in task.swept.items() if key != gone}
+        task = structs.replace(task, options=options, swept=swept)
+    return task
+
+
+def _idle(task: Task) -> str:
+    """The first knob to leave out, as `KNOB=VALUE`; empty: each decides something.
+
+    What a name may say anywhere stays in it.
+    """
+    base, *own = task.options.policy.split(":")
+    made, shipped = policy(task.options.policy_text, is_whole=False), policy(base).knobs
+    said = [text for text in own if not is_unturned(made.knobs, _knob(text), shipped=shipped)]
+    texts = (*said, *reversed(task.options.knobs))
+    return next((text for text in texts if unmet(made.needs, made.knobs, _knob(text))), "")
+
+
+def refuse(tasks: Sequence[Task], key: str, value: str) -> None:
+    """Say why a knob is none of anybody here.
+
+    Raises:
+        ConfigError: always: what the first policy that has it lacks, or that none has it.
+    """
+    name = key.removeprefix(KNOB)
+    bases = dict.fromkeys(task.options.policy.partition(":")[0] for task in tasks)
+    for task in tasks:
+        made = policy(task.options.policy_text)
+        if name in knobs_of(made):
+            told = policy(task.options.policy.partition(":")[0])
+            refuse_idle(told, made.knobs, name, f"{name}={value}")
+    raise ConfigError(f"sweep: none of {', '.join(bases)} has a knob {name}")
