@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.core.state import _AWAY, is_away, lease_left_s
+from agent.core.state import AWAY_ROLES, is_away, lease_left_s
 from agent.driver import Node
 from agent.lease.last_resort import last_resort
 from agent.lease.renewal import LAST_RESORT_MARGIN_S
@@ -102,7 +102,7 @@ async def go_home(node: Node, *, clock: Clock) -> str:
     """
     life = node.life
     memory = life.memory
-    if memory.role not in _AWAY:
+    if memory.role not in AWAY_ROLES:
         return ""
     left_s = lease_left_s(memory, clock.now_s())
     if memory.lease is not None and left_s > 0:
@@ -111,7 +111,7 @@ async def go_home(node: Node, *, clock: Clock) -> str:
         life.refused(memory.lease.lease_id, "the last resort fired")
     memory.desired_role = NodeRole.SERVING
     began_at_s = clock.now_s()
-    while memory.role in _AWAY:
+    while memory.role in AWAY_ROLES:
         await node.sample()
         await node.step()
         if memory.role in _STUCK:

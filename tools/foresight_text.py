@@ -137,9 +137,9 @@ What is worse is fairness alone, and no row of waiting, completion, preemptions 
 was looked at job by job on `paper-overload-1` (what follows of single jobs is not kept):
 
 - **The highest rho** is the yardstick's doing. N is the mean number of apps that are there from an
-  app's submission to its end (`coordinator/sim/report/fairness.py`). Where others are gone sooner
-  N is smaller, and the private part larger. The worst job is of the rare GPU type, 8 GPUs for
-  2.9 h, and its private part is about 6.8 GPUs with `aryl` and 7.0 with `foresight`: it is over after
+  app's submission to its end (`coordinator/sim/report/fairness.py`). Where others are gone sooner N
+  is smaller, and the private part larger. The worst job is of the rare GPU type, 8 GPUs for 2.9 h,
+  and its private part is about 6.8 GPUs with `aryl` and 7.0 with `foresight`: it is over after
   1,325,306 s with both, to the second, and its rho is 108.7 with the one and 112.9 with the other.
   The next two jobs, too, end at the same second with both.
 - **The share above 1** is not: 2,320 of 60,468 jobs are above 1 with `foresight` alone, and 1,678

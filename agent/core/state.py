@@ -300,7 +300,7 @@ WorkerAction = CheckReserve | StartWorker | StopWorker | ResizeWorker | PauseWor
 Action = WorkerAction | RunHook | EndHook
 
 
-_AWAY = (NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.VACATING, NodeRole.WARMING)
+AWAY_ROLES = (NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.VACATING, NodeRole.WARMING)
 
 
 HUNG_TTL_RATIO = 0.5
@@ -310,7 +310,7 @@ its TTL that were left then: with half of it the way home begins no later than w
 
 def is_away(memory: Memory) -> bool:
     """Whether a node is on loan, or on its way there or home."""
-    return memory.role in _AWAY
+    return memory.role in AWAY_ROLES
 
 
 def hung_after_s(settings: AgentSettings, memory: Memory) -> float:

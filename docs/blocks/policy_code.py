@@ -1,6 +1,6 @@
 """How much code each policy has of its own, and which shared parts it uses. Counts, judges nothing.
 
-A policy's own code are the modules of `coordinator.policies.systems` that it is made of: the one
+A policy's own code are the modules of `coordinator.policies.schedulers` that it is made of: the one
 that makes it and those that this one imports there. All else that it imports of
 `coordinator.policies` is shared. Lines are those with code: no blanks, comments or docstrings.
 """
@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import walk_packages
 
-import coordinator.policies.systems as systems
+from coordinator.policies import schedulers
 from coordinator.policies.policy import Policy
 from coordinator.policies.registry import POLICIES
 
 SHARED = "coordinator.policies."
-OWN = systems.__name__ + "."
+OWN = schedulers.__name__ + "."
 NOUNS = {"blockers", "decisions", "knob_types", "policy", "snapshot"}
 """What every policy speaks of; naming it for each would say nothing."""
 
@@ -65,7 +65,7 @@ def _families() -> list[tuple[list[str], tuple[str, ...]]]:
 def _modules_of() -> dict[str, tuple[str, ...]]:
     """The smallest set of modules that makes each policy."""
     found: dict[str, tuple[str, ...]] = {}
-    for each in walk_packages(systems.__path__, OWN):
+    for each in walk_packages(schedulers.__path__, OWN):
         modules = _own(each.name)
         for policy in _made_in(each.name):
             if len(modules) < len(found.get(policy.name, (*modules, ""))):
