@@ -1,5 +1,5 @@
 """The daemon of one GPU node: it reports, obeys desired state, and brings a lent node home.
 
-It decides nothing about other nodes, never imports the coordinator, and stops a worker only on an
-explicit order, on the end of its lease, or when the node's boot id changed.
+It decides nothing about other nodes and never imports the coordinator. It stops a worker only on an
+order, at the end of its lease, or after a reboot. Start at `driver`; the rules are in `core`.
 """

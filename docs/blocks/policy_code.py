@@ -94,8 +94,9 @@ def _own(module: str) -> tuple[str, ...]:
 
 
 def _part(module: str) -> str:
-    """A shared module's name below `coordinator.policies`; empty for any other one."""
-    is_shared = module.startswith(SHARED) and not module.startswith(OWN)
+    """A shared module's name below `coordinator.policies`; empty for any other one, and for what
+    every policy reads and returns."""
+    is_shared = module.startswith((f"{SHARED}parts.", f"{SHARED}tenants."))
     return module.removeprefix(SHARED) if is_shared else ""
 
 

@@ -1,0 +1,1 @@
+"""`aryl simulate`: options, progress, output. Start at `command`."""

@@ -1,1 +1,5 @@
-"""What tenants are promised and may take, under whatever policy. Must not know any policy."""
+"""What tenants are promised and may take, under any policy.
+
+Start at `enforce`, the passes around a policy's own; `tenancy` counts, `tree` has the tenants,
+`reclaim` takes GPUs back.
+"""

@@ -1,0 +1,4 @@
+"""Answers to people and programs.
+
+Start at `handlers`; `queries` builds each answer, `explain` and its siblings say why.
+"""

@@ -1,0 +1,1 @@
+"""AFS (NSDI'21): elastic shares by pairwise comparison. Start at `policy`."""

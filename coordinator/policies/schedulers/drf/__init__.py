@@ -1,0 +1,1 @@
+"""DRF (NSDI'11): fair shares of the dominant resource. Start at `policy`."""

@@ -1,0 +1,1 @@
+"""Gavel (OSDI'20): rounds by time shares. Start at `policy`."""

@@ -1,0 +1,1 @@
+"""Pollux (OSDI'21): goodput by a genetic search. Start at `policy`."""

@@ -1,0 +1,4 @@
+"""Tiresias (NSDI'19): attained service, in queues or by Gittins index.
+
+Start at `policy`.
+"""
