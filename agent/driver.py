@@ -21,7 +21,6 @@ from agent.core.state import (
     EndHook,
     Facts,
     ForgetWorker,
-    Held,
     HookKind,
     PauseWorker,
     ResizeWorker,
@@ -30,6 +29,7 @@ from agent.core.state import (
     StopWorker,
     WorkerAction,
     WorkerFact,
+    WorkerState,
 )
 from agent.gpu.known_gpus import GPU_COLLECTOR, completed, identities
 from agent.gpu.xids import UntoldXids
@@ -227,7 +227,7 @@ class Node:
             contact_at_s=self.contact_at_s,
         )
 
-    def _may_run(self, held: Held) -> bool:
+    def _may_run(self, held: WorkerState) -> bool:
         """Whether a worker may be on its GPUs before any status says so, or still. Nothing came of
         a start that is not under way and left no shim, as on a full disk."""
         key = held.order.key
@@ -416,7 +416,7 @@ def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
     return [pid for status in granted for pid in (status.pid, status.shim_pid) if pid]
 
 
-def _unnamed(maybe: Iterable[Held], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
+def _unnamed(maybe: Iterable[WorkerState], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
     """GPUs of those of these workers of which no status names a process.
 
     A shim starts its worker first and then writes down which it is, as fast as its disk is. Nor can

@@ -20,7 +20,7 @@ from agent.core import gpu_handover as trespasses
 from agent.core.inference_server import Health, Idleness, ServerCommands
 from agent.core.lease import Leasehold
 from agent.core.state import Action, Facts, HookKind, Memory
-from agent.core.worker_table import Holding
+from agent.core.worker_table import WorkerTable
 from agent.settings import AgentSettings
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import CommandReport, DesiredReply, DesiredState, Trespass
@@ -77,7 +77,7 @@ class Life:
         self.memory = memory
         self._lease = Leasehold(memory)
         self.may_begin: Callable[[LeaseId], bool] = lambda _: True  # once its way home is sure
-        self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
+        self.workers = WorkerTable(memory, free_memory_ratio=settings.device_free_memory_ratio)
         if is_behind:
             self.workers.doubt()
         self._health = Health()

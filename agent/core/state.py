@@ -64,7 +64,7 @@ class HookKind(StrEnum):
 # --- what is remembered -----------------------------------------------------------------------
 
 
-class Held(Struct, kw_only=True):
+class WorkerState(Struct, kw_only=True):
     """One worker that the node was ordered to hold.
 
     is_begun: its start was ordered, by this agent or one before it, so that its shim may come to
@@ -161,7 +161,7 @@ class Memory(Struct, kw_only=True):
     gpus: list[GpuIdentity] = field(default_factory=list[GpuIdentity])
     """Its GPUs by the last reading of NVML, for an agent that starts while NVML cannot be read.
     Empty before the first reading, and in a ledger of an older version."""
-    workers: dict[str, Held] = field(default_factory=dict[str, Held])
+    workers: dict[str, WorkerState] = field(default_factory=dict[str, WorkerState])
     forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
 
     @property

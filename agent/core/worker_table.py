@@ -19,7 +19,6 @@ from agent.core.state import (
     CheckReserve,
     Facts,
     ForgetWorker,
-    Held,
     Memory,
     PauseWorker,
     Refusal,
@@ -28,6 +27,7 @@ from agent.core.state import (
     StopWorker,
     WorkerAction,
     WorkerFact,
+    WorkerState,
 )
 from common.faults import Fault
 from common.messages import (
@@ -44,7 +44,7 @@ from common.model import GpuUuid, StopReason, WorkerKey
 from common.telemetry import instances
 
 
-def phase_of(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:
+def phase_of(held: WorkerState, fact: WorkerFact, facts: Facts) -> WorkerPhase:
     """As its shim says; a store is only on its way until it listens, else nobody could join it."""
     is_new = fact.phase == WorkerPhase.RUNNING and held.phase != WorkerPhase.RUNNING
     if not (held.order.key.is_store and is_new):
@@ -54,7 +54,7 @@ def phase_of(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:
 
 
 def worker_report(
-    held: Held, fact: WorkerFact | None, *, waits_for: str, now_s: float
+    held: WorkerState, fact: WorkerFact | None, *, waits_for: str, now_s: float
 ) -> WorkerReport:
     """What is said of a held worker at an instant.
 
@@ -88,7 +88,7 @@ def _ago_s(at_s: float | None, now_s: float) -> float:
 P = WorkerPhase
 
 
-def who_holds(held: Held, live: Iterable[Held]) -> str:
+def who_holds(held: WorkerState, live: Iterable[WorkerState]) -> str:
     """Which other worker has its GPUs and must leave them first; empty when none must.
 
     On shared GPUs only those must that are leaving, or are to be suspended and are not yet.
@@ -132,7 +132,7 @@ SHORTEN_MARGIN_S = 1.0
 """A stop is not told anew for less than this: steps come often and time passes between them."""
 
 
-class Holding:
+class WorkerTable:
     """Every worker that the node holds, or held until its end is acknowledged.
 
     Args:
@@ -167,7 +167,7 @@ class Holding:
             if held is not None:
                 held.order = order
             elif order.key not in self._memory.forgotten:
-                self._memory.workers[str(order.key)] = Held(order=order)
+                self._memory.workers[str(order.key)] = WorkerState(order=order)
         for stop in desired.stops:
             held = self._memory.workers.get(str(stop.key))
             if held is not None and held.stop is None:
@@ -196,11 +196,11 @@ class Holding:
 
     # --- what is asked ------------------------------------------------------------------------
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[WorkerState]:
         """All of them, by key."""
         return sorted(self._memory.workers.values(), key=lambda held: held.order.key)
 
-    def live(self) -> list[Held]:
+    def live(self) -> list[WorkerState]:
         """Those that have not ended."""
         return [held for held in self.held() if not held.is_over]
 
@@ -289,7 +289,7 @@ class Holding:
         elif held.stop is None:
             held.refuse(f"cannot start the worker: {error}", fault)
 
-    def _is_there(self, held: Held) -> None:
+    def _is_there(self, held: WorkerState) -> None:
         """Its shim lives, which may not have heard of a stop while it came to life."""
         if not held.is_started:
             held.is_started = True
@@ -370,14 +370,14 @@ class Holding:
         self._answered.clear()
         return actions
 
-    def _give_up(self, held: Held) -> None:
+    def _give_up(self, held: WorkerState) -> None:
         """End a doubted worker as a fault of its node, or stop one whose shim may be on its way."""
         if not held.is_begun:
             held.refuse("the ledger could not be written when its agent ended", Fault.NODE)
         elif held.stop is None:
             held.stop = StopOrder(key=held.order.key, reason=StopReason.PREEMPT, grace_s=0.0)
 
-    def _withdrawn(self, held: Held, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
+    def _withdrawn(self, held: WorkerState, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
         """To stop before it was seen to run. A start that was begun cannot be called back, so its
         worker is told to stop, and keeps its GPUs until a start of this agent is answered and, of
         any agent's, nobody may be there. It has computed nothing that it could save.
@@ -408,7 +408,7 @@ class Holding:
                 actions.append(StopWorker(fact.key, StopReason.STALE, 0.0))
         return actions
 
-    def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[WorkerAction]:
+    def _running(self, held: WorkerState, fact: WorkerFact, facts: Facts) -> list[WorkerAction]:
         key, now_s = held.order.key, facts.now_s
         held.phase = phase_of(held, fact, facts)
         self._is_there(held)
@@ -432,7 +432,7 @@ class Holding:
             actions.append(ResizeWorker(key, count))
         return actions
 
-    def _paused(self, held: Held) -> list[WorkerAction]:
+    def _paused(self, held: WorkerState) -> list[WorkerAction]:
         """Suspend it as ordered; let it go on when those that it gives its turn to have left."""
         key, wanted = held.order.key, held.order.is_suspended
         is_so = held.phase == P.SUSPENDED
@@ -448,14 +448,14 @@ class Holding:
         self._told_suspended[key] = wanted
         return [PauseWorker(key, wanted)]
 
-    def _end(self, held: Held, now_s: float) -> None:
+    def _end(self, held: WorkerState, now_s: float) -> None:
         held.phase = P.EXITED
         held.ended_at_s = now_s if held.ended_at_s is None else held.ended_at_s
         if held.is_begun or held.is_started:
             for uuid in held.order.gpu_uuids:
                 self._gpu_left_at_s[uuid] = now_s
 
-    def _reserve(self, held: Held, facts: Facts, closed: str) -> list[WorkerAction]:
+    def _reserve(self, held: WorkerState, facts: Facts, closed: str) -> list[WorkerAction]:
         key = held.order.key
         why = closed or self._not_yet(held, facts)
         if held.is_over:  # it was refused
@@ -476,7 +476,7 @@ class Holding:
         is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
         return self._begin(held, held.order) if is_to_run else []
 
-    def _begin(self, held: Held, order: WorkerOrder) -> list[WorkerAction]:
+    def _begin(self, held: WorkerState, order: WorkerOrder) -> list[WorkerAction]:
         """Start it; an agent before this one may have begun it, and a shim is started once."""
         self._starting.add(order.key)
         if not held.is_begun:
@@ -484,7 +484,7 @@ class Holding:
         held.is_begun = True
         return [StartWorker(order)]
 
-    def _not_yet(self, held: Held, facts: Facts) -> str:
+    def _not_yet(self, held: WorkerState, facts: Facts) -> str:
         """Why its GPUs are not to be had now; one that never can be is refused."""
         if facts.gpus is None:
             return "no GPU sample yet"

@@ -30,7 +30,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from agent.core.state import MEMORY_VERSION, Held, Memory
+from agent.core.state import MEMORY_VERSION, Memory, WorkerState
 from agent.shim.files import is_disk_error
 from agent.storage import file_ownership
 from agent.storage.node_lock import lock_path
@@ -51,7 +51,7 @@ def read(memory: Memory) -> Memory:
     return _with_errors(memory, lambda held: held.error.removeprefix(_FIRST))
 
 
-def _with_errors(memory: Memory, changed: Callable[[Held], str]) -> Memory:
+def _with_errors(memory: Memory, changed: Callable[[WorkerState], str]) -> Memory:
     """The memory with other errors of those workers whose node is to blame."""
     workers = {
         name: structs.replace(held, error=changed(held)) if held.fault.is_nodes else held

@@ -252,7 +252,7 @@ class Engine:
                 node.silent_since_s = ctx.now_s
         self._views.forget(self.state)
         self._fleet = None  # settings may be others
-        ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
+        ctx.log_event("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
         nodes_membership.leader_started(ctx)
 
     def _load_measured(self, ctx: Context, event: LoadMeasured) -> None:

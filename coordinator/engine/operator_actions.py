@@ -39,7 +39,7 @@ def act(ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName
     Args:
         why_not_approved: why the recommended loan of a node may not be made now; empty when it may.
     """
-    ctx.tell(event.target or "cell", _ordered(event), _said(event))
+    ctx.log_event(event.target or "cell", _ordered(event), _said(event))
     match event.action:
         case A.FREEZE | A.THAW:
             ctx.state.is_frozen = event.action == A.FREEZE
@@ -103,7 +103,7 @@ def _approve(
     )
     why = why_not_approved(name) or loans_lifecycle.lend(ctx, decision)
     if why:
-        ctx.tell(decision.node, "not lent", why)
+        ctx.log_event(decision.node, "not lent", why)
     else:
         ctx.decisions.append(decision)
 

@@ -30,7 +30,7 @@ from coordinator.policies.aryl.scheduling_pass import (
     tell,
 )
 from coordinator.policies.contract import cooldown
-from coordinator.policies.contract.decisions import Allocation, Decision, Hold
+from coordinator.policies.contract.decisions import Allocation, Decision, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.knobs import Needs, is_unturned, unmet
 from coordinator.policies.tenants import enforce as tenant_rules
@@ -54,7 +54,7 @@ class NoKnobs(Struct, frozen=True, kw_only=True):
     """Of a policy that has none."""
 
 
-def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     return ()
 
 
@@ -89,7 +89,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     description: str
     allocate: Allocate
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
-    hold: Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]] = _nobody
+    hold: Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]] = _nobody
     keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
     tell: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _unsaid
     knobs: Struct = NoKnobs()
@@ -159,7 +159,7 @@ def _parts_of(rules: Rules) -> Parts:
 
 
 Decide = Callable[[K, ClusterSnapshot, bytes], Allocation]
-Explain = Callable[[K, ClusterSnapshot, bytes], tuple[Hold, ...]]
+Explain = Callable[[K, ClusterSnapshot, bytes], tuple[PendingReason, ...]]
 Tell = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
 
 LENDS_NOTHING = Rules(order=submission_key)
@@ -195,7 +195,7 @@ def joint(
             return Allocation(decisions=(), memory=memory)
         return allocate(knobs, snapshot, memory)
 
-    def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
         return beyond_the_policy(snapshot, hold(knobs, snapshot, memory))
 
     def turn(other: str, turned: K) -> Policy:

@@ -14,10 +14,10 @@ import pytest
 from agent.core.node_lifecycle import Life
 from agent.core.state import (
     CheckReserve,
-    Held,
     Memory,
     StartWorker,
     StopWorker,
+    WorkerState,
     first_memory,
 )
 from agent.storage.ledger import COMPACT_BYTES, Ledger, peek
@@ -40,7 +40,7 @@ def memory(generation: int) -> Memory:
     """A node's memory at a generation, with one worker."""
     found = first_memory(settings(), "boot-1")
     found.generation = generation
-    found.workers["j1.1.0"] = Held(order=order())
+    found.workers["j1.1.0"] = WorkerState(order=order())
     return found
 
 
@@ -75,7 +75,7 @@ async def test_a_save_that_failed_costs_none_of_the_same_process(tmp_path: Path)
     await ledger.save(memory(1))
     one = (tmp_path / "ledger").stat().st_size
     longer = memory(2)
-    longer.workers["j1.1.1"] = Held(order=order(key(1)))
+    longer.workers["j1.1.1"] = WorkerState(order=order(key(1)))
     writes.room_bytes = one + 20
     with pytest.raises(Unavailable):
         await ledger.save(longer)
@@ -129,7 +129,7 @@ async def test_a_fresh_ledger_that_cannot_take_the_place_of_the_old_costs_none_o
     assert again.load() == memory(2)
     assert path.read_bytes() == before
     longer = memory(3)
-    longer.workers["j1.1.1"] = Held(order=order(key(1)))
+    longer.workers["j1.1.1"] = WorkerState(order=order(key(1)))
     await again.save(longer)
     again.close()
     assert path.read_bytes().startswith(before)

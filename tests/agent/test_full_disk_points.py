@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from agent.core.node_lifecycle import Life
-from agent.core.state import Held, first_memory
+from agent.core.state import WorkerState, first_memory
 from agent.driver import Node
 from agent.storage.ledger import Ledger
 from agent.telemetry.machine import ThisMachine
@@ -143,7 +143,7 @@ class Lent:
     def role(self) -> NodeRole:
         return self.life.memory.role
 
-    def worker(self) -> Held | None:
+    def worker(self) -> WorkerState | None:
         """The one that it was given."""
         return next(iter(self.life.workers.held()), None)
 

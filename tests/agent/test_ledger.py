@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.state import MEMORY_VERSION, Held, Memory, first_memory
+from agent.core.state import MEMORY_VERSION, Memory, WorkerState, first_memory
 from agent.storage.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
 from common.errors import ConfigError, Unavailable
 from tests.agent.bench import order, settings
@@ -18,7 +18,7 @@ def memory(generation: int = 0) -> Memory:
     """A node's memory at a generation, with one worker."""
     found = first_memory(settings(), "boot-1")
     found.generation = generation
-    found.workers["j1.1.0"] = Held(order=order())
+    found.workers["j1.1.0"] = WorkerState(order=order())
     return found
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from agent.core.state import Held, Memory, first_memory
+from agent.core.state import Memory, WorkerState, first_memory
 from agent.storage.ledger import Ledger, last_record, peek
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -34,7 +34,7 @@ class OldMemory(Struct):
 def memory_of(error: str, fault: Fault, *, phase: WorkerPhase = WorkerPhase.EXITED) -> Memory:
     """A node's memory with one worker that is over."""
     found = first_memory(settings(), "boot-1")
-    found.workers["j1.1.0"] = Held(order=order(), phase=phase, error=error, fault=fault)
+    found.workers["j1.1.0"] = WorkerState(order=order(), phase=phase, error=error, fault=fault)
     return found
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from common.model import JobId, JobState
 from common.profile import JobProfile
 from coordinator.policies.aryl.elastic_jobs import Share, shares_of
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.scaling import give_back, share_flexible
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
@@ -79,7 +79,7 @@ def size_of(decision: Decision) -> int:
 def phase_2(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> dict[JobId, Share]:
     """Flexible demand alone, re-solved."""
     snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share_flexible(room, list(shares.values()))
     give_back(room, shares.values())
     return dict(shares)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
 from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.pooling import pools
 from coordinator.policies.registry import policy as bundle
@@ -33,7 +33,7 @@ def seated() -> ClusterSnapshot:
 def test_shared_gpus_come_free_with_the_last_who_has_them() -> None:
     """And are taken again by the first who stays; the next one beside it takes nothing more."""
     snapshot = seated()
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     one, other, third = (job.placed for job in snapshot.jobs)
     floor.vacate(one)
     assert floor.free[N0] == 0
@@ -51,7 +51,7 @@ def test_shared_gpus_come_free_with_the_last_who_has_them() -> None:
 def test_whoever_shared_gpus_does_not_go_on_where_they_were_given_away() -> None:
     """Neither of them does, as each would take all four again."""
     snapshot = seated()
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     one, other, _ = (job.placed for job in snapshot.jobs)
     floor.vacate((*one, *other))
     floor.free[N0] -= 1
@@ -62,7 +62,7 @@ def test_whoever_shared_gpus_does_not_go_on_where_they_were_given_away() -> None
 def test_shared_gpus_count_once_in_what_can_be_shared_out() -> None:
     """Eight of a node of eight, though its jobs have twelve between them."""
     snapshot = seated()
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     [pool] = pools(snapshot, floor)
     assert (pool.gpus, len(pool.jobs)) == (8, 3)
     assert floor.free == {N0: 0}

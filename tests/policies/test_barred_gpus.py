@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
 from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.free_gpus import Floor, barred_gpus, fewest_nodes
+from coordinator.policies.contract.free_gpus import FreeGpus, barred_gpus, fewest_nodes
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -62,7 +62,7 @@ def on_n0(*jobs: JobView, idle: int = 0) -> ClusterSnapshot:
 def test_what_comes_free_for_nobody_is_no_gain_of_a_stop() -> None:
     """Who leaves and who stays after all count the same, and never more than the node can give."""
     one, other = named("one", 0, 1, 2, 3, barred=3), named("other", 4, 5)
-    floor = Floor(on_n0(one, other, idle=1))
+    floor = FreeGpus(on_n0(one, other, idle=1))
     assert floor.free == {N0: 1}
     floor.vacate(one.placed)
     assert floor.free == {N0: 4}
@@ -78,7 +78,7 @@ def test_what_comes_free_for_nobody_is_no_gain_of_a_stop() -> None:
 def test_who_has_a_barred_gpu_goes_on_with_it_where_nobody_took_the_others() -> None:
     """It asks back only for what it would have left to others."""
     one = named("one", 0, 1, 2, 3, barred=0)
-    floor = Floor(on_n0(one))
+    floor = FreeGpus(on_n0(one))
     floor.vacate(one.placed)
     floor.free[N0] = 3
     assert floor.goes_on(one.placed)
@@ -91,7 +91,7 @@ def test_a_barred_gpu_that_jobs_share_comes_free_with_none_of_them() -> None:
     jobs[1] = replace(jobs[1], state=JobState.SUSPENDED)
     workers = [worker for job in jobs for worker in job.placed]
     node = make_node_view("n0", workers=workers, free_gpus=4)
-    floor = Floor(make_snapshot(nodes=[node], jobs=jobs))
+    floor = FreeGpus(make_snapshot(nodes=[node], jobs=jobs))
     for job, free in zip(jobs, (4, 7), strict=True):
         floor.vacate(job.placed)
         assert floor.free == {N0: free}
@@ -116,11 +116,11 @@ def test_a_tenant_uses_a_barred_gpu_that_its_job_has_and_leaves_it_to_nobody() -
 def test_what_can_be_shared_out_is_what_jobs_have_or_could_be_given() -> None:
     """A barred GPU counts as long as somebody has it, who may go on with it."""
     snapshot = on_n0(named("one", 0, 1, barred=1), idle=2)
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     [pool] = pools(snapshot, floor)
     assert (pool.gpus, floor.total_gpus()) == (6, 6)
     assert floor.free == {N0: 4}
-    left = Floor(on_n0(idle=2))
+    left = FreeGpus(on_n0(idle=2))
     assert (left.total_gpus(), left.free) == (6, {N0: 6})
 
 
@@ -139,7 +139,7 @@ def test_a_gang_needs_as_many_nodes_as_can_ever_hold_it() -> None:
     """Sixteen GPUs of three nodes of eight of which two have one that nobody gets: on all three."""
     nodes = [make_node_view(f"n{number}", barred_gpus=min(number, 1)) for number in range(3)]
     gang = make_job_view("gang", workers=(16, 16))
-    floor = Floor(make_snapshot(nodes=nodes, jobs=[gang]))
+    floor = FreeGpus(make_snapshot(nodes=nodes, jobs=[gang]))
     assert len(fewest_nodes(floor, gang, "H100", 16)) == 3
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from common.model import NodeRole, Preemptibility
 from coordinator.policies.aryl.blockers import blockers_of, holds
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
 from coordinator.policies.tenants.infeasible import hosts_of
 from tests.builders import (
@@ -32,7 +32,7 @@ def why(
     """Blockers of a job on nodes."""
     services = tuple(services) or (make_service_view(),)
     snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=services)
-    return blockers_of(snapshot, Room(snapshot), job)
+    return blockers_of(snapshot, PlacementState(snapshot), job)
 
 
 def test_the_need_is_named_beside_what_is_free() -> None:
@@ -190,7 +190,7 @@ def test_a_hold_carries_all_blockers() -> None:
     node = make_node_view("n1", gpus=4)
     snapshot = make_snapshot(nodes=[node])
     job = make_job_view("j", gpus_per_worker=8)
-    (hold,) = holds(snapshot, Room(snapshot), [job])
+    (hold,) = holds(snapshot, PlacementState(snapshot), [job])
     assert hold.job_id == "j"
     assert len(hold.blockers) == 2
 
@@ -199,7 +199,7 @@ def test_a_strict_order_names_the_job_in_front() -> None:
     """The head is told what it needs, all others whom they wait for."""
     snapshot = make_snapshot(nodes=[make_node_view("n1", free_gpus=4)])
     jobs = [make_job_view("head", gpus_per_worker=8), make_job_view("next"), make_job_view("last")]
-    head, *others = holds(snapshot, Room(snapshot), jobs, strict=hosts_of(snapshot))
+    head, *others = holds(snapshot, PlacementState(snapshot), jobs, strict=hosts_of(snapshot))
     assert head.blockers[0].startswith("needs 8 GPUs")
     behind = ("behind head, which does not fit (the order is strict)",)
     assert [hold.blockers for hold in others] == [behind, behind]
@@ -214,7 +214,7 @@ def test_jobs_of_one_shape_get_the_same_answer_and_others_their_own() -> None:
         make_job_view("b", gpus_per_worker=8, grace_s=90.0),
         make_job_view("c", gpus_per_worker=8),
     ]
-    room = Room(snapshot)
+    room = PlacementState(snapshot)
     by_job = {hold.job_id: hold.blockers for hold in holds(snapshot, room, jobs)}
     assert by_job == {job.job_id: blockers_of(snapshot, room, job) for job in jobs}
     assert by_job[jobs[0].job_id] != by_job[jobs[1].job_id]

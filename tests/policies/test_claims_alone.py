@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
 from coordinator.policies.aryl.aged_claims import Claim, Claims
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -87,7 +87,7 @@ def cell(there: Sequence[tuple[NodeView, list[JobView]]], *waiting: JobView) -> 
 
 def claimed(snapshot: ClusterSnapshot, *, most: int = 1) -> dict[str, Claim]:
     """What is kept for whom once all that may have claimed; in the order in which they did."""
-    room, claims = Room(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=most)
+    room, claims = PlacementState(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=most)
     for job in claims.aged(room):
         claims.claim(room, job)
     return {claim.job.job_id: claim for claim in claims.made}
@@ -110,7 +110,11 @@ def test_the_most_important_claims_first_and_then_who_came_first() -> None:
         aged("c-urgent", waited_s=700.0, priority=1),
     )
     claims = Claims(snapshot, ratio=1.0, stretch=0.0, most=1)
-    assert [job.job_id for job in claims.aged(Room(snapshot))] == ["c-urgent", "b-early", "a-late"]
+    assert [job.job_id for job in claims.aged(PlacementState(snapshot))] == [
+        "c-urgent",
+        "b-early",
+        "a-late",
+    ]
 
 
 def test_each_gpu_type_has_claims_of_its_own() -> None:
@@ -125,7 +129,7 @@ def test_whoever_finds_all_claims_of_its_types_made_is_not_tried() -> None:
     """It takes its turn by the order alone, and not before all others."""
     jobs = [aged("first", waited_s=2000.0), aged("second", waited_s=1000.0)]
     snapshot = cell([busy("n1", 600.0)], *jobs)
-    room, claims = Room(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=1)
+    room, claims = PlacementState(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=1)
     tried: list[JobId] = []
     for job in claims.aged(room):
         tried.append(job.job_id)
@@ -229,7 +233,7 @@ def test_a_gang_is_as_large_as_its_gpu_type_needs() -> None:
 def test_only_who_accepts_the_type_is_told_of_a_claim() -> None:
     """A job that runs on other nodes alone waits for something else."""
     snapshot = cell([busy("n1", 600.0), busy("m1", 600.0, kind="A100")], aged("j", types=["H100"]))
-    room, claims = Room(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=1)
+    room, claims = PlacementState(snapshot), Claims(snapshot, ratio=1.0, stretch=0.0, most=1)
     (job,) = claims.aged(room)
     claims.claim(room, job)
     assert "of type H100 are kept for j" in claims.why(aged("late", types=["H100"]))

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.contract.decisions import Migrate, Placement, Resize
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.defragment import MOST_REFUSED, Clearing
 from tests.builders import (
@@ -83,7 +83,7 @@ class Tried:
         busy: tuple[str, ...] = (),
     ) -> None:
         self.asked: list[tuple[str, float]] = []
-        self.floor = Floor(snapshot)
+        self.floor = FreeGpus(snapshot)
         self.before = dict(self.floor.free)
 
         def may_move(victim: JobView, pause_s: float) -> bool:
@@ -315,7 +315,7 @@ def test_moves_can_be_carried_out_and_make_the_room_that_they_say(
 ) -> None:
     """On any cluster: GPUs that are there, every worker of a mover again, and more room."""
     job = wants(size)
-    had = sum(Floor(snapshot).rooms("H100", size).values())
+    had = sum(FreeGpus(snapshot).rooms("H100", size).values())
     tried = Tried(snapshot, job, count=count, least=least, fixed=tuple(fixed))
     if not tried.has_room:
         assert tried.refuses()

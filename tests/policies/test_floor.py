@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.model import GpuRequest, JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     best_fit,
     consolidated,
     is_movable,
@@ -171,7 +171,7 @@ def test_best_fit_fills_and_consolidation_keeps_together() -> None:
     snapshot = make_snapshot(
         nodes=[make_node_view(f"n{free}", free_gpus=free) for free in (2, 3, 8)], jobs=[job]
     )
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     assert [(p.node, p.worker_count) for p in best_fit(floor, job, "H100", 4)] == [
         ("n2", 2),
         ("n3", 2),
@@ -204,8 +204,8 @@ def test_lent_nodes_are_left_alone_unless_asked_for() -> None:
     """Whoever lent them fills and empties them."""
     lent = make_node_view("i0", role=NodeRole.ON_LOAN)
     snapshot = make_snapshot(nodes=[lent])
-    assert Floor(snapshot).total_gpus() == 0
-    assert Floor(snapshot, takes_lent=True).free_gpus("H100") == 8
+    assert FreeGpus(snapshot).total_gpus() == 0
+    assert FreeGpus(snapshot, takes_lent=True).free_gpus("H100") == 8
 
 
 @st.composite
@@ -276,7 +276,7 @@ def test_who_can_take_a_worker_has_the_type_the_gpus_and_is_not_avoided() -> Non
     job = make_job_view("j", gpus_per_worker=4, types=("H100",))
     job = replace(job, avoid_nodes=(NodeName("n1"),))
     gpus = {NodeName(name): count for name, count in (("n0", 4), ("n1", 8), ("n2", 3), ("t4", 8))}
-    floor = Floor(make_snapshot(nodes=nodes))
+    floor = FreeGpus(make_snapshot(nodes=nodes))
     assert takers(floor, job, gpus) == {"n0"}
     assert takers(floor, replace(job, gpu=GpuRequest()), gpus) == {"n0", "t4"}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
-from coordinator.policies.contract.decisions import Decision, Hold, Start
+from coordinator.policies.contract.decisions import Decision, PendingReason, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
@@ -190,7 +190,7 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
     return cell(jobs, count, tenants=("a", "b") if draw(yes_or_no()) else ())
 
 
-def decided(snapshot: ClusterSnapshot) -> tuple[tuple[Decision, ...], tuple[Hold, ...]]:
+def decided(snapshot: ClusterSnapshot) -> tuple[tuple[Decision, ...], tuple[PendingReason, ...]]:
     """What a pass does, and why others wait."""
     return allocate(Knobs(), snapshot, b"").decisions, hold(Knobs(), snapshot, b"")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, NodeName
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.schedulers.philly.gang_reservation import Attempted, Holding
 from coordinator.policies.schedulers.philly.gang_tries import Patience
@@ -34,12 +34,12 @@ def snapshot(**free: int) -> ClusterSnapshot:
     return make_snapshot(nodes=nodes, jobs=(GANG,))
 
 
-def floor(**free: int) -> Floor:
+def floor(**free: int) -> FreeGpus:
     """The same, as a pass gives it away."""
-    return Floor(snapshot(**free))
+    return FreeGpus(snapshot(**free))
 
 
-def holding(found: Floor, *, reserves: bool = False) -> Holding:
+def holding(found: FreeGpus, *, reserves: bool = False) -> Holding:
     """Of one gang in a line at a time, of a tenant whose quota leaves enough for all of them."""
     tenant = TenantView(name="line", guarantee_gpus=100)
     seen = replace(snapshot(**found.free), tenants=(tenant,))

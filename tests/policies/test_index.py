@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from common.model import NodeName, NodeRole
 from coordinator.policies.aryl.lending.covering import Unmet
 from coordinator.policies.aryl.lending.demand import Demand
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.decisions import Placement
 from coordinator.policies.contract.index import JobSorter, NodeSorter, index_of
 from coordinator.policies.contract.snapshot import ClusterSnapshot, Index, JobView, NodeView
@@ -130,7 +130,7 @@ def test_room_behind_flexible_workers_follows_who_holds_it() -> None:
     """A new worker in the place of one that was released makes no room for anybody after it."""
     nodes, jobs = make_cluster({"n1": {"a": 6}}, flexible={"n1": {"a": 2}}, role=NodeRole.TRAINING)
     jobs = [replace(job, gpu_type=nodes[0].gpu_type, is_resizable=True) for job in jobs]
-    room = Room(make_snapshot(nodes=nodes, jobs=jobs))
+    room = PlacementState(make_snapshot(nodes=nodes, jobs=jobs))
     name, wants = nodes[0].name, replace(jobs[0], gpus_per_worker=2)
     assert room.has_places(wants, nodes[0].gpu_type, 1)
     room.release(room.flexible[name][0])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
 from coordinator.policies.aryl.lending.odds import Odds
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.seasonal_load import DAY_S, Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
@@ -116,7 +116,7 @@ def test_nodes_are_wanted_on_loan_by_whom_one_more_would_do(each_h: float, *, ma
     """Who is over before the noon would start on a node that is lent besides, however many are lent
     and held by nobody; who is not would not."""
     snapshot = nine(each_h)
-    lifetimes = Lifetimes(snapshot, Room(snapshot), q=0.9)
+    lifetimes = Lifetimes(snapshot, PlacementState(snapshot), q=0.9)
     assert lifetimes.may_use_loans(snapshot.jobs[0]) == may
 
 
@@ -137,7 +137,7 @@ def test_no_more_nodes_are_wanted_on_loan_than_can_be_held() -> None:
     job = hours("new", 5.8)
     for running, may in (([], True), (old, False)):
         snapshot = cell([*running, job], lent if running else [lent_node("l0")])
-        assert Lifetimes(snapshot, Room(snapshot), q=0.9).may_use_loans(job) == may
+        assert Lifetimes(snapshot, PlacementState(snapshot), q=0.9).may_use_loans(job) == may
 
 
 # --- by which forecast ----------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_who_takes_back_by_less_than_loans_outlive_lends_no_longer_for_it(bursts
 def test_the_quantile_that_odds_ask_for_is_rounded_up() -> None:
     """Of odds of 0.62 a job goes by 0.7, and not by 0.6: no less sure than it must be."""
     job, snapshot = _alone(2000.0)
-    room = Room(snapshot)
+    room = PlacementState(snapshot)
     assert Odds(snapshot, room).needed(job, 1.8 * HOUR_S + 120.0) == pytest.approx(0.623, abs=0.001)
     weighed = Lifetimes(snapshot, room, q=0.1, weighs_odds=True).barred(job)
     assert weighed == Lifetimes(snapshot, room, q=0.7).barred(job)

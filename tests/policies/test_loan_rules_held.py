@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
 from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     make_job_view,
@@ -48,7 +48,7 @@ def fleet(
 
 def usable(snapshot: ClusterSnapshot, job: JobView, *, q: float, weighs_odds: bool = False) -> int:
     """On how many lent nodes base workers of a job may go."""
-    lifetimes = Lifetimes(snapshot, Room(snapshot), q=q, weighs_odds=weighs_odds)
+    lifetimes = Lifetimes(snapshot, PlacementState(snapshot), q=q, weighs_odds=weighs_odds)
     return LENT - lifetimes.barred(job).bit_count()
 
 
@@ -108,7 +108,7 @@ def test_only_base_workers_hold_a_loan(is_flexible: bool, count: int) -> None:
     ]
     new = make_job_view("new", gpus_per_worker=4, remaining_work_s=20 * HOUR_S)
     snapshot = fleet([old, new], lent=lent, bursts=0.0)
-    room = Room(snapshot)
+    room = PlacementState(snapshot)
     barred = Lifetimes(snapshot, room, q=0.9).barred(new).bit_count()
     alone = usable(fleet([new], bursts=0.0), new, q=0.9)
     assert LENT - barred == (count or alone)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from coordinator.policies.aryl.lending.loan_lifetime import ODDS_MOST, Lifetimes
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot
@@ -129,7 +129,7 @@ def test_no_more_is_asked_of_a_loan_than_what_was_seen_often_enough() -> None:
     alone = [job for job in full.jobs if job.state == JobState.RUNNING or job.job_id == "j0"]
     snapshot = make_snapshot(nodes=full.nodes, jobs=alone, services=full.services, now_s=full.now_s)
     (job,) = (job for job in alone if job.state == JobState.PENDING)
-    room = Room(snapshot)
+    room = PlacementState(snapshot)
     weighed = Lifetimes(snapshot, room, q=0.1, weighs_odds=True)
     assert weighed.barred(job) == Lifetimes(snapshot, room, q=ODDS_MOST).barred(job)
     assert weighed.barred(job) != Lifetimes(snapshot, room, q=1.0).barred(job)

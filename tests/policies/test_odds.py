@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.aryl.lending.odds import Odds
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
@@ -47,7 +47,7 @@ def needed(snapshot: ClusterSnapshot, job_id: str) -> float:
     """From which chance on a loan pays for a job."""
     asked = next(job for job in snapshot.jobs if job.job_id == job_id)
     stays_s = asked.remaining_work_s / asked.workers.min
-    return Odds(snapshot, Room(snapshot)).needed(asked, stays_s)
+    return Odds(snapshot, PlacementState(snapshot)).needed(asked, stays_s)
 
 
 def test_alone_in_line_it_weighs_its_wait_against_half_its_length() -> None:
@@ -152,7 +152,7 @@ def test_each_size_of_worker_waits_for_room_of_its_own() -> None:
     for asked in ([half, whole], [whole, half]):
         nodes = [make_node_view("n0", workers=workers)]
         snapshot = make_snapshot(nodes=nodes, jobs=running)
-        odds = Odds(snapshot, Room(snapshot))
+        odds = Odds(snapshot, PlacementState(snapshot))
         found = {each.job_id: odds.needed(each, 4 * HOUR_S) for each in asked}
         assert found == pytest.approx(expected)
 
@@ -171,14 +171,14 @@ def test_on_a_type_that_needs_more_workers_a_job_holds_more_gpus() -> None:
 def test_what_needs_no_time_needs_no_loan_to_last() -> None:
     """Not even where it would save nobody any wait."""
     idle = make_snapshot(nodes=[make_node_view("n0")], jobs=[])
-    assert Odds(idle, Room(idle)).needed(job("j", 0.0), 0.0) == 0.0
+    assert Odds(idle, PlacementState(idle)).needed(job("j", 0.0), 0.0) == 0.0
 
 
 @settings(max_examples=80, deadline=None)
 @given(snapshot=snapshots())
 def test_it_is_a_chance(snapshot: ClusterSnapshot) -> None:
     """Whoever waits for whatever, it is between 0 and 1."""
-    odds = Odds(snapshot, Room(snapshot))
+    odds = Odds(snapshot, PlacementState(snapshot))
     for each in snapshot.jobs:
         if each.state == JobState.PENDING:
             assert 0.0 <= odds.needed(each, each.remaining_work_s) <= 1.0

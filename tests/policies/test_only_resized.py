@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import JobState, Preemptibility
 from coordinator.policies.contract.decisions import Decision, Resize, Start, placed_count
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.pooling import Pool, chosen_types
 from coordinator.policies.registry import policy
@@ -158,7 +158,7 @@ def test_a_job_chooses_the_type_on_which_it_has_spare_workers() -> None:
         make_node_view("n", workers=elastic.placed),
     ]
     snapshot = make_snapshot(nodes=nodes, jobs=[rigid, elastic, waits])
-    assert chosen_types(snapshot, Floor(snapshot), resizes=True) == {"waits": "H100"}
+    assert chosen_types(snapshot, FreeGpus(snapshot), resizes=True) == {"waits": "H100"}
 
 
 def test_a_search_leaves_base_gangs_alone() -> None:

@@ -16,7 +16,7 @@ from coordinator.policies.contract.decisions import (
     Preempt,
     Start,
 )
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -140,22 +140,22 @@ def test_each_level_asks_for_its_locality(
     level: int, workers: int, expected: dict[str, int]
 ) -> None:
     """The emptiest rack and its emptiest nodes first; one GPU goes where the fewest are free."""
-    placed = whole(Floor(snapshot(RACKS)), Gang(workers, 1, "H100"), level)
+    placed = whole(FreeGpus(snapshot(RACKS)), Gang(workers, 1, "H100"), level)
     assert {each.node: each.worker_count for each in placed} == expected
 
 
 def test_a_gang_that_no_rack_could_ever_take_may_stand_anywhere() -> None:
     """Else it would wait for tries that cannot succeed."""
-    placed = whole(Floor(snapshot(RACKS)), Gang(4, 6, "H100"), FEWEST_NODES)
+    placed = whole(FreeGpus(snapshot(RACKS)), Gang(4, 6, "H100"), FEWEST_NODES)
     assert placed == ()
     empty = [replace(each, free_gpus=8) for each in RACKS]
-    placed = whole(Floor(snapshot(empty)), Gang(4, 6, "H100"), FEWEST_NODES)
+    placed = whole(FreeGpus(snapshot(empty)), Gang(4, 6, "H100"), FEWEST_NODES)
     assert sum(each.worker_count for each in placed) == 4
 
 
 def test_what_is_held_stays_on_its_nodes() -> None:
     """A gang that waits for a node's last GPUs does not change over to another node."""
-    floor = Floor(snapshot(RACKS))
+    floor = FreeGpus(snapshot(RACKS))
     gang = Gang(2, 8, "H100")
     assert part(floor, gang, FEWEST_NODES, {}) == {"a0": 5, "a1": 5}
     assert part(floor, gang, FEWEST_NODES, {NodeName("b1"): 2}) == {"b1": 2, "b0": 8}
@@ -177,7 +177,7 @@ def test_nothing_is_held_on_a_node_that_is_too_small_for_its_part(
 ) -> None:
     """On the fewest nodes a gang of eight GPUs never comes to stand on one of four."""
     sized = (node("small", free=4, gpus=4), node("large", free=3), node("full", free=0))
-    mixed = Floor(snapshot(sized))
+    mixed = FreeGpus(snapshot(sized))
     found = part(mixed, gang, FEWEST_NODES, {})
     assert found == {name: gpus for name, gpus in expected.items() if gpus}
 
@@ -185,7 +185,7 @@ def test_nothing_is_held_on_a_node_that_is_too_small_for_its_part(
 def test_gpus_that_come_free_for_nobody_are_no_place() -> None:
     """A node with one of them never takes a worker of all eight, and nothing is held there."""
     barred = make_node_view("barred", barred_gpus=1)
-    floor = Floor(snapshot((barred, node("full", free=1))))
+    floor = FreeGpus(snapshot((barred, node("full", free=1))))
     assert part(floor, Gang(1, 8, "H100"), FEWEST_NODES, {}) == {"full": 1}
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.aryl.gpu_types import types_in_order
-from coordinator.policies.aryl.placement import Room, fill
+from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, merge, placed_count
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView
 from tests.builders import (
@@ -28,13 +28,15 @@ def room_of(
     *nodes: NodeView,
     service: ServiceView | None = None,
     elastic_base_prefers_loan: bool = False,
-) -> Room:
+) -> PlacementState:
     """Room on nodes that belong to one service, as far as they are lent."""
     snapshot = make_snapshot(nodes=nodes, services=[service or make_service_view()])
-    return Room(snapshot, elastic_base_prefers_loan=elastic_base_prefers_loan)
+    return PlacementState(snapshot, elastic_base_prefers_loan=elastic_base_prefers_loan)
 
 
-def where(room: Room, job: JobView, count: int = 1, *, is_flexible: bool = False) -> dict[str, int]:
+def where(
+    room: PlacementState, job: JobView, count: int = 1, *, is_flexible: bool = False
+) -> dict[str, int]:
     """Workers per node, in the order of choice."""
     placements = fill(room, job, "H100", count, is_flexible=is_flexible)
     return {str(placement.node): placement.worker_count for placement in placements}
@@ -176,7 +178,7 @@ def test_nodes_on_their_way_home_take_nobody() -> None:
         make_node_view("good", role=LENT),
     ]
     services = [make_service_view(), make_service_view("search", is_recalled=True)]
-    room = Room(make_snapshot(nodes=nodes, services=services))
+    room = PlacementState(make_snapshot(nodes=nodes, services=services))
     assert list(room.nodes) == ["good"]
 
 
@@ -225,14 +227,14 @@ def test_flexible_workers_count_as_room_for_base_demand_only_where_they_may_go()
     ]
     snapshot = make_snapshot(nodes=nodes, jobs=jobs)
     name = nodes[0].name
-    assert (Room(snapshot).free[name], Room(snapshot).available(name)) == (2, 4)
-    assert Room(snapshot, has_flexible=False).available(name) == 2
+    assert (PlacementState(snapshot).free[name], PlacementState(snapshot).available(name)) == (2, 4)
+    assert PlacementState(snapshot, has_flexible=False).available(name) == 2
 
 
 def test_a_worker_that_is_released_and_kept_leaves_no_trace() -> None:
     """Release and keep are each other's undo, and so are save and restore."""
     nodes, jobs = make_cluster({"n1": {"a": 2}}, flexible={"n1": {"a": 2}})
-    room = Room(make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()]))
+    room = PlacementState(make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()]))
     worker = room.flexible[nodes[0].name][0]
     before, saved = room.save(), room.save()
     room.release(worker)

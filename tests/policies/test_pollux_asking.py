@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from coordinator.policies.contract.free_gpus import Floor, Place, consolidated
+from coordinator.policies.contract.free_gpus import FreeGpus, Place, consolidated
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.grants import Grant
 from coordinator.policies.parts.pooling import Pool, pools
@@ -21,7 +21,7 @@ from tests.draws import whole, yes_or_no
 from tests.policies.pollux_world import World, waiting, worlds
 
 
-def asking(snapshot: ClusterSnapshot, place: Place, kind: type[Floor]) -> Asking:
+def asking(snapshot: ClusterSnapshot, place: Place, kind: type[FreeGpus]) -> Asking:
     """One round of the nodes and jobs of a snapshot."""
     shared = [pool for pool in pools(snapshot, kind(snapshot)) if pool.jobs]
 
@@ -47,7 +47,7 @@ def test_no_answer_is_worse_than_a_greedy_one_under_the_same_rules(
     for _ in range(rounds):
         world.next_round()
     place: Place = apart if is_apart else consolidated
-    this = asking(world.snapshot(), place, ApartFloor if is_apart else Floor)
+    this = asking(world.snapshot(), place, ApartFloor if is_apart else FreeGpus)
     draw = np.random.default_rng(rounds)
     for problem in this.problems:  # one, or none where nobody is left who could be stopped
         asked = problem.repaired(draw.integers(0, problem.most + 1)[None, :], draw)[0]

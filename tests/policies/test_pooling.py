@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import JobView, NodeView
 from coordinator.policies.parts.pooling import (
     Order,
@@ -59,7 +59,7 @@ def chosen(
 ) -> dict[str, str]:
     """By job that waits."""
     snapshot = make_snapshot(nodes=there, jobs=jobs)
-    found = chosen_types(snapshot, Floor(snapshot), order=order)
+    found = chosen_types(snapshot, FreeGpus(snapshot), order=order)
     return {str(job_id): kind for job_id, kind in found.items()}
 
 
@@ -106,7 +106,7 @@ def test_jobs_on_nodes_that_take_no_workers_are_no_load_and_no_competitors() -> 
     there = [drained, h_node, make_node_view("a1", gpu_type="A100", free_gpus=0)]
     jobs = [gone, half, waits("j", 8)]
     snapshot = make_snapshot(nodes=there, jobs=jobs)
-    found = {pool.gpu_type: pool for pool in pools(snapshot, Floor(snapshot))}
+    found = {pool.gpu_type: pool for pool in pools(snapshot, FreeGpus(snapshot))}
     assert [job.job_id for job in found["A100"].jobs] == []
     assert (found["A100"].gpus, found["H100"].gpus) == (0, 8)
     assert [job.job_id for job in found["H100"].jobs] == ["half", "j"]
@@ -118,7 +118,7 @@ def test_looking_leaves_the_floor_as_it_was() -> None:
     snapshot = make_snapshot(
         nodes=[a_node, make_node_view("h")], jobs=[elastic, waits("j", 8), waits("k", 4)]
     )
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     before = dict(floor.free)
     [a100, h100] = pools(snapshot, floor)
     assert (a100.gpus, h100.gpus) == (8, 8)
@@ -173,7 +173,7 @@ def test_a_gang_that_no_nodes_could_hold_competes_nowhere(job: JobView) -> None:
     """However many GPUs come free it would not start, and would only keep others waiting."""
     snapshot = make_snapshot(nodes=nodes(), jobs=[job, waits("other", 1)])
     assert chosen(nodes(), [job, waits("other", 1)]) == {"other": "A100"}
-    found = pools(snapshot, Floor(snapshot))
+    found = pools(snapshot, FreeGpus(snapshot))
     assert [[each.job_id for each in pool.jobs] for pool in found] == [["other"], []]
 
 
@@ -210,7 +210,7 @@ def test_a_type_with_room_for_all_that_a_job_would_have_comes_first(
         elastic, there[1] = runs("elastic", "h", "H100", base=8 - spare, flexible=spare)
         running.append(elastic)
     snapshot = make_snapshot(nodes=there, jobs=[*running, job])
-    found = chosen_types(snapshot, Floor(snapshot), size=lambda _: size)
+    found = chosen_types(snapshot, FreeGpus(snapshot), size=lambda _: size)
     assert found == {"j": expected}
 
 
@@ -218,7 +218,9 @@ def test_who_chooses_takes_all_that_it_would_have_from_those_behind() -> None:
     """Eight GPUs of the first type are six for the one and none for the other of four."""
     jobs = [replace(make_job_view(name, workers=(4, 8)), gpu=waits("", 1).gpu) for name in "jk"]
     snapshot = make_snapshot(nodes=nodes(), jobs=jobs)
-    found = chosen_types(snapshot, Floor(snapshot), size=lambda job: 6 if job.job_id == "j" else 4)
+    found = chosen_types(
+        snapshot, FreeGpus(snapshot), size=lambda job: 6 if job.job_id == "j" else 4
+    )
     assert found == {"j": "A100", "k": "H100"}
 
 
@@ -244,7 +246,7 @@ def test_who_has_a_type_leaves_it_only_for_free_gpus(a100: int, h100: int, expec
     """Not for spare workers, nor for less to do; and never while its own has room."""
     job = waits("j", 8, types=("H100", "A100"))
     snapshot = make_snapshot(nodes=nodes(a100=a100, h100=h100), jobs=[job])
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     hosting = hosting_types(snapshot, floor)
     assert hosting == {"j": ("H100", "A100")}
     found = choices(snapshot, floor, hosting, standing={JobId("j"): "A100"})
@@ -281,7 +283,7 @@ def test_a_waiting_job_is_in_one_pool_of_a_type_that_it_accepts_or_in_none(
         for number, (gpus, types, least, factor, at_s) in enumerate(drawn)
     ]
     snapshot = make_snapshot(nodes=nodes(a100=a100, h100=h100), jobs=jobs)
-    found = pools(snapshot, Floor(snapshot))
+    found = pools(snapshot, FreeGpus(snapshot))
     for job in jobs:
         mine = [pool.gpu_type for pool in found if job in pool.jobs]
         could = [

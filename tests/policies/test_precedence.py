@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.contract.decisions import Allocation, Hold, Start
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.precedence import allocated, explained
@@ -37,7 +37,7 @@ def last_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     return Allocation(decisions=(), memory=memory)
 
 
-def says_nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def says_nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """A policy without words for jobs that wait."""
     return ()
 

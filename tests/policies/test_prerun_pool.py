@@ -11,7 +11,7 @@ from common.clock import SystemClock
 from common.model import JobState
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.estimates import Source
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.philly.prerun_pool import PrerunPool
@@ -147,7 +147,7 @@ def test_the_pool_and_the_rest_are_the_cell(sizes: list[int], used: list[int], g
         for at, size in enumerate(sizes)
     ]
     snapshot = make_snapshot(nodes=nodes, jobs=[])
-    whole, rest = Floor(snapshot), Floor(snapshot)
+    whole, rest = FreeGpus(snapshot), FreeGpus(snapshot)
     pool = PrerunPool(snapshot, rest, gpus)
     assert pool.gpus == min(gpus, sum(sizes))
     assert pool.floor.total_gpus() + rest.total_gpus() == whole.total_gpus()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from common.model import GpuRequest, JobId, NodeRole
 from coordinator.policies.aryl.elastic_jobs import shares_of
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.scaling import give_back
 from coordinator.policies.contract.decisions import Loan, Resize, Start
 from coordinator.policies.contract.snapshot import JobView
@@ -125,7 +125,7 @@ def test_workers_that_base_demand_left_over_come_back_only_if_they_help() -> Non
     """Of three removed workers whose GPUs are free again, the one past the best size stays gone."""
     job = running("j", workers=(1, 4), on=["n1"] * 4, speedup=DIP)
     snapshot = make_snapshot(nodes=[node("n1", [job])], jobs=[job])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share = shares[JobId("j")]
     for worker in share.workers:
         share.removed.append(worker)
@@ -307,7 +307,7 @@ def test_a_worker_comes_back_rather_than_pay_for_a_little_speed() -> None:
     """Without it the job would save 3 s and pay a resize of 5 s: its GPU is free, so it stays."""
     job = running("j", workers=(1, 2), on=["n1"] * 2, speedup=((1, 1.0003), (2, 1.0)))
     snapshot = make_snapshot(nodes=[node("n1", [job])], jobs=[job])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share = shares[JobId("j")]
     for cost_s, left in ((5.0, 0), (2.0, 1)):
         share.removed.append(share.workers[0])

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.contract.decisions import Allocation
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
@@ -197,7 +197,7 @@ def test_who_waits_for_no_gpus_of_its_own_type_leaves_the_others_to_newcomers() 
     """Free GPUs of the type that it has are its own first; a newcomer chooses among the rest."""
     own = replace(asks("own", 100.0, 900.0), submitted_at_s=NOW_S - 9.0)
     snapshot = cell([own, asks("new", 100.0, 901.0)])
-    found = Kinds(snapshot, Floor(snapshot), {"own"}, {"own": "H100"})
+    found = Kinds(snapshot, FreeGpus(snapshot), {"own"}, {"own": "H100"})
     assert (found.of, found.free) == ({"own": "H100", "new": "A100"}, {})
 
 
@@ -206,9 +206,9 @@ def test_a_promise_is_planned_where_it_was_made_while_others_have_free_gpus() ->
     first that it takes."""
     held = runs(asks("h", 300.0, 301.0), "H100")
     snapshot = cell([held, asks("own", 100.0, 900.0)])
-    found = Kinds(snapshot, Floor(snapshot), {"own"}, {"own": "H100"})
+    found = Kinds(snapshot, FreeGpus(snapshot), {"own"}, {"own": "H100"})
     assert (found.of, found.free) == ({"h": "H100", "own": "H100"}, {"own": "A100"})
-    gone = Kinds(snapshot, Floor(snapshot), {"own"}, {"own": "T4"})
+    gone = Kinds(snapshot, FreeGpus(snapshot), {"own"}, {"own": "T4"})
     assert gone.of[JobId("own")] == "A100"
 
 

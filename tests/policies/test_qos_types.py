@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from common.clock import SystemClock
 from common.model import WorkerRange
 from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import Behind, JobView
 from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
@@ -239,7 +239,7 @@ def crowd(count: int, *, most_plans: int) -> tuple[list[Claim], dict[str, Pool]]
     """Who has no answer yet of so many that neither type can promise anything, and the books."""
     line = [asks(f"j{at}", 100.0, 50.0) for at in range(count)]
     snapshot = cell(line)
-    kinds = Kinds(snapshot, Floor(snapshot), (), {})
+    kinds = Kinds(snapshot, FreeGpus(snapshot), (), {})
     pools = {
         kind: Pool(kind=kind, gpus=8, jobs={}, book=Book(NOW_S, 8, {}), soft=[], asked=[])
         for kind in BOTH

@@ -18,7 +18,7 @@ from coordinator.policies.aryl.order import (
     submission_key,
     waiting,
 )
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import fastest_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.infeasible import hosts_of
@@ -51,9 +51,9 @@ def admitted(
 
 def phase_1(
     snapshot: ClusterSnapshot, *, key: OrderKey = shortest_key, is_strict: bool = False
-) -> tuple[Done, Room, dict[str, Share]]:
+) -> tuple[Done, PlacementState, dict[str, Share]]:
     """Phase 1, with what it leaves behind."""
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     gangs = admit(room, key, shares, strict=hosts_of(snapshot) if is_strict else None)
     started = {gang.job.job_id for gang in gangs}
     held = [job for job in waiting(snapshot, key) if job.job_id not in started]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from common.profile import JobProfile
 from coordinator.policies.aryl.elastic_jobs import Share, shares_of, that_may_grow
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.scaling import give_back, share_flexible
 from coordinator.policies.contract.estimates import work_on
 from coordinator.policies.contract.snapshot import JobView, NodeView
@@ -66,10 +66,10 @@ def nodes_of(
 
 def phase_2(
     nodes: Iterable[NodeView], jobs: Sequence[JobView], *, resize_cost_s: float = 5.0
-) -> tuple[dict[str, Share], Room]:
+) -> tuple[dict[str, Share], PlacementState]:
     """Flexible demand alone, re-solved."""
     snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share_flexible(room, list(shares.values()), resize_cost_s=resize_cost_s)
     give_back(room, shares.values())
     return {str(job_id): share for job_id, share in shares.items()}, room
@@ -189,7 +189,7 @@ def test_a_new_job_pays_no_rendezvous() -> None:
     """A gang that starts in this pass gets its flexible workers with the start, at no cost."""
     job = make_job_view("a", workers=(1, 2), remaining_work_s=4.0)
     share = Share(job, "H100", now_s=0.0, is_new=True)
-    room = Room(make_snapshot(nodes=[make_node_view("n1")]))
+    room = PlacementState(make_snapshot(nodes=[make_node_view("n1")]))
     share_flexible(room, [share], resize_cost_s=5.0)
     assert share.count == 1
 
@@ -248,7 +248,7 @@ def test_no_job_gives_and_takes_in_one_pass() -> None:
     """Who lost a worker to base demand gets none back elsewhere in the same pass."""
     job = running("a", workers=(1, 3), on=["n1", "n1"])
     snapshot = make_snapshot(nodes=nodes_of({"n1": 2, "n2": 8}, [job]), jobs=[job])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share = shares[job.job_id]
     share.removed.append(share.workers[0])
     room.release(share.workers[0])
@@ -264,7 +264,7 @@ def test_a_removed_worker_stays_when_its_gpus_are_free_again(longer: str, shorte
     short = running(shorter, workers=(1, 2), on=["n2", "n1"], fastest_s=10.0)
     jobs = [long, short]
     snapshot = make_snapshot(nodes=nodes_of({"n1": 2, "n2": 2}, jobs), jobs=jobs)
-    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
+    room, shares = PlacementState(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     for share in shares.values():
         share.removed.append(share.workers[0])
         room.release(share.workers[0])

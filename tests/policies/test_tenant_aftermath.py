@@ -16,7 +16,7 @@ from coordinator.policies.contract.decisions import (
     OTHERS_GUARANTEE,
     Allocation,
     Decision,
-    Hold,
+    PendingReason,
     Placement,
     Preempt,
     Resize,
@@ -244,7 +244,7 @@ def _for_large(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     return Allocation(decisions=made, memory=memory)
 
 
-def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """It holds nobody."""
     return ()
 
@@ -257,7 +257,7 @@ def test_whoever_is_not_started_by_a_stop_is_told_why() -> None:
     assert made.waits == (Wait(kind=OTHERS_GUARANTEE, jobs=(JobId("large"),)),)
     found = held(_for_large, _nothing, snapshot, b"")
     assert [hold for hold in found if hold.job_id == "large"] == [
-        Hold(job_id=JobId("large"), blockers=(WOULD_BE_CALLED_BACK,))
+        PendingReason(job_id=JobId("large"), blockers=(WOULD_BE_CALLED_BACK,))
     ]
 
 

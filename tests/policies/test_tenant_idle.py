@@ -14,7 +14,7 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import (
     OTHERS_GUARANTEE,
     Allocation,
-    Hold,
+    PendingReason,
     Preempt,
     Start,
     Wait,
@@ -178,12 +178,12 @@ def strict(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     return first_come(snapshot, memory)
 
 
-def unsaid(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def unsaid(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """The first takes all, so it has no reason to wait."""
     waiting = [job.job_id for job in snapshot.jobs if job.state == JobState.PENDING]
     if "first" not in waiting:
         return ()
-    return (Hold(job_id=JobId("owed"), blockers=("the first leaves nothing",)),)
+    return (PendingReason(job_id=JobId("owed"), blockers=("the first leaves nothing",)),)
 
 
 def test_whoever_would_take_from_a_guarantee_is_hidden_and_others_have_its_room() -> None:
@@ -210,7 +210,7 @@ def test_so_is_one_that_its_own_guarantee_covers_but_not_on_these_nodes() -> Non
 def test_an_explanation_does_not_name_a_job_that_cannot_start_as_a_cause() -> None:
     """Whoever is refused is told by whose guarantee; whoever starts waits for nothing."""
     found = held(first_come, unsaid, BEHIND, b"")
-    assert found == (Hold(job_id=JobId("first"), blockers=(LOSES_NOTHING,)),)
+    assert found == (PendingReason(job_id=JobId("first"), blockers=(LOSES_NOTHING,)),)
 
 
 def test_a_line_s_head_that_does_not_fit_stands_behind_who_is_within_a_guarantee() -> None:
@@ -219,7 +219,7 @@ def test_a_line_s_head_that_does_not_fit_stands_behind_who_is_within_a_guarantee
     assert names(found.decisions, Start) == {"owed"}
     assert found.waits == (Wait(kind=OTHERS_GUARANTEE, jobs=(JobId("first"),)),)
     behind = held(strict, lambda seen, _: (), BEHIND, b"")
-    assert behind == (Hold(job_id=JobId("first"), blockers=(GO_FIRST,)),)
+    assert behind == (PendingReason(job_id=JobId("first"), blockers=(GO_FIRST,)),)
 
 
 def test_a_line_is_strict_inside_a_tenant_and_among_those_that_guarantees_cover() -> None:

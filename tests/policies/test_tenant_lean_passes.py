@@ -9,7 +9,7 @@ from coordinator.policies.contract.decisions import (
     FAIR_SHARE,
     OTHERS_GUARANTEE,
     Allocation,
-    Hold,
+    PendingReason,
     Placement,
     Resize,
     Start,
@@ -114,6 +114,6 @@ def test_whom_the_pass_that_stops_nobody_may_not_start_is_told_why() -> None:
     assert found[JobId("c1")][0].startswith("tenant c: 1 GPU on top of the 1 that it uses exceeds")
 
 
-def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """It holds nobody."""
     return ()

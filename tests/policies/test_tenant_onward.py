@@ -15,7 +15,7 @@ from coordinator.policies.contract.decisions import (
     OTHERS_GUARANTEE,
     Allocation,
     Decision,
-    Hold,
+    PendingReason,
     Placement,
     Preempt,
     Resize,
@@ -269,7 +269,7 @@ def test_a_stop_beside_one_that_begins_a_circle_stands(keeps_quotas: bool) -> No
     assert found.decisions == (stop("old"), start("new", "n1"))
 
 
-def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """It holds nobody."""
     return ()
 
@@ -277,7 +277,7 @@ def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
 def test_who_would_come_and_go_is_told_so() -> None:
     """By `explain`."""
     found = held(in_turn(3, is_circle=True), _nothing, ring(3), b"")
-    assert found == (Hold(job_id=JobId("r1"), blockers=(COMES_AND_GOES,)),)
+    assert found == (PendingReason(job_id=JobId("r1"), blockers=(COMES_AND_GOES,)),)
 
 
 def test_who_waits_on_for_a_circle_starts_on_free_gpus() -> None:

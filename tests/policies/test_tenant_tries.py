@@ -7,7 +7,13 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.contract.decisions import Allocation, Decision, Hold, Preempt, Start
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    Decision,
+    PendingReason,
+    Preempt,
+    Start,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.attempts import MOST_TRIES, without
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
@@ -44,7 +50,7 @@ def for_first(*large: str) -> Callable[[ClusterSnapshot, bytes], Allocation]:
     return decide
 
 
-def nobody_held(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def nobody_held(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """The policy by itself holds nobody."""
     return ()
 

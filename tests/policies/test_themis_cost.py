@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
 from coordinator.policies.contract.decisions import Start
-from coordinator.policies.contract.free_gpus import Floor, gang_shape
+from coordinator.policies.contract.free_gpus import FreeGpus, gang_shape
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.app_standing import starved
@@ -190,7 +190,7 @@ class OneByOne(Arbiter):
     def _serve_starved(self) -> None:
         since_s = NOW_S - self._knobs.patience * self._knobs.lease_s
         for standing, job in starved(self.standings.values(), since_s):
-            fits = partial(has_room, job, nodes=Floor(self._snapshot).nodes)
+            fits = partial(has_room, job, nodes=FreeGpus(self._snapshot).nodes)
             if fits(self.sale.free):
                 is_helped = self.sale.give_gang(standing, job, "its gang has waited long enough")
             else:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from common.model import JobState, NodeName
 from coordinator.policies.aryl.order import submission_key
-from coordinator.policies.contract.free_gpus import Floor, best_fit, consolidated, first_fit
+from coordinator.policies.contract.free_gpus import FreeGpus, best_fit, consolidated, first_fit
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.priority_line import Turns, takes_turns
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
@@ -35,7 +35,7 @@ def test_nobody_behind_keeps_what_a_job_before_could_start_on(snapshot: ClusterS
     turns = Turns(snapshot, line, why)
     granted = {grant.job.job_id: grant for grant in turns.grants}
     for job, _ in turns.held:
-        floor = Floor(snapshot)
+        floor = FreeGpus(snapshot)
         floor.avoided = job.avoid_nodes
         for other in line[: line.index(job)]:
             grant = granted.get(other.job_id)
@@ -98,7 +98,7 @@ def test_the_last_in_line_make_room_and_none_of_them_in_vain(
 
 def fits(snapshot: ClusterSnapshot, waits: JobView, gone: list[JobView]) -> bool:
     """Whether a gang has room once these are gone."""
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     for job in gone:
         floor.vacate(job.placed)
     return first_fit(floor, waits) is not None
@@ -171,7 +171,7 @@ def test_jobs_of_one_shape_that_are_placed_otherwise_fail_apart() -> None:
     first, second = (make_job_view(name, workers=(3, 3)) for name in ("a", "b"))
     snapshot = make_snapshot(nodes=nodes, jobs=[first, second])
 
-    def nowhere(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[()]:
+    def nowhere(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tuple[()]:
         return ()
 
     turns = Turns(snapshot, [first, second], why, lambda job: nowhere if job is first else best_fit)

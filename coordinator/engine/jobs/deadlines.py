@@ -134,7 +134,7 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
         jobs_lifecycle.fire(ctx, job, JobEvent.GANG_TIMEOUT, job.error)
         job.after_vacating = AfterVacating.REQUEUE
         jobs_lifecycle.stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
-        jobs_lifecycle.conclude_if_vacated(ctx, job)
+        jobs_lifecycle.finish_attempt_if_empty(ctx, job)
     elif job.state == JobState.RESIZING:
         added = {
             index: worker
@@ -144,7 +144,7 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
         late = [worker for worker in added.values() if not jobs_lifecycle.is_ready(worker)]
         if not late:
             return  # it has grown, or does not: what it released is still in its grace
-        ctx.tell(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
+        ctx.log_event(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
         jobs_retry.left_for_now(ctx, job, {worker.node for worker in late})
         jobs_lifecycle.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=tuple(added))
 

@@ -158,14 +158,16 @@ def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
     if job.wait.kind:
         settle(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
-    ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
+    ctx.log_event(job.job_id, f"{event} -> {job.state}", reason)
 
 
 def stall_over(ctx: Context, job: JobEntry, why: str) -> None:
     """A job is STALLED no more."""
     since_s, job.gaps.stalled_since_s = job.gaps.stalled_since_s, None
     ctx.changed_jobs[job.job_id] = None
-    ctx.tell(job.job_id, "stall over", f"after {ctx.now_s - (since_s or ctx.now_s):.0f} s: {why}")
+    ctx.log_event(
+        job.job_id, "stall over", f"after {ctx.now_s - (since_s or ctx.now_s):.0f} s: {why}"
+    )
 
 
 def gang_changes(ctx: Context, job: JobEntry) -> None:
@@ -197,7 +199,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
     ctx.state.live_jobs[event.job_id] = None
     ctx.changed_jobs[event.job_id] = None
     ctx.state.counters.jobs_submitted += 1
-    ctx.tell(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
+    ctx.log_event(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
     ctx.needs_pass = True
 
 
@@ -210,7 +212,7 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
     job.cancelled_by = job.cancelled_by or event.by
     ctx.changed_jobs[job.job_id] = None
     if job.workers:
-        ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
+        ctx.log_event(job.job_id, "cancelling", f"asked by {event.by}")
         stop_workers(ctx, job, StopReason.CANCEL)
         return
     end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
@@ -307,7 +309,7 @@ def preempt(
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)
-    conclude_if_vacated(ctx, job)
+    finish_attempt_if_empty(ctx, job)
 
 
 def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -403,7 +405,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
             jobs_retry.left_alone(ctx, job, worker.node)
         elif not ending.has_begun:
             jobs_retry.left_for_now(ctx, job, {worker.node})
-        ctx.tell(job.job_id, "flexible worker lost", ending.in_words)
+        ctx.log_event(job.job_id, "flexible worker lost", ending.in_words)
     else:
         _fault(ctx, job, worker.node, ending)
     jobs_retry.peer_left(job, worker, ended_at_s)
@@ -438,7 +440,7 @@ def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending)
     is_free = ending.is_node_fault or was_killed or code == PORT_TAKEN_EXIT_CODE
     error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
     _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
-    conclude_if_vacated(ctx, job)
+    finish_attempt_if_empty(ctx, job)
 
 
 def _has_finished(ending: Ending) -> bool:
@@ -453,7 +455,7 @@ def _has_finished(ending: Ending) -> bool:
 def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
     if worker.stop == StopReason.RELEASE:
         ctx.state.counters.flexible_workers_released += 1
-        ctx.tell(job.job_id, "flexible worker released", f"from {worker.node}")
+        ctx.log_event(job.job_id, "flexible worker released", f"from {worker.node}")
 
 
 def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
@@ -473,7 +475,7 @@ def _sent_home(
     why = why_stopped(worker.node, reason)
     if _goes_on_without(job, worker):
         ctx.state.counters.flexible_workers_released += reason != StopReason.GANG_TIMEOUT
-        ctx.tell(job.job_id, "flexible worker lost", why)
+        ctx.log_event(job.job_id, "flexible worker lost", why)
         return
     if estimates.is_all_saved(job):
         stake = stake._replace(gpu_s=0.0)  # it saved in its grace, before the coordinator knew
@@ -484,7 +486,7 @@ def end_stalled(ctx: Context, job: JobEntry, ending: Ending) -> None:
     """A job that tells no progress any more is asked to save and to leave, by its own fault."""
     node = job.workers[min(job.workers)].node
     _fault(ctx, job, node, ending, asks=StopReason.PREEMPT)
-    conclude_if_vacated(ctx, job)
+    finish_attempt_if_empty(ctx, job)
 
 
 def _fault(
@@ -528,7 +530,7 @@ def _settle(ctx: Context, job: JobEntry) -> None:
             end_resize_when_done(ctx, job)
         elif job.state == JobState.STARTING:
             _run_when_ready(ctx, job)
-    conclude_if_vacated(ctx, job)
+    finish_attempt_if_empty(ctx, job)
 
 
 def _is_done(job: JobEntry) -> bool:
@@ -542,7 +544,7 @@ def _is_done(job: JobEntry) -> bool:
     return is_active and not base_left and len(job.succeeded_workers) >= base
 
 
-def conclude_if_vacated(ctx: Context, job: JobEntry) -> None:
+def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
     """When the last worker of an attempt that is over has gone: what becomes of its job."""
     if job.workers or job.after_vacating is None:
         return

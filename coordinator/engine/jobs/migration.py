@@ -127,7 +127,7 @@ def _arrive(ctx: Context, job: JobEntry, migration: Migration) -> None:
     if why:
         for name, key in migration.gpus:
             release_gpus(ctx, name, key)
-        ctx.tell(job.job_id, "migration given up", why)
+        ctx.log_event(job.job_id, "migration given up", why)
         ctx.needs_pass = True
 
 

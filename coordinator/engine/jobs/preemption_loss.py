@@ -140,7 +140,7 @@ def resized(ctx: Context, job: JobEntry, price: Price) -> None:
     if job.saved_gpu_s <= price.since_gpu_s:
         at_stake_gpu_s = max(0.0, job.attained_gpu_s - job.saved_gpu_s)
         job.saved_gpu_s += min(price.gpu_s, at_stake_gpu_s)
-    ctx.tell(
+    ctx.log_event(
         job.job_id,
         "resize measured",
         f"its gang made no new work for {price.took_s:.1f} s, {price.gpu_s:.0f} GPU-seconds lost; "

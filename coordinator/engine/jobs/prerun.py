@@ -46,4 +46,4 @@ def passed(ctx: Context, job: JobEntry, why: str) -> None:
     jobs_lifecycle.fire(ctx, job, JobEvent.PREEMPT, f"its pre-run is over: {why}")
     job.after_vacating = AfterVacating.REQUEUE
     jobs_lifecycle.stop_workers(ctx, job, StopReason.PREEMPT)
-    jobs_lifecycle.conclude_if_vacated(ctx, job)
+    jobs_lifecycle.finish_attempt_if_empty(ctx, job)

@@ -79,7 +79,7 @@ def stop_avoiding(ctx: Context, job: JobEntry) -> None:
         del job.retry.avoided[name]
     if job.state == JobState.PENDING:
         what = "avoids fewer nodes" if job.retry.avoided else "avoids no node any more"
-        ctx.tell(job.job_id, what, f"it has waited for others than {', '.join(over)}")
+        ctx.log_event(job.job_id, what, f"it has waited for others than {', '.join(over)}")
 
 
 def _ends_s(job: JobEntry) -> dict[NodeName, float]:
@@ -321,7 +321,7 @@ def asks_for_more(ctx: Context, job: JobEntry) -> None:
             retry.avoided[name] = known[name]
     if gone := sorted(known.keys() - retry.avoided.keys()):
         what = "avoids fewer nodes" if retry.avoided else "avoids no node any more"
-        ctx.tell(job.job_id, what, f"its gang does not fit without {named(gone)}")
+        ctx.log_event(job.job_id, what, f"its gang does not fit without {named(gone)}")
 
 
 def judged(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> Ending:
@@ -396,10 +396,10 @@ def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> N
         return
     why = f"{failure.title} in job {job.job_id}"
     if not ctx.settings.cordon_suspect_nodes:
-        ctx.tell(node.name, "cordon recommended", why)
+        ctx.log_event(node.name, "cordon recommended", why)
         return
     node.is_cordoned, node.cordon_reason = True, why
-    ctx.tell(node.name, "cordoned", why)
+    ctx.log_event(node.name, "cordoned", why)
     ctx.touch(node.name)
 
 
@@ -424,7 +424,7 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None
         retry.counts[first.reason] -= 1  # it is counted as this one
     may_retry = own_fault(ctx, job, node, Ending(exit_code=job.exit_code, failure=failure))
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
-    ctx.tell(job.job_id, "root cause", f"{node}: {failure}")
+    ctx.log_event(job.job_id, "root cause", f"{node}: {failure}")
 
 
 def _node_was_gone(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
@@ -444,7 +444,7 @@ def _node_was_gone(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) 
     job.error = ending.in_words
     node_fault(ctx, job, node)
     job.after_vacating = AfterVacating.REQUEUE
-    ctx.tell(job.job_id, "root cause", f"{node}: {ending.in_words}")
+    ctx.log_event(job.job_id, "root cause", f"{node}: {ending.in_words}")
 
 
 def _refused_too(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
@@ -459,7 +459,7 @@ def _refused_too(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) ->
     job.error = _both(ending.error, first, node)
     may_retry = own_fault(ctx, job, node, Ending(error=job.error))
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
-    ctx.tell(job.job_id, "root cause", job.error)
+    ctx.log_event(job.job_id, "root cause", job.error)
 
 
 # --- time passes --------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def stopped(ctx: Context, event: ProgressStopped) -> None:
         job.gaps.stalled_since_s = ctx.ago(quiet_s)
         ctx.state.counters.stalls += 1
         ctx.changed_jobs[job.job_id] = None
-        ctx.tell(job.job_id, "stalled", in_words(job, ctx.now_s))
+        ctx.log_event(job.job_id, "stalled", in_words(job, ctx.now_s))
     if timeout_s is not None and is_over:
         _end_attempt(ctx, job, quiet_s, timeout_s)
 

@@ -31,7 +31,7 @@ def begin(ctx: Context, decision: Reclaim) -> str:
     )
     ctx.changed_nodes[node.name] = None
     loans_lifecycle.release_flexible(ctx, node)
-    ctx.tell(node.name, f"waits for its jobs, up to {decision.wait_s:.0f} s", decision.reason)
+    ctx.log_event(node.name, f"waits for its jobs, up to {decision.wait_s:.0f} s", decision.reason)
     return ""
 
 

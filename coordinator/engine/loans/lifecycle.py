@@ -113,7 +113,7 @@ def lend(ctx: Context, decision: Loan) -> str:
         reason=decision.reason,
     )
     ctx.state.counters.loans += 1
-    ctx.tell(node.name, f"lend (lease {lease_id})", decision.reason)
+    ctx.log_event(node.name, f"lend (lease {lease_id})", decision.reason)
     ctx.touch(node.name)
     return ""
 
@@ -174,7 +174,7 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     loan.called_home_at_s, loan.called_home_boot_id = ctx.now_s, node.boot_id
     node.desired_role = NodeRole.SERVING
     node.lease = None
-    ctx.tell(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
+    ctx.log_event(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
     clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
     ctx.touch(node.name)
     return ""
@@ -210,7 +210,7 @@ def close(ctx: Context, node: NodeEntry, why: str) -> None:
         return
     loan.returned_at_s, loan.ended_reason = ctx.now_s, why
     _count_late(ctx, loan)
-    ctx.tell(node.name, f"loan {loan.lease_id} ended", why)
+    ctx.log_event(node.name, f"loan {loan.lease_id} ended", why)
     state_context.forget_loans(ctx)
 
 
@@ -272,7 +272,7 @@ def role_reported(
             if loan.begun_at_s is None:
                 was_reclaim, loan.begun_at_s = is_reclaim(loan), ctx.now_s
                 ctx.state.counters.reclaims += is_reclaim(loan) and not was_reclaim
-                ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
+                ctx.log_event(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
         elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
             _went_home(ctx, node, loan, event)
     elif node.role == _ON_LOAN and node.desired_role == _SERVING:
@@ -368,7 +368,7 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
         reason="adopted: the node holds this lease",
     )
     ctx.state.counters.loans += 1  # nobody here counted it, and its end will be counted
-    ctx.tell(node.name, f"lease {event.lease_id} adopted", "found on the node")
+    ctx.log_event(node.name, f"lease {event.lease_id} adopted", "found on the node")
     ctx.touch(node.name)
 
 
@@ -381,14 +381,14 @@ def _went_home(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReport
         loan.turned_back, loan.turned_back_at_s = turned_back.reason, ctx.now_s
         loan.turn_back_deadline_s = promised_s
         ctx.state.counters.turn_backs += is_turn_back(loan)
-        ctx.tell(node.name, f"turned back (lease {loan.lease_id})", turned_back.reason)
+        ctx.log_event(node.name, f"turned back (lease {loan.lease_id})", turned_back.reason)
     else:
         loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
         if promised_s is not None:
             ttl_s = ctx.settings.lease_ttl_s if node.lease is None else node.lease.ttl_s
             loan.lapse_deadline_s = max(0.0, promised_s - ttl_s)
         ctx.state.counters.leases_lapsed += loan.reclaim_ordered_at_s is None
-        ctx.tell(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
+        ctx.log_event(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
     node.lease = None
     node.desired_role = NodeRole.SERVING
     clear_node(ctx, node, f"{node.name} went home by itself", loan)
@@ -443,7 +443,7 @@ def _since(loan: LoanEntry) -> str:
 
 def _tell_home(ctx: Context, node: NodeEntry, loan: LoanEntry, how: str) -> None:
     _count_late(ctx, loan)
-    ctx.tell(node.name, "home again" + (", late" if is_late(loan) else ""), how)
+    ctx.log_event(node.name, "home again" + (", late" if is_late(loan) else ""), how)
 
 
 def _count_late(ctx: Context, loan: LoanEntry) -> None:

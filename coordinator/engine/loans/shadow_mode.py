@@ -27,7 +27,7 @@ def take(ctx: Context, decision: Recommend) -> str:
     if why:
         return why  # as one that was approved, and whose node still serves
     if decision.node not in ctx.state.recommendations:
-        ctx.tell(decision.node, f"recommend {decision.action}", decision.reason)
+        ctx.log_event(decision.node, f"recommend {decision.action}", decision.reason)
         ctx.state.recommendations[decision.node] = Recommendation(
             service=decision.service, at_s=ctx.now_s, reason=decision.reason
         )
@@ -45,7 +45,7 @@ def _watch(ctx: Context, service: ServiceEntry, decision: Recommend) -> str:
     else:
         return f"{decision.node} is not there for a shadow {decision.action}"
     ctx.changed_nodes[decision.node] = None
-    ctx.tell(decision.node, f"would {decision.action}", decision.reason)
+    ctx.log_event(decision.node, f"would {decision.action}", decision.reason)
     if service.load:
         _judge(ctx, service, service.load[-1].load)
     return ""
@@ -88,7 +88,7 @@ def withdraw(ctx: Context) -> None:
     for name in [name for name in ctx.state.recommendations if name not in made]:
         del ctx.state.recommendations[name]
         why = loans_lifecycle.why_not_lent(ctx, name) or "the last loan pass did not make it again"
-        ctx.tell(name, "recommendation withdrawn", why)
+        ctx.log_event(name, "recommendation withdrawn", why)
 
 
 def load_measured(ctx: Context, name: ServiceName, load: float) -> None:
@@ -106,7 +106,9 @@ def load_measured(ctx: Context, name: ServiceName, load: float) -> None:
         if shadow.reclaimed_at_s is not None and ctx.now_s >= shadow.reclaimed_at_s + return_s:
             _end(ctx, node_name)
             took = "too late" if shadow.is_late else "in time"
-            ctx.tell(node_name, "would be home again", f"{took}, after {return_s:.0f} s at most")
+            ctx.log_event(
+                node_name, "would be home again", f"{took}, after {return_s:.0f} s at most"
+            )
     _judge(ctx, service, load)
 
 
@@ -129,7 +131,7 @@ def _judge(ctx: Context, service: ServiceEntry, load: float) -> None:
         shadow.is_late = True
         service.shadow_late_count += 1
         left_s = shadow.reclaimed_at_s + ctx.settings.return_s(settings) - ctx.now_s
-        ctx.tell(
+        ctx.log_event(
             node_name,
             "reclaim would have been late",
             f"load {load:.4g} is more than {serving} nodes carry, and it would be on its way for "

@@ -28,7 +28,7 @@ def told(ctx: Context, event: LoadUnknown) -> None:
         del table[event.node]
         how = "its metrics page is read again" if event.is_read else "it does not serve any more"
         after_s = ctx.now_s - known.since_s
-        ctx.tell(event.node, "load known again", f"{how}, after {after_s:.0f} s")
+        ctx.log_event(event.node, "load known again", f"{how}, after {after_s:.0f} s")
         return
     node = ctx.state.nodes.get(event.node)
     if known is not None or node is None or node.service is None:
@@ -37,7 +37,7 @@ def told(ctx: Context, event: LoadUnknown) -> None:
     table[event.node] = UnknownLoad(node=event.node, since_s=since_s, load=load, why=event.why)
     last = "never known" if load is None else f"last known {load:.4g} per second"
     why = f"no metrics page was read for {event.unknown_s:.0f} s: {event.why}; {last}"
-    ctx.tell(event.node, "load unknown", why)
+    ctx.log_event(event.node, "load unknown", why)
     if any(one.service == node.service for one in ctx.state.recommendations.values()):
         ctx.needs_loan_pass = True  # none may rest on a load that is unknown
 
@@ -73,7 +73,7 @@ def looked(ctx: Context, service: ServiceName) -> None:
             entry.unknown_since_s = max(one.since_s for one in found)
             what = counted(serving, "serving node")
             limit_s = settings.unknown_load_s
-            ctx.tell(
+            ctx.log_event(
                 service,
                 "load unknown",
                 f"no metrics page of its {what} can be read: {found[0].why}; nothing more is lent, "
@@ -83,7 +83,7 @@ def looked(ctx: Context, service: ServiceName) -> None:
         after_s = ctx.now_s - entry.unknown_since_s
         entry.unknown_since_s = None
         what = counted(serving, "serving node")
-        ctx.tell(
+        ctx.log_event(
             service,
             "load known again",
             f"after {after_s:.0f} s: the page of {serving - len(found)} of {what} is read",

@@ -62,7 +62,7 @@ def _tell(ctx: Context, node: NodeEntry, fact: TrespassFact) -> None:
         known.untold_count += 1
     else:
         of = f"it is of {fact.owner}; " if fact.owner else ""
-        ctx.tell(
+        ctx.log_event(
             node.name,
             f"trespass: {process_named(fact.pid)} on {fact.gpu_uuid}",
             f"{of}{WHY}{_untold(known)}",

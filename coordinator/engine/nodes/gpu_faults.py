@@ -108,12 +108,12 @@ def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, coun
     times = "" if count == 1 else f", {counted(count, 'time')}"
     if fault.kind == FaultClass.INFO:
         if _is_worth_telling(fault, count):
-            ctx.tell(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", fault.meaning)
+            ctx.log_event(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", fault.meaning)
         return
     takes_out = fault.kind in (FaultClass.GPU, FaultClass.NODE)
     if takes_out and gpu.recovery is None:
         if condition.out is not None and _is_worth_telling(fault, count):
-            ctx.tell(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", fault.meaning)
+            ctx.log_event(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", fault.meaning)
         out = GpuOut(
             since_s=ctx.now_s,
             what=fault.what,
@@ -128,7 +128,7 @@ def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, coun
     if _is_worth_telling(fault, count):
         asks = "; its driver asks for no recovery" if gpu.recovery == RecoveryAction.NONE else ""
         said = f"{fault.meaning}{asks}" if takes_out else f"{fault.meaning}: the job's own fault"
-        ctx.tell(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", said)
+        ctx.log_event(node.name, f"GPU {gpu.uuid}: {fault.what}{times}", said)
     _suspect(ctx, node, gpu.uuid, condition, fault)
 
 
@@ -191,11 +191,11 @@ def _out_or_held_back(ctx: Context, node: NodeEntry, uuid: GpuUuid, out: GpuOut)
         return  # it is out for as much
     if not _has_room(ctx, node, uuid, out):
         if condition.held_back is None:
-            ctx.tell(node.name, f"GPU {uuid} stays in use", f"{_said(out)}; {why_open(ctx)}")
+            ctx.log_event(node.name, f"GPU {uuid} stays in use", f"{_said(out)}; {why_open(ctx)}")
         condition.held_back = out
         if ctx.state.breaker_since_s is None:
             ctx.state.breaker_since_s = ctx.now_s
-            ctx.tell("cell", "GPU breaker open", why_open(ctx))
+            ctx.log_event("cell", "GPU breaker open", why_open(ctx))
         return
     _out(ctx, node, uuid, out)
 
@@ -239,14 +239,14 @@ def _out(ctx: Context, node: NodeEntry, uuid: GpuUuid, out: GpuOut) -> None:
     condition = node.gpu_conditions[uuid]
     condition.out, condition.held_back = out, None
     what = f"GPU {uuid} is out" + (", and its node" if out.is_node else "")
-    ctx.tell(node.name, what, f"{_said(out)}; what runs there goes on")
+    ctx.log_event(node.name, what, f"{_said(out)}; what runs there goes on")
     _changed(ctx, node)
 
 
 def _back(ctx: Context, node: NodeEntry, uuid: GpuUuid, why: str) -> None:
     condition = node.gpu_conditions[uuid]
     if condition.out is not None:
-        ctx.tell(node.name, f"GPU {uuid} is in use again", why)
+        ctx.log_event(node.name, f"GPU {uuid} is in use again", why)
     condition.out = condition.held_back = None
     condition.suspicions = []
     _changed(ctx, node)
@@ -287,7 +287,7 @@ def mended(ctx: Context, node: NodeEntry, why: str) -> None:
     for uuid, condition in sorted(node.gpu_conditions.items()):
         if condition.out is not None and condition.out.is_drivers and condition.is_asked:
             said = f"its driver still asks for {condition.out.what}: {condition.out.next_step}"
-            ctx.tell(node.name, f"GPU {uuid} stays out", said)
+            ctx.log_event(node.name, f"GPU {uuid} stays out", said)
         elif condition.out is not None or condition.held_back is not None:
             _back(ctx, node, uuid, why)
     _forget(node)
@@ -311,7 +311,7 @@ def _close_breaker(ctx: Context) -> None:
     )
     if are_out <= most_out(ctx, there) and not is_held_back:
         ctx.state.breaker_since_s = None
-        ctx.tell("cell", "GPU breaker closed", f"{are_out} of {there} GPUs are out")
+        ctx.log_event("cell", "GPU breaker closed", f"{are_out} of {there} GPUs are out")
 
 
 # --- in words -----------------------------------------------------------------------------------

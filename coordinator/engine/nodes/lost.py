@@ -63,7 +63,7 @@ def _lose(ctx: Context, node: NodeEntry, event: NodeSilent) -> None:
     node.serving_since_s = None
     node.silent_since_s = ctx.now_s - event.silent_s
     ctx.changed_nodes[node.name] = None
-    ctx.tell(node.name, "lost", f"no report for {event.silent_s:.1f} s")
+    ctx.log_event(node.name, "lost", f"no report for {event.silent_s:.1f} s")
     ctx.needs_loan_pass = True
     for job in {job.job_id: job for job, _ in loans_lifecycle.workers_on(ctx, node)}.values():
         jobs_lifecycle.leave_reservations(ctx, job)
@@ -87,7 +87,7 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
     """An operator vouches that a LOST node runs nothing: its workers are node faults now, and it
     will not come home from a loan. If it is heard again, it holds a lease that is over."""
     node = ctx.state.nodes[node_name]
-    ctx.tell(node_name, "confirmed dead", f"by {by}")
+    ctx.log_event(node_name, "confirmed dead", f"by {by}")
     loans_lifecycle.close(ctx, node, f"its node was confirmed dead by {by}")
     node.desired_role = node.home_role
     node.unknown_workers = []

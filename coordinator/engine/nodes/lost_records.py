@@ -27,9 +27,11 @@ def records_lost(ctx: Context, event: RecordsLost) -> None:
         state.stories, state.stories_dropped = [], event.lines
     what = f"journal {span(event)} lost"
     if event.is_state_whole:
-        ctx.tell("cell", what, "the leader had their effect in memory: no job or order is lost")
+        ctx.log_event(
+            "cell", what, "the leader had their effect in memory: no job or order is lost"
+        )
         return
-    ctx.tell(
+    ctx.log_event(
         "cell",
         what,
         "jobs submitted and orders given in them are forgotten, unless a node's ledger has the job",

@@ -78,7 +78,7 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     """
     why = why_not(ctx.state, node)
     if why:
-        ctx.tell(node.name, "not removed", why)
+        ctx.log_event(node.name, "not removed", why)
         return
     state, name = ctx.state, node.name
     # An agent of this name may be alive after all, and obeys nothing that is older than its orders.
@@ -90,7 +90,7 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     state.closed_until_s.pop(name, None)
     state.idle_loans_since_s.pop(name, None)
     ctx.changed_nodes[name] = None
-    ctx.tell(name, REMOVED, said)
+    ctx.log_event(name, REMOVED, said)
 
 
 def begin(ctx: Context, node: NodeEntry, said: str, deadline_s: float | None) -> None:
@@ -126,7 +126,9 @@ def settle(ctx: Context) -> None:
         del ctx.state.drains[name]
         node = ctx.state.nodes[name]  # one that is removed takes its drain along
         held = {job.job_id for job, _ in loans_lifecycle.held_on(ctx, node)}
-        ctx.tell(name, "drain deadline", f"still there: {', '.join(sorted(held)) or 'nothing'}")
+        ctx.log_event(
+            name, "drain deadline", f"still there: {', '.join(sorted(held)) or 'nothing'}"
+        )
         loans_lifecycle.clear_node(ctx, node, f"{drain.reason}, and its deadline is over")
 
 

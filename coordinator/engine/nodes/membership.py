@@ -25,7 +25,9 @@ def leader_started(ctx: Context) -> None:
     for name in sorted(ctx.state.nodes):
         settle(ctx, ctx.state.nodes[name])
     for service, by in unknown_services(ctx.state, ctx.settings):
-        ctx.tell("cell", f"service {service} is in no settings", f"it is not lent; named by {by}")
+        ctx.log_event(
+            "cell", f"service {service} is in no settings", f"it is not lent; named by {by}"
+        )
 
 
 def unknown_services(
@@ -54,12 +56,14 @@ def moved(
         _other_pool(ctx, node, old_pool)
     if (old_pool is None or old_service != node.service) and is_unknown(ctx, node):
         why = "it is not lent: name it in the coordinator's settings, or another in its agent's"
-        ctx.tell(node.name, f"service {node.service} is in no settings", why)
+        ctx.log_event(node.name, f"service {node.service} is in no settings", why)
 
 
 def _other_pool(ctx: Context, node: NodeEntry, old_pool: Pool) -> None:
     """What was wanted of it in the other pool is wanted no more; a loan of it is over."""
-    ctx.tell(node.name, f"moved: {old_pool} -> {node.home_pool}", "its agent's settings say so")
+    ctx.log_event(
+        node.name, f"moved: {old_pool} -> {node.home_pool}", "its agent's settings say so"
+    )
     loans_lifecycle.close(ctx, node, f"its node moved to the {node.home_pool} pool")
     node.desired_role = node.home_role
     if node.role != NodeRole.TRAINING:

@@ -52,7 +52,7 @@ def heard(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> None:
         elif name in job.awaited_nodes and not any(
             key.job_id == job_id and key.attempt >= job.attempt for key in held
         ):
-            ctx.tell(job_id, f"{name} reports without it", "the rest of its gang is not there")
+            ctx.log_event(job_id, f"{name} reports without it", "the rest of its gang is not there")
             _await_no_longer(ctx, job, name, f"{name} reports without its worker")
 
 
@@ -65,7 +65,9 @@ def confirm_dead(ctx: Context, name: NodeName, by: str) -> None:
         job = ctx.state.jobs[job_id]
         if name not in job.awaited_nodes:
             continue
-        ctx.tell(job_id, f"{name} confirmed dead", f"by {by}: the rest of its gang is not there")
+        ctx.log_event(
+            job_id, f"{name} confirmed dead", f"by {by}: the rest of its gang is not there"
+        )
         _await_no_longer(ctx, job, name, f"{name} was confirmed dead by {by}")
 
 

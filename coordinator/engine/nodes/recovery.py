@@ -47,7 +47,7 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             _drop_older_attempt(ctx, job)
             ctx.state.jobs[job.job_id] = job
             ctx.state.live_jobs[job.job_id] = None
-            ctx.tell(job.job_id, "recovered", f"from the ledger of {node.name}")
+            ctx.log_event(job.job_id, "recovered", f"from the ledger of {node.name}")
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
         _fold_order(ctx, job, order)
         rebuilt_gangs.adopted(ctx, job, order)

@@ -111,7 +111,7 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
         generation=ctx.state.least_generation,
     )
     ctx.state.nodes[event.node] = node
-    ctx.tell(event.node, "node joined", f"{event.home_pool}, {len(event.gpus)} GPUs")
+    ctx.log_event(event.node, "node joined", f"{event.home_pool}, {len(event.gpus)} GPUs")
     return node
 
 
@@ -120,7 +120,7 @@ def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> No
     answer: nobody knows which machine that would be. Told when it changes."""
     error = event.rival or event.ledger_error
     if bool(node.ledger_error) != bool(error):
-        ctx.tell(node.name, "takes nothing new" if error else "takes new work again", error)
+        ctx.log_event(node.name, "takes nothing new" if error else "takes new work again", error)
         ctx.needs_pass = ctx.needs_loan_pass = True
     node.ledger_error = error
 
@@ -167,10 +167,10 @@ def _tell_health(
     alike = {(was, slot.health) for slot, was in changed}
     if len(alike) == 1 and 1 < len(changed) == count:
         [(was, now)] = alike
-        ctx.tell(node.name, f"all {count} GPUs are {now}", f"were {was}")
+        ctx.log_event(node.name, f"all {count} GPUs are {now}", f"were {was}")
         return
     for slot, was in changed:
-        ctx.tell(node.name, f"GPU {slot.uuid} is {slot.health}", f"was {was}")
+        ctx.log_event(node.name, f"GPU {slot.uuid} is {slot.health}", f"was {was}")
 
 
 def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
@@ -179,9 +179,9 @@ def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None
     now = {gpu.uuid for gpu in event.gpus}
     count = counted(len(now), "GPU")
     for uuid in sorted(before - now):
-        ctx.tell(node.name, f"GPU {uuid} is gone", f"its node reports {count} without it")
+        ctx.log_event(node.name, f"GPU {uuid} is gone", f"its node reports {count} without it")
     for uuid in sorted(now - before):
-        ctx.tell(node.name, f"GPU {uuid} is there", f"its node reports {count} with it")
+        ctx.log_event(node.name, f"GPU {uuid} is there", f"its node reports {count} with it")
 
 
 def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
@@ -189,7 +189,7 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
     if node.role == _LOST:
         _fire(node, HEARD[event.role])
         node.silent_since_s = None
-        ctx.tell(node.name, f"heard again -> {node.role}", event.detail)
+        ctx.log_event(node.name, f"heard again -> {node.role}", event.detail)
     elif is_new_boot:
         _reboot(ctx, node, event)
     elif node.role != event.role:
@@ -200,7 +200,7 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
         node.is_server_down = is_down
         if serves:
             # A dead server measures as no load: it must not look like one to spare.
-            ctx.tell(node.name, "server up again" if was_down else "server down", event.detail)
+            ctx.log_event(node.name, "server up again" if was_down else "server down", event.detail)
             ctx.needs_loan_pass = True
     if not serves or is_down:
         node.serving_since_s = None
@@ -217,7 +217,7 @@ def _reboot(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     old = node.role
     is_inference = event.home_pool == Pool.INFERENCE
     _fire(node, NodeEvent.BOOTED if is_inference else NodeEvent.BOOTED_TRAINING)
-    ctx.tell(node.name, f"rebooted: {old} -> {node.role}", event.detail)
+    ctx.log_event(node.name, f"rebooted: {old} -> {node.role}", event.detail)
     if node.role != event.role:
         _move(ctx, node, event)
 
@@ -231,14 +231,14 @@ def _move(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     old, path = node.role, node_path(node.role, event.role)
     if len(path) == 1:
         _fire(node, path[0])
-        ctx.tell(node.name, f"{old} -> {node.role}", event.detail)
+        ctx.log_event(node.name, f"{old} -> {node.role}", event.detail)
         return
     missed = [str(role) for role in _between(old, path)]
     _fire(node, NodeEvent.SILENT)
     _fire(node, HEARD[event.role])
     without = f"without {', '.join(missed)}" if missed else "which nothing leads to"
     why = "its reports on the way were lost, or the agent broke the table"
-    ctx.tell(
+    ctx.log_event(
         node.name,
         f"{old} -> {node.role} {without}",
         f"{why}; {event.detail}" if event.detail else why,
@@ -332,7 +332,7 @@ def _stop_stale(ctx: Context, node: NodeEntry, key: WorkerKey, why: str) -> None
     if key not in node.stale_stops:
         node.stale_stops.append(key)
         ctx.touch(node.name)
-        ctx.tell(node.name, f"stale worker {key}", why)
+        ctx.log_event(node.name, f"stale worker {key}", why)
 
 
 def _fold_live_worker(

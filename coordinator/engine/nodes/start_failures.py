@@ -73,7 +73,7 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFac
     times = counted(count, "start")
     node.closed_reason = f"it refused {times} in a row, the last: {fact.error}"
     ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
-    ctx.tell(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
+    ctx.log_event(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
     _changed(ctx, node)
 
 
@@ -133,7 +133,7 @@ def _open(ctx: Context, node: NodeEntry, why: str) -> None:
     if node.closed_reason:
         node.closed_reason = ""
         del ctx.state.closed_until_s[node.name]
-        ctx.tell(node.name, "takes new work again", why)
+        ctx.log_event(node.name, "takes new work again", why)
         _changed(ctx, node)
 
 

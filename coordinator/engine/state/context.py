@@ -94,7 +94,7 @@ class Context:
         """The node's desired state changes; it gets a new generation when the event is done."""
         self.dirty_nodes[node] = None
 
-    def tell(self, subject: str, what: str, reason: str = "") -> None:
+    def log_event(self, subject: str, what: str, reason: str = "") -> None:
         """One line for `explain` and `events`."""
         self.state.stories.append(StoryLine(self.now_s, subject, what, reason))
         kept = self.settings.story_lines_kept

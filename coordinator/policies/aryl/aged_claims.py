@@ -28,7 +28,7 @@ from msgspec import Struct
 from common.model import NodeName
 from coordinator.policies.aryl.gpu_types import types_in_order
 from coordinator.policies.aryl.openings import Openings
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import base_runtime_s, best_rate
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
@@ -88,7 +88,7 @@ class Claims:
         self._openings = Openings(snapshot, trusts_profiles=trusts_profiles)
         self.made: list[Claim] = []
 
-    def aged(self, room: Room) -> Iterator[JobView]:
+    def aged(self, room: PlacementState) -> Iterator[JobView]:
         """Jobs that may claim now, the most important and oldest first.
 
         While they are taken, those are left out whose GPU types have all their claims.
@@ -112,7 +112,7 @@ class Claims:
     def _is_open(self, gpu_type: str) -> bool:
         return sum(claim.gpu_type == gpu_type for claim in self.made) < self._most
 
-    def claim(self, room: Room, job: JobView) -> None:
+    def claim(self, room: PlacementState, job: JobView) -> None:
         """Keep nodes for a job that does not fit now; none where it never would."""
         found = [
             claim
@@ -152,7 +152,7 @@ class Claims:
         """Flexible workers go at once when they are told to, and are in nobody's way."""
         return 0
 
-    def _on(self, room: Room, job: JobView, gpu_type: str) -> Claim | None:
+    def _on(self, room: PlacementState, job: JobView, gpu_type: str) -> Claim | None:
         """The nodes of a type that come free soonest; those of earlier claims after these jobs."""
         taken = self._openings.soonest(room, job, gpu_type, not_before_s=self._not_before_s)
         if not taken:

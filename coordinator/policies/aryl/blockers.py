@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from common.model import JobId, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.aryl.gpu_types import types_in_order
-from coordinator.policies.aryl.placement import Room
-from coordinator.policies.contract.decisions import Hold
+from coordinator.policies.aryl.placement import PlacementState
+from coordinator.policies.contract.decisions import PendingReason
 from coordinator.policies.contract.index import shape
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobShape, JobView, NodeView
 from coordinator.policies.contract.text import counted
@@ -15,8 +15,12 @@ from coordinator.policies.tenants.infeasible import NO_NODES, Fleet, Hosts, abse
 
 
 def holds(
-    snapshot: ClusterSnapshot, room: Room, held: Iterable[JobView], *, strict: Hosts | None = None
-) -> list[Hold]:
+    snapshot: ClusterSnapshot,
+    room: PlacementState,
+    held: Iterable[JobView],
+    *,
+    strict: Hosts | None = None,
+) -> list[PendingReason]:
     """One for each held job; jobs of one shape share the work of looking.
 
     strict: the first that waits for a GPU type which could host it blocks the others that want that
@@ -24,7 +28,7 @@ def holds(
     """
     seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
-    found: list[Hold] = []
+    found: list[PendingReason] = []
     fleet = Fleet(snapshot)
     for job in held:
         wanted = types_in_order(room, job)
@@ -41,11 +45,13 @@ def holds(
             blockers = (*seen[key], *(why for bar in room.bars if (why := bar.why(job))))
             for gpu_type in strict(job, wanted) if strict else ():
                 heads.setdefault(gpu_type, job.job_id)
-        found.append(Hold(job_id=job.job_id, blockers=blockers))
+        found.append(PendingReason(job_id=job.job_id, blockers=blockers))
     return found
 
 
-def beyond_the_policy(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple[Hold, ...]:
+def beyond_the_policy(
+    snapshot: ClusterSnapshot, found: Iterable[PendingReason]
+) -> tuple[PendingReason, ...]:
     """The same, with what no policy decides.
 
     Of jobs that could not run in the fleet as it is that alone: whatever else a policy says of
@@ -53,14 +59,16 @@ def beyond_the_policy(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple
     nodes that are open, also which nodes are not: not lent, cordoned, or closed.
     """
     fleet, jobs = Fleet(snapshot), {job.job_id: job for job in snapshot.jobs}
-    said: list[Hold] = []
+    said: list[PendingReason] = []
     for hold in found:
         job = jobs[hold.job_id]
         if hold.blockers and (never := fleet.why_never(wish_of(job), job.tenant)):
-            said.append(Hold(job_id=hold.job_id, blockers=never))
+            said.append(PendingReason(job_id=hold.job_id, blockers=never))
         elif hold.blockers:
             said.append(
-                Hold(job_id=hold.job_id, blockers=(*hold.blockers, *_all_shut(snapshot, job)))
+                PendingReason(
+                    job_id=hold.job_id, blockers=(*hold.blockers, *_all_shut(snapshot, job))
+                )
             )
         else:
             said.append(hold)
@@ -81,7 +89,7 @@ def _all_shut(snapshot: ClusterSnapshot, job: JobView) -> list[str]:
 
 
 def blockers_of(
-    snapshot: ClusterSnapshot, room: Room, job: JobView, fleet: Fleet | None = None
+    snapshot: ClusterSnapshot, room: PlacementState, job: JobView, fleet: Fleet | None = None
 ) -> tuple[str, ...]:
     """All that stands between a job and its start, type by type."""
     found: list[str] = []
@@ -100,7 +108,7 @@ def blockers_of(
 
 
 def _of_type(
-    snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str, fleet: Fleet
+    snapshot: ClusterSnapshot, room: PlacementState, job: JobView, gpu_type: str, fleet: Fleet
 ) -> list[str]:
     nodes = [node for node in snapshot.nodes if node.gpu_type == gpu_type]
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
@@ -165,7 +173,7 @@ def _unusable(nodes: list[NodeView]) -> list[str]:
 
 
 def _excluded_services(
-    snapshot: ClusterSnapshot, room: Room, job: JobView, wanted: list[str]
+    snapshot: ClusterSnapshot, room: PlacementState, job: JobView, wanted: list[str]
 ) -> list[str]:
     """Services whose nodes the job may not use, lent or not: none is lent for its sake either."""
     services = sorted(
@@ -174,7 +182,7 @@ def _excluded_services(
     return [why for name in services if (why := _excluded(room, job, name))]
 
 
-def _excluded(room: Room, job: JobView, service: ServiceName) -> str:
+def _excluded(room: PlacementState, job: JobView, service: ServiceName) -> str:
     if job.preemptibility == Preemptibility.NON:
         return f"service {service}: preemptibility non excludes the job from nodes that it lends"
     if job.preemptibility == Preemptibility.SEMI:

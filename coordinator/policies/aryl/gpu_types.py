@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.model import NodeName
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.decisions import Placement
 from coordinator.policies.contract.snapshot import JobView
 
 
-def types_in_order(room: Room, job: JobView) -> list[str]:
+def types_in_order(room: PlacementState, job: JobView) -> list[str]:
     """GPU types to try: the job's own order; for a fungible job, types of training nodes first.
 
     With `elastic_base_prefers_loan` an elastic job tries the types of lent nodes first, and where
@@ -34,7 +34,7 @@ def types_in_order(room: Room, job: JobView) -> list[str]:
     )
 
 
-def _lent_types(room: Room, job: JobView) -> list[str]:
+def _lent_types(room: PlacementState, job: JobView) -> list[str]:
     """The job's types that no training node has, lent now or not; none for a job of one pool."""
     if not any(gpu_type in room.home_types for gpu_type in job.gpu.types):
         return []
@@ -48,13 +48,15 @@ def may_use(job: JobView, gpu_types: Iterable[str]) -> bool:
     return job.gpu_type in gpu_types
 
 
-def gpus_per_worker(room: Room, job: JobView, gpu_type: str, name: NodeName) -> int:
+def gpus_per_worker(room: PlacementState, job: JobView, gpu_type: str, name: NodeName) -> int:
     """GPUs of a worker on a node, in an attempt of a GPU type that may use it."""
     each = job.gpu.gpus_for_one(room.node(name).node.gpu_type, gpu_type)
     return job.gpus_per_worker * (each or 1)
 
 
-def hold(room: Room, job: JobView, gpu_type: str, placements: Iterable[Placement]) -> None:
+def hold(
+    room: PlacementState, job: JobView, gpu_type: str, placements: Iterable[Placement]
+) -> None:
     """Take the GPUs of placements of an attempt, which may span GPU types."""
     if not job.gpu.heterogeneous_speed_ratio:
         room.hold(placements, job.gpus_per_worker)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 
 from common.model import JobId
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import ends_at_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Occupied
 
@@ -31,7 +31,7 @@ class Openings:
 
     def soonest(
         self,
-        room: Room,
+        room: PlacementState,
         job: JobView,
         gpu_type: str,
         *,
@@ -56,7 +56,7 @@ class Openings:
         return found[:count]
 
     def _of(
-        self, room: Room, occupied: Occupied, size: int, not_before_s: float
+        self, room: PlacementState, occupied: Occupied, size: int, not_before_s: float
     ) -> Iterator[float]:
         """When a node has room for a first worker, a second one, ..; in order of time."""
         name = occupied.node.name

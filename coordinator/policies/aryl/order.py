@@ -18,7 +18,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.aryl.aged_claims import Claims
 from coordinator.policies.aryl.elastic_jobs import Share, Shares
 from coordinator.policies.aryl.gpu_types import hold, types_in_order
-from coordinator.policies.aryl.placement import Room, Saved, fill
+from coordinator.policies.aryl.placement import PlacementState, Saved, fill
 from coordinator.policies.aryl.reservations import Reservations
 from coordinator.policies.aryl.scaling import give_back
 from coordinator.policies.contract.decisions import Placement, placed_count
@@ -69,7 +69,7 @@ class Gang(Struct, frozen=True, kw_only=True):
 
 
 def admit(
-    room: Room,
+    room: PlacementState,
     key: OrderKey,
     shares: Shares,
     *,
@@ -109,7 +109,7 @@ def admit(
 
 
 def _take_waited(
-    room: Room, reservations: Reservations, shares: Mapping[JobId, Share]
+    room: PlacementState, reservations: Reservations, shares: Mapping[JobId, Share]
 ) -> list[Gang]:
     """Gangs that have waited too long and fit; GPUs are set aside for the first that do not."""
     gangs: list[Gang] = []
@@ -126,7 +126,11 @@ def _take_waited(
 
 
 def _take_aged(
-    room: Room, claims: Claims, shares: Mapping[JobId, Share], *, but: Collection[JobId] = ()
+    room: PlacementState,
+    claims: Claims,
+    shares: Mapping[JobId, Share],
+    *,
+    but: Collection[JobId] = (),
 ) -> list[Gang]:
     """Gangs of aged jobs that fit; nodes are kept for the first that do not.
 
@@ -147,7 +151,7 @@ def _take_aged(
 
 
 def _take_in_order(
-    room: Room,
+    room: PlacementState,
     key: OrderKey,
     shares: Mapping[JobId, Share],
     *,
@@ -157,7 +161,8 @@ def _take_in_order(
 ) -> list[Gang]:
     """Gangs that fit, in order, without the jobs in `but`.
 
-    Room only shrinks in a pass, so a line of like jobs is left at its first that does not fit.
+    Room only shrinks in a pass, so a line of like jobs is left at its first that does not
+    fit.
     """
     gangs: list[Gang] = []
     heads = [
@@ -189,7 +194,7 @@ def _take_in_order(
     return gangs
 
 
-def _has_spanning(room: Room) -> bool:
+def _has_spanning(room: PlacementState) -> bool:
     return any(line[0].gpu.heterogeneous_speed_ratio for line in room.index.lines)
 
 
@@ -222,7 +227,7 @@ def _line(jobs: Sequence[JobView], key: OrderKey, but: Collection[JobId]) -> Seq
     return sorted(left, key=lambda job: (key(job), job.job_id))
 
 
-def _may_fit(room: Room, job: JobView) -> bool:
+def _may_fit(room: PlacementState, job: JobView) -> bool:
     """A quick look for all jobs of a shape: whether there are places enough, however they lie."""
     return any(
         room.has_places(job, gpu_type, job.workers_on(gpu_type).min, if_unbarred=True)
@@ -230,7 +235,7 @@ def _may_fit(room: Room, job: JobView) -> bool:
     )
 
 
-def _pack_again(room: Room, gangs: list[Gang], shares: Shares, before: _Before) -> bool:
+def _pack_again(room: PlacementState, gangs: list[Gang], shares: Shares, before: _Before) -> bool:
     """Place admitted gangs anew, the largest workers first (best-fit decreasing).
 
     Who starts and on which GPU type stays: that is the order's business. False, and nothing is
@@ -253,31 +258,33 @@ def _pack_again(room: Room, gangs: list[Gang], shares: Shares, before: _Before) 
     return True
 
 
-def _save(room: Room, shares: Shares) -> _Before:
+def _save(room: PlacementState, shares: Shares) -> _Before:
     return room.save(), {
         job_id: list(share.removed) for job_id, share in shares.made.items() if share.removed
     }
 
 
-def _restore(room: Room, shares: Shares, saved: _Before) -> None:
+def _restore(room: PlacementState, shares: Shares, saved: _Before) -> None:
     room.restore(saved[0])
     for job_id, share in shares.made.items():
         share.removed = saved[1].get(job_id, [])
 
 
-def _take(room: Room, gang: Gang, shares: Mapping[JobId, Share]) -> None:
+def _take(room: PlacementState, gang: Gang, shares: Mapping[JobId, Share]) -> None:
     for worker in gang.evicted:
         room.release(worker)
         shares[worker.job_id].removed.append(worker)
     hold(room, gang.job, gang.gpu_type, gang.placements)
 
 
-def _find_on(room: Room, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]) -> Gang | None:
+def _find_on(
+    room: PlacementState, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]
+) -> Gang | None:
     """Room for a base gang on one GPU type, in place of flexible workers only if it must."""
     return _find_free(room, job, gpu_type) or _evict_for(room, job, gpu_type, shares)
 
 
-def _find_free(room: Room, job: JobView, gpu_type: str) -> Gang | None:
+def _find_free(room: PlacementState, job: JobView, gpu_type: str) -> Gang | None:
     count = job.workers_on(gpu_type).min
     placements = fill(room, job, gpu_type, count)
     if placed_count(placements) < count:
@@ -286,9 +293,10 @@ def _find_free(room: Room, job: JobView, gpu_type: str) -> Gang | None:
 
 
 def find_gang(
-    room: Room, job: JobView, shares: Mapping[JobId, Share], *, but: Collection[str] = ()
+    room: PlacementState, job: JobView, shares: Mapping[JobId, Share], *, but: Collection[str] = ()
 ) -> Gang | None:
-    """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible workers.
+    """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible
+    workers.
 
     but: GPU types that others wait for.
     """
@@ -299,7 +307,7 @@ def find_gang(
 
 
 def _evict_for(
-    room: Room, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]
+    room: PlacementState, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]
 ) -> Gang | None:
     """A gang on free GPUs as far as they go, the rest where the least running time is lost."""
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
@@ -331,7 +339,7 @@ class _Toll:
     """What it costs to clear room on nodes, while nothing is changed yet."""
 
     def __init__(
-        self, room: Room, shares: Mapping[JobId, Share], free: dict[NodeName, int]
+        self, room: PlacementState, shares: Mapping[JobId, Share], free: dict[NodeName, int]
     ) -> None:
         self._free = free
         self._shares = shares

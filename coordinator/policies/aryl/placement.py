@@ -45,7 +45,7 @@ from coordinator.policies.contract.snapshot import (
 )
 
 
-class Bar(Protocol):
+class PlacementFilter(Protocol):
     """A rule that keeps base workers of some jobs away from some nodes, or stops growth there."""
 
     def barred(self, job: JobView) -> int:
@@ -68,7 +68,7 @@ class Bar(Protocol):
 Saved = tuple[dict[int, Use], dict[Group, Masks], Flexible | None]
 
 
-class Room:
+class PlacementState:
     """Free GPUs of the nodes that take workers, and the flexible workers that could give more.
 
     A scratch copy of the snapshot's index: making one, saving and restoring cost the same however
@@ -103,7 +103,7 @@ class Room:
         self._used: dict[int, Use] = {}
         self.gpu_types = tuple(sorted({group.gpu_type for group in self._masks}))
         self.home_types = {group.gpu_type for group in self._masks if group.service is None}
-        self.bars: list[Bar] = []
+        self.bars: list[PlacementFilter] = []
         self._flexible: Flexible | None = None if has_flexible else {}
         self._spots: dict[NodeName, Spot] | None = None
 
@@ -376,7 +376,7 @@ class Room:
 class _Free(Mapping[NodeName, int]):
     """Free GPUs of every usable node."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: PlacementState) -> None:
         self._room = room
 
     def __getitem__(self, name: NodeName) -> int:
@@ -394,7 +394,7 @@ def _group(occupied: Occupied, use: Use) -> Group:
 
 
 def fill(
-    room: Room,
+    room: PlacementState,
     job: JobView,
     gpu_type: str,
     worker_count: int,

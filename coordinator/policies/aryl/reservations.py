@@ -41,7 +41,7 @@ from msgspec import Struct
 from common.model import JobId, NodeName
 from coordinator.policies.aryl.gpu_types import types_in_order
 from coordinator.policies.aryl.openings import Opening, Openings
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import base_runtime_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
@@ -104,7 +104,7 @@ class Reservations:
     def __init__(
         self,
         snapshot: ClusterSnapshot,
-        room: Room,
+        room: PlacementState,
         *,
         after_s: float,
         memory: bytes = b"",
@@ -113,7 +113,7 @@ class Reservations:
         self._now_s = snapshot.now_s
         self._cooldown_s = snapshot.resize_cooldown_s
         self._after_s = after_s
-        self._room: Room = proxy(room)  # which knows its bars: none is to keep the other
+        self._room: PlacementState = proxy(room)  # which knows its bars: none is to keep the other
         self._openings = Openings(snapshot, trusts_profiles=trusts_profiles)
         self._old = [
             job

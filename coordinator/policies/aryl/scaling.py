@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.policies.aryl.elastic_jobs import Share
 from coordinator.policies.aryl.knapsack import Group, climb, solve
-from coordinator.policies.aryl.placement import Room, fill
+from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import merge, placed_count
 from coordinator.policies.contract.snapshot import WorkerView
 
@@ -24,7 +24,7 @@ RESIZE_COST_S = 5.0
 
 
 def share_flexible(
-    room: Room, shares: Sequence[Share], *, resize_cost_s: float = RESIZE_COST_S
+    room: PlacementState, shares: Sequence[Share], *, resize_cost_s: float = RESIZE_COST_S
 ) -> None:
     """Re-solve the flexible demand of all shares in their pools; `room` ends as decided."""
     by_type: dict[str, list[Share]] = {}
@@ -34,7 +34,9 @@ def share_flexible(
         _share_pool(room, by_type[gpu_type], gpu_type, resize_cost_s)
 
 
-def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: float) -> None:
+def _share_pool(
+    room: PlacementState, pool: list[Share], gpu_type: str, resize_cost_s: float
+) -> None:
     if all(share.is_full for share in pool):
         return
     groups = [share.group(resize_cost_s) for share in pool]
@@ -84,7 +86,7 @@ def _value_s(pool: Sequence[Share], groups: Sequence[Group]) -> float:
     return sum(group.value_s(share.count) for share, group in zip(pool, groups, strict=True))
 
 
-def _movable(room: Room, share: Share) -> list[WorkerView]:
+def _movable(room: PlacementState, share: Share) -> list[WorkerView]:
     """Flexible workers that may go, first to go first: from training nodes, then the youngest.
 
     Those on another GPU type than the attempt's are of no use to the pool, and those who have a GPU
@@ -107,7 +109,7 @@ def _movable(room: Room, share: Share) -> list[WorkerView]:
 
 
 def _apply(
-    room: Room,
+    room: PlacementState,
     pool: Sequence[Share],
     groups: Sequence[Group],
     movable: Sequence[list[WorkerView]],
@@ -134,7 +136,7 @@ def _apply(
     _grow(room, pool, groups)
 
 
-def _add(room: Room, share: Share, group: Group, count: int) -> int:
+def _add(room: PlacementState, share: Share, group: Group, count: int) -> int:
     """As many workers more as have a place, and no more of them than help; how many."""
     placements = fill(room, share.job, share.gpu_type, count, is_flexible=True)
     placed = placed_count(placements)
@@ -148,7 +150,9 @@ def _add(room: Room, share: Share, group: Group, count: int) -> int:
     return placed
 
 
-def _take_back(room: Room, share: Share, group: Group, workers: Iterable[WorkerView]) -> None:
+def _take_back(
+    room: PlacementState, share: Share, group: Group, workers: Iterable[WorkerView]
+) -> None:
     """Removed workers stay whose GPUs nobody took; of a job with a profile no more than help."""
     back: list[WorkerView] = []
     for worker in workers:
@@ -163,7 +167,7 @@ def _take_back(room: Room, share: Share, group: Group, workers: Iterable[WorkerV
             room.release(worker)
 
 
-def _grow(room: Room, pool: Sequence[Share], groups: Sequence[Group]) -> None:
+def _grow(room: PlacementState, pool: Sequence[Share], groups: Sequence[Group]) -> None:
     """Hand out free GPUs worker by worker, so that none waits that somebody can use."""
     counts = [share.count for share in pool]
     full: set[tuple[int, str, float]] = set()  # shapes that no node fits: free only falls here
@@ -182,7 +186,9 @@ def _grow(room: Room, pool: Sequence[Share], groups: Sequence[Group]) -> None:
     climb(groups, counts, take)
 
 
-def give_back(room: Room, shares: Iterable[Share], *, resize_cost_s: float = RESIZE_COST_S) -> None:
+def give_back(
+    room: PlacementState, shares: Iterable[Share], *, resize_cost_s: float = RESIZE_COST_S
+) -> None:
     """Let every removed worker stay whose GPUs nobody took, the most valuable first.
 
     Of a job that its profile says to be faster without them, only if that is not worth its cost.

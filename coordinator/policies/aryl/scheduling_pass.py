@@ -20,7 +20,7 @@ from coordinator.policies.aryl.lending.demand import Demand, choose_loans
 from coordinator.policies.aryl.lending.loan_lifetime import Lifetimes
 from coordinator.policies.aryl.lending.not_lent_reasons import why_kept
 from coordinator.policies.aryl.order import Gang, OrderKey, admit, waiting
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.queue_weight import line_weight
 from coordinator.policies.aryl.reclaim.preemption_cost import CostModel
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule, TakeBack
@@ -33,8 +33,8 @@ from coordinator.policies.contract.decisions import (
     Advice,
     Allocation,
     Decision,
-    Hold,
     Loan,
+    PendingReason,
     Recommend,
     earliest,
 )
@@ -178,7 +178,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
 
-def _memory_after(room: Room, memory: bytes) -> bytes:
+def _memory_after(room: PlacementState, memory: bytes) -> bytes:
     """What is remembered after a pass: what is set aside, where the rules set anything aside."""
     found = (bar.memory for bar in room.bars if isinstance(bar, Reservations))
     return next(found, memory)
@@ -186,7 +186,7 @@ def _memory_after(room: Room, memory: bytes) -> bytes:
 
 def _settled(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
-) -> tuple[Room, Shares, dict[JobId, Share], list[Gang]]:
+) -> tuple[PlacementState, Shares, dict[JobId, Share], list[Gang]]:
     """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
     room, shares, gangs = _admitted(rules, snapshot, memory)
     new = {
@@ -236,9 +236,9 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
 
 def _admitted(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
-) -> tuple[Room, Shares, list[Gang]]:
+) -> tuple[PlacementState, Shares, list[Gang]]:
     """Phase 1: who starts, and the room and the shares after it."""
-    room = Room(
+    room = PlacementState(
         snapshot,
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
         has_flexible=rules.is_scaling,
@@ -301,7 +301,7 @@ def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
     return hosts_of(snapshot, lends=rules.is_loaning) if rules.is_strict else None
 
 
-def hold(rules: Rules, snapshot: ClusterSnapshot, memory: bytes = b"") -> tuple[Hold, ...]:
+def hold(rules: Rules, snapshot: ClusterSnapshot, memory: bytes = b"") -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now."""
     room, _, gangs = _admitted(rules, snapshot, memory)
     started = {gang.job.job_id for gang in gangs}

@@ -16,21 +16,22 @@ from common.model import JobId
 from coordinator.policies.aryl.elastic_jobs import Share
 from coordinator.policies.aryl.gpu_types import gpus_per_worker, hold, types_in_order
 from coordinator.policies.aryl.order import Gang
-from coordinator.policies.aryl.placement import Room, fill
+from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, merge, placed_count
 from coordinator.policies.contract.snapshot import JobView
 
 
-def other_types(room: Room, job: JobView, gpu_type: str) -> list[tuple[str, int]]:
+def other_types(room: PlacementState, job: JobView, gpu_type: str) -> list[tuple[str, int]]:
     """The types that an attempt of a type can also use, and how many GPUs there stand for one."""
     found = ((other, job.gpu.gpus_for_one(other, gpu_type)) for other in types_in_order(room, job))
     return [(other, each) for other, each in found if each is not None and other != gpu_type]
 
 
 def find_spanning(
-    room: Room, job: JobView, shares: Mapping[JobId, Share], *, but: Collection[str] = ()
+    room: PlacementState, job: JobView, shares: Mapping[JobId, Share], *, but: Collection[str] = ()
 ) -> Gang | None:
-    """Room for a base gang on free GPUs of several types, most on the first that it can have.
+    """Room for a base gang on free GPUs of several types, most on the first that it can
+    have.
 
     but: GPU types that others wait for.
     """
@@ -50,7 +51,7 @@ def find_spanning(
     return None
 
 
-def grow_spanning(room: Room, shares: Iterable[Share], *, resize_cost_s: float) -> None:
+def grow_spanning(room: PlacementState, shares: Iterable[Share], *, resize_cost_s: float) -> None:
     """Flexible workers on free GPUs of other types, where most time is saved for a GPU first.
 
     Only jobs that have no more to win on their own type grow so, all at once or not at all: the
@@ -84,7 +85,7 @@ def _more(share: Share) -> int:
     return share.most - share.count
 
 
-def _wish(room: Room, share: Share) -> list[Placement]:
+def _wish(room: PlacementState, share: Share) -> list[Placement]:
     """As many workers on other types as the job can still use and as fit now."""
     placements = _seats(room, share, _more(share))
     placed = placed_count(placements)
@@ -92,7 +93,7 @@ def _wish(room: Room, share: Share) -> list[Placement]:
     return placements if helping == placed else _seats(room, share, helping)
 
 
-def _seats(room: Room, share: Share, left: int) -> list[Placement]:
+def _seats(room: PlacementState, share: Share, left: int) -> list[Placement]:
     """Where up to so many workers go on other types."""
     job = share.job
     placements: list[Placement] = []
@@ -113,7 +114,7 @@ def _saved_s(share: Share, placements: list[Placement], resize_cost_s: float) ->
     return before_s - after_s - share.change_cost_s(resize_cost_s, more)
 
 
-def _gpus(room: Room, share: Share, placements: list[Placement]) -> int:
+def _gpus(room: PlacementState, share: Share, placements: list[Placement]) -> int:
     return sum(
         placement.worker_count * gpus_per_worker(room, share.job, share.gpu_type, placement.node)
         for placement in placements

@@ -206,7 +206,7 @@ def earliest(*at_s: float | None) -> float | None:
     return min((each_s for each_s in at_s if each_s is not None), default=None)
 
 
-class Hold(Struct, frozen=True, kw_only=True):
+class PendingReason(Struct, frozen=True, kw_only=True):
     """Why a waiting job does not start now: every blocker, not the first."""
 
     job_id: JobId

@@ -31,11 +31,11 @@ def gang_shape(job: JobView) -> GangShape:
     return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.avoid_nodes
 
 
-Place = Callable[["Floor", JobView, str, int], tuple[Placement, ...]]
+Place = Callable[["FreeGpus", JobView, str, int], tuple[Placement, ...]]
 """(floor, job, GPU type, workers) -> nodes for these workers, for fewer where no more fit."""
 
 
-class Floor:
+class FreeGpus:
     """GPUs per node that this pass can give away.
 
     takes_lent: also those of lent nodes; else whoever lent them fills and empties them.
@@ -156,7 +156,7 @@ def gpus_of(node: NodeView) -> int:
     return node.gpus - max(0, node.barred_gpus - held)
 
 
-def takers(floor: Floor, job: JobView, gpus: Mapping[NodeName, int]) -> set[NodeName]:
+def takers(floor: FreeGpus, job: JobView, gpus: Mapping[NodeName, int]) -> set[NodeName]:
     """Nodes that can take a worker of a job, of these with so many GPUs."""
     kinds = job.gpu.types or floor.gpu_types
     return {
@@ -168,13 +168,13 @@ def takers(floor: Floor, job: JobView, gpus: Mapping[NodeName, int]) -> set[Node
     }
 
 
-def best_fit(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+def best_fit(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """The fullest nodes that take a worker first: whole nodes stay whole."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)
     return fill(rooms, sorted(rooms, key=lambda name: (floor.free[name], name)), count)
 
 
-def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+def consolidated(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """The fewest nodes: the fullest one that takes all; else the emptiest, and so on."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)
     left, order = count, list[NodeName]()
@@ -190,7 +190,7 @@ def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple
     return fill(rooms, order, count)
 
 
-def fewest_nodes(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+def fewest_nodes(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """On as few nodes as it would have on empty ones that it may have, or not at all."""
     sizes = [
         (node.gpus - node.barred_gpus) // job.gpus_per_worker
@@ -212,14 +212,14 @@ def nodes_needed(sizes: Iterable[int], count: int) -> int:
     return needed
 
 
-def accepted_types(job: JobView, floor: Floor) -> list[str]:
+def accepted_types(job: JobView, floor: FreeGpus) -> list[str]:
     """GPU types that are there and that a job takes, in its order."""
     there = floor.gpu_types
     return [kind for kind in dict.fromkeys(job.gpu.types or there) if kind in there]
 
 
 def first_fit(
-    floor: Floor, job: JobView, place: Place = best_fit, kinds: Sequence[str] | None = None
+    floor: FreeGpus, job: JobView, place: Place = best_fit, kinds: Sequence[str] | None = None
 ) -> tuple[str, tuple[Placement, ...]] | None:
     """Nodes for a whole base gang, of the first GPU type that has room for it; none it avoids.
 
@@ -232,7 +232,7 @@ def first_fit(
 
 
 def _first_fit(
-    floor: Floor, job: JobView, place: Place, kinds: Iterable[str]
+    floor: FreeGpus, job: JobView, place: Place, kinds: Iterable[str]
 ) -> tuple[str, tuple[Placement, ...]] | None:
     for gpu_type in kinds:
         count = job.workers_on(gpu_type).min

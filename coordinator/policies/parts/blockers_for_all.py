@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Decision, Hold, Start
+from coordinator.policies.contract.decisions import Decision, PendingReason, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 
 NOWHERE = "the nodes of no GPU type that it accepts take workers now and would hold its base gang"
@@ -18,9 +18,9 @@ NOWHERE = "the nodes of no GPU type that it accepts take workers now and would h
 def answers(
     snapshot: ClusterSnapshot,
     decisions: Iterable[Decision],
-    holds: Iterable[Hold],
+    holds: Iterable[PendingReason],
     notes: Mapping[JobId, str],
-) -> tuple[Hold, ...]:
+) -> tuple[PendingReason, ...]:
     """What the placing of grants says, else what the policy noted, both in the policy's own order.
 
     A job of which neither says anything competes for no GPUs, and stands last.
@@ -36,7 +36,7 @@ def answers(
     line = dict.fromkeys((*said, *waiting))
     there = set(waiting)
     return tuple(
-        Hold(job_id=job_id, blockers=said.get(job_id, (NOWHERE,)))
+        PendingReason(job_id=job_id, blockers=said.get(job_id, (NOWHERE,)))
         for job_id in line
         if job_id in there
     )

@@ -22,7 +22,7 @@ from coordinator.policies.contract.decisions import (
     Resize,
     merge,
 )
-from coordinator.policies.contract.free_gpus import Floor, is_movable
+from coordinator.policies.contract.free_gpus import FreeGpus, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.setbacks import loss_gpu_s
@@ -96,7 +96,7 @@ class Clearing:
 
     def make(
         self,
-        floor: Floor,
+        floor: FreeGpus,
         job: JobView,
         gpu_type: str,
         *,
@@ -136,7 +136,7 @@ class Clearing:
     # --- which node, and who goes -------------------------------------------------------------
 
     def _clear_one(
-        self, floor: Floor, job: JobView, gpu_type: str, busy: Collection[JobId]
+        self, floor: FreeGpus, job: JobView, gpu_type: str, busy: Collection[JobId]
     ) -> list[_Move]:
         """The cheapest moves that make room for one worker more, of those that may; or none."""
         size = job.gpus_per_worker
@@ -175,7 +175,7 @@ class Clearing:
 
     def _sets(
         self,
-        floor: Floor,
+        floor: FreeGpus,
         name: NodeName,
         pieces: Mapping[NodeName, int],
         size: int,
@@ -198,7 +198,7 @@ class Clearing:
         if len(together) > 1:
             yield together
 
-    def _units(self, floor: Floor, name: NodeName, busy: Collection[JobId]) -> Iterator[_Unit]:
+    def _units(self, floor: FreeGpus, name: NodeName, busy: Collection[JobId]) -> Iterator[_Unit]:
         here: dict[JobId, list[WorkerView]] = {}
         for worker in floor.nodes[name].workers:
             here.setdefault(worker.job_id, []).append(worker)

@@ -16,7 +16,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.contract.cooldown import resizable_at_s
 from coordinator.policies.contract.decisions import (
     Decision,
-    Hold,
+    PendingReason,
     Placement,
     Preempt,
     Resize,
@@ -26,7 +26,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.estimates import runtime_on
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     Place,
     best_fit,
     first_fit,
@@ -78,7 +78,7 @@ def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[
 
 
 def begin(
-    floor: Floor,
+    floor: FreeGpus,
     job: JobView,
     reason: str,
     place: Place = best_fit,
@@ -105,7 +105,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """
 
     decisions: tuple[Decision, ...]
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[PendingReason, ...] = ()
     wake_at_s: float | None = None
 
 
@@ -113,7 +113,7 @@ def carry_out(
     snapshot: ClusterSnapshot,
     grants: Sequence[Grant],
     *,
-    floor: Floor | None = None,
+    floor: FreeGpus | None = None,
     place: Place = best_fit,
     stops_in_vain: bool = False,
     clearing: Clearing | None = None,
@@ -128,7 +128,7 @@ def carry_out(
     clearing: by which others move for a `share` that finds no room; None: nobody does.
     why: what those that are stopped are told.
     """
-    floor = floor or Floor(snapshot)
+    floor = floor or FreeGpus(snapshot)
     return _Carrying(snapshot, grants, floor, place, clearing, why).plan(stops_in_vain)
 
 
@@ -149,7 +149,7 @@ class _Carrying:
         self,
         snapshot: ClusterSnapshot,
         grants: Sequence[Grant],
-        floor: Floor,
+        floor: FreeGpus,
         place: Place,
         clearing: Clearing | None,
         why: Why,
@@ -163,7 +163,7 @@ class _Carrying:
         self._shrinks: list[_Shrink] = []
         self._starts: list[Decision] = []
         self._grows: list[Decision] = []
-        self._holds: list[Hold] = []
+        self._holds: list[PendingReason] = []
         self._takers: dict[NodeName, list[JobId]] = {}
         self._wakes: list[float] = []
         granted = {grant.job.job_id for grant in grants}
@@ -323,7 +323,7 @@ class _Carrying:
                 return
             most = max(most, placed)
         self._holds.append(
-            Hold(
+            PendingReason(
                 job_id=job.job_id,
                 blockers=(
                     f"it is its turn, but of {counted(job.workers.min, 'worker')} of "
@@ -358,7 +358,7 @@ class _Carrying:
 def _exactly(placements: tuple[Placement, ...]) -> Place:
     """There and nowhere else."""
 
-    def place(floor: Floor, job: JobView, gpu_type: str, _: int) -> tuple[Placement, ...]:
+    def place(floor: FreeGpus, job: JobView, gpu_type: str, _: int) -> tuple[Placement, ...]:
         rooms = floor.rooms(gpu_type, job.gpus_per_worker)
         wanted: dict[NodeName, int] = {}
         for each in placements:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     accepted_types,
     gpus_of,
     is_movable,
@@ -72,7 +72,7 @@ def stays(job: JobView) -> bool:
 
 def pools(
     snapshot: ClusterSnapshot,
-    floor: Floor,
+    floor: FreeGpus,
     *,
     order: Order = by_submission,
     size: Size = base_gang,
@@ -100,7 +100,7 @@ def pools(
 
 def chosen_types(
     snapshot: ClusterSnapshot,
-    floor: Floor,
+    floor: FreeGpus,
     *,
     order: Order = by_submission,
     size: Size = base_gang,
@@ -111,7 +111,7 @@ def chosen_types(
     return choices(snapshot, floor, hosting, order=order, size=size, resizes=resizes)
 
 
-def hosting_types(snapshot: ClusterSnapshot, floor: Floor) -> dict[JobId, tuple[str, ...]]:
+def hosting_types(snapshot: ClusterSnapshot, floor: FreeGpus) -> dict[JobId, tuple[str, ...]]:
     """GPU types whose nodes could hold each waiting job's base gang, in its order; none: left out.
 
     A gang that would not fit on the nodes of a type that take workers now, were they all free,
@@ -132,7 +132,7 @@ def hosting_types(snapshot: ClusterSnapshot, floor: Floor) -> dict[JobId, tuple[
 
 def choices(
     snapshot: ClusterSnapshot,
-    floor: Floor,
+    floor: FreeGpus,
     hosting: Mapping[JobId, Sequence[str]],
     *,
     order: Order = by_submission,
@@ -161,7 +161,7 @@ def choices(
     }
 
 
-def competes(job: JobView, floor: Floor, *, resizes: bool) -> bool:
+def competes(job: JobView, floor: FreeGpus, *, resizes: bool) -> bool:
     """Whether a running job may be stopped, or resized, for others, on nodes that take workers."""
     may_change = is_movable(job) or (resizes and job.is_resizable)
     return may_change and all(worker.node in floor.free for worker in _held(job))
@@ -171,7 +171,7 @@ def _held(job: JobView) -> list[WorkerView]:
     return [worker for worker in job.placed if not worker.is_leaving]
 
 
-def _gpus(floor: Floor, movable: Sequence[WorkerView]) -> dict[str, int]:
+def _gpus(floor: FreeGpus, movable: Sequence[WorkerView]) -> dict[str, int]:
     """GPUs by type that are free, or that these workers have."""
     floor.vacate(movable)
     gpus = {kind: floor.free_gpus(kind) for kind in floor.gpu_types}
@@ -189,7 +189,7 @@ _Gang = tuple[int, int, tuple[NodeName, ...]]
 class _Ground:
     """GPUs by node on which gangs are put one after the other: room only shrinks."""
 
-    def __init__(self, floor: Floor, free: Mapping[NodeName, int]) -> None:
+    def __init__(self, floor: FreeGpus, free: Mapping[NodeName, int]) -> None:
         self._free: dict[str, dict[NodeName, int]] = {kind: {} for kind in floor.gpu_types}
         for name, gpus in free.items():
             self._free[floor.nodes[name].gpu_type][name] = gpus
@@ -229,7 +229,9 @@ class _Ground:
 class _Choosing:
     """One pass: who chooses takes room from those behind."""
 
-    def __init__(self, snapshot: ClusterSnapshot, floor: Floor, size: Size, resizes: bool) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, floor: FreeGpus, size: Size, resizes: bool
+    ) -> None:
         self._size = size
         running = [
             job for job in snapshot.jobs if job.placed and competes(job, floor, resizes=resizes)

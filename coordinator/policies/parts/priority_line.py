@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from common.model import JobState
 from coordinator.policies.contract.decisions import Placement, placed_count
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     Place,
     best_fit,
     first_fit,
@@ -64,9 +64,9 @@ class Turns:
         self._why = why
         self._place_of = place_of
         # GPUs on which nobody runs; below zero where somebody behind must go.
-        self._free = Floor(snapshot)
+        self._free = FreeGpus(snapshot)
         # GPUs that nobody before has: free, or of a running job behind.
-        self._within = Floor(snapshot)
+        self._within = FreeGpus(snapshot)
         self._gpu_types = self._free.gpu_types
         self._full: dict[tuple[object, ...], int] = {}
         jobs = list(line)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Placement
-from coordinator.policies.contract.free_gpus import Floor, accepted_types
+from coordinator.policies.contract.free_gpus import FreeGpus, accepted_types
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -115,7 +115,7 @@ class Bins:
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
-        self.floor = Floor(snapshot)
+        self.floor = FreeGpus(snapshot)
         self._all = snapshot.nodes
         self.whole = {name: _has(node) for name, node in self.floor.nodes.items()}
         self.total = total_of(self.floor.nodes.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.policies.contract.decisions import Allocation, Hold
+from coordinator.policies.contract.decisions import Allocation, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.grants import carry_out
@@ -48,10 +48,10 @@ def walk(snapshot: ClusterSnapshot, left: Left) -> Turns:
     return Turns(snapshot, sorted(filter(takes_turns, snapshot.jobs), key=rank), why)
 
 
-def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[Hold, ...]:
+def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now."""
     return tuple(
-        Hold(
+        PendingReason(
             job_id=job.job_id,
             blockers=(
                 f"needs {counted(job.workers.min, 'worker')} of "
@@ -68,7 +68,7 @@ def _preemptive(name: str, description: str, left: Left) -> Policy:
         plan = carry_out(snapshot, walk(snapshot, left).grants)
         return Allocation(decisions=plan.decisions, memory=memory)
 
-    def hold(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    def hold(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
         return why_waiting(snapshot, left)
 
     return joint(

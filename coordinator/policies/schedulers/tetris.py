@@ -27,7 +27,12 @@ from statistics import fmean
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName, NonNegativeFloat, Ratio
-from coordinator.policies.contract.decisions import Allocation, Hold, Placement, placed_count
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    PendingReason,
+    Placement,
+    placed_count,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.knobs import Part
@@ -230,10 +235,12 @@ def _allocate(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> A
     return Allocation(decisions=carry_out(snapshot, [*grants, *going_on(snapshot)]).decisions)
 
 
-def _hold(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(
+    knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[PendingReason, ...]:
     packing = Packing(knobs, snapshot)
     waiting = sorted(packing.waiting.values(), key=lambda job: (job.submitted_at_s, job.job_id))
-    return tuple(Hold(job_id=job.job_id, blockers=(packing.why(job),)) for job in waiting)
+    return tuple(PendingReason(job_id=job.job_id, blockers=(packing.why(job),)) for job in waiting)
 
 
 POLICIES = (

@@ -21,9 +21,9 @@ import msgspec
 from msgspec import Struct
 
 from common.model import Ratio
-from coordinator.policies.contract.decisions import Allocation, Hold
+from coordinator.policies.contract.decisions import Allocation, PendingReason
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     accepted_types,
     fewest_nodes,
     is_movable,
@@ -73,9 +73,9 @@ class _Queues:
     def __init__(self, snapshot: ClusterSnapshot, key: Key) -> None:
         self.tenancy = Tenancy(snapshot)
         self.grants: list[Grant] = []
-        self.held: list[Hold] = []
-        self.never: list[Hold] = []
-        self._floor = Floor(snapshot)
+        self.held: list[PendingReason] = []
+        self.never: list[PendingReason] = []
+        self._floor = FreeGpus(snapshot)
         self._fleet = Fleet(snapshot, lends=False)
         tree, part = Tree(snapshot), key(self.tenancy)
         blocked, queues = Blocked(), lines(snapshot, self.tenancy.leaf)
@@ -86,21 +86,21 @@ class _Queues:
         kinds, first = blocked.look(queue, accepted_types(job, self._floor))
         if first is not None and not kinds:
             why = f"behind {first} in its queue, which does not fit (the order is strict)"
-            self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+            self.held.append(PendingReason(job_id=job.job_id, blockers=(why,)))
             return
         why = f"first of queue {queue}, which is served next"
         if grant := begin(self._floor, job, why, kinds=kinds):
             self.tenancy.take(job, grant.workers * job.gpus_per_worker)
             self.grants.append(grant)
         elif never := _why_it_blocks_nobody(self._fleet, job):
-            self.never.append(Hold(job_id=job.job_id, blockers=never))
+            self.never.append(PendingReason(job_id=job.job_id, blockers=never))
         else:
             blocked.block(queue, job, self._fleet.hosts(job, kinds))
             gang = counted(job.base_gpus, "GPU in one piece is", "GPUs in one piece are")
             why = (
                 f"{gang} not free{partly_behind(kinds, first) or '; it is the first of its queue'}"
             )
-            self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+            self.held.append(PendingReason(job_id=job.job_id, blockers=(why,)))
 
 
 def _why_it_blocks_nobody(fleet: Fleet, job: JobView) -> tuple[str, ...]:
@@ -122,22 +122,22 @@ class _Line:
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.grants: list[Grant] = []
-        self.held: list[Hold] = []
-        floor, fleet, blocked = Floor(snapshot), Fleet(snapshot, lends=False), Blocked()
+        self.held: list[PendingReason] = []
+        floor, fleet, blocked = FreeGpus(snapshot), Fleet(snapshot, lends=False), Blocked()
         for job in line(snapshot):
             kinds, first = blocked.look(CELL, accepted_types(job, floor))
             if first is not None and not kinds:
                 why = f"behind {first}, which does not fit (the order is strict)"
-                self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+                self.held.append(PendingReason(job_id=job.job_id, blockers=(why,)))
             elif grant := begin(floor, job, FIRST, fewest_nodes, kinds):
                 self.grants.append(grant)
             elif never := _why_it_blocks_nobody(fleet, job):
-                self.held.append(Hold(job_id=job.job_id, blockers=never))
+                self.held.append(PendingReason(job_id=job.job_id, blockers=never))
             else:
                 blocked.block(CELL, job, fleet.hosts(job, kinds))
                 gang = counted(job.base_gpus, "GPU is", "GPUs on the fewest nodes are")
                 why = f"{gang} not free{partly_behind(kinds, first) or '; it is the first'}"
-                self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+                self.held.append(PendingReason(job_id=job.job_id, blockers=(why,)))
 
 
 def _strict(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -244,7 +244,7 @@ def _kept(
 
 
 def _family(name: str, description: str, key: Key, parts: Parts) -> Policy:
-    def hold(_: Struct, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    def hold(_: Struct, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
         queues = _Queues(snapshot, key)
         return (*queues.held, *queues.never)
 

@@ -25,7 +25,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.fair_share import Scale
-from coordinator.policies.tenants.giveback import Back
+from coordinator.policies.tenants.giveback import GiveBack
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.pointless_stops import in_vain
 from coordinator.policies.tenants.quota_guard import Dropped, blocked, narrowed
@@ -37,10 +37,10 @@ class Settled(Struct, frozen=True, kw_only=True):
     """A pass with what comes back after it: `kept` are its decisions in the end."""
 
     made: Pass
-    back: Back
+    back: GiveBack
     kept: tuple[Decision, ...]
 
-    def gave_way(self) -> set[JobId]:
+    def displaced(self) -> set[JobId]:
         """Jobs that the policy would start, and that give way to those that a guarantee covers."""
         return self.made.started() - starts_of(self.kept)
 
@@ -54,7 +54,7 @@ class Settled(Struct, frozen=True, kw_only=True):
         return any(each not in self.back.decisions for each in grown)
 
 
-def settle(made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> Settled:
+def settle(made: Pass, back: GiveBack, guard: Guard, snapshot: ClusterSnapshot) -> Settled:
     """What is allowed of what comes back; no start of the pass gives way in vain.
 
     The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
@@ -106,16 +106,16 @@ def leaves_room(found: Settled, snapshot: ClusterSnapshot) -> bool:
     whether workers did, so that their jobs may grow by what is left of these."""
     if found.has_growth_given_way():
         return True
-    gave_way = found.gave_way()
-    if not gave_way:
+    displaced = found.displaced()
+    if not displaced:
         return False
-    gone = gave_way | starts_of(found.kept) | found.made.hidden
+    gone = displaced | starts_of(found.kept) | found.made.hidden
     rest = (
         job
         for job in snapshot.jobs
         if job.state == JobState.PENDING and job.job_id not in gone and not job.is_resting
     )
-    return bool(Scale(snapshot).that_fit(found.kept, rest))
+    return bool(Scale(snapshot).fitting_jobs(found.kept, rest))
 
 
 MOST_TRIES = 4
@@ -229,7 +229,7 @@ class Tries:
             self.refused |= whys.keys()
             hidden |= whys.keys()
 
-    def due_first(self, best: Pass) -> tuple[Pass, Back]:
+    def due_first(self, best: Pass) -> tuple[Pass, GiveBack]:
         """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
         themselves, where that starts one of them more; and what comes back after it."""
         back = given_back(self.snapshot, best.kept, is_patient=True)

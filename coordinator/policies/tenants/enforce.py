@@ -19,7 +19,7 @@ from coordinator.policies.contract.decisions import (
     GUARANTEE,
     OTHERS_GUARANTEE,
     Allocation,
-    Hold,
+    PendingReason,
     Start,
     Wait,
     earliest,
@@ -60,7 +60,7 @@ seconds: that they can be stopped now brings none by itself.
 BY_WEIGHT = "jobs of tenants below their share by weight go first"
 GAVE_WAY = "what it would take is for jobs that a guarantee covers, which go first"
 
-Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
+Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
 
 
 def allocated(
@@ -181,15 +181,15 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
-        gave_way = best.gave_way() & beneficiaries(best, snapshot, best.own_stops())
-        if not gave_way:
+        displaced = best.displaced() & beneficiaries(best, snapshot, best.own_stops())
+        if not displaced:
             break
-        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        made, back = tries.due_first(tries.within(best.made.hidden | displaced))
         other = settle(made, back, tries.guard, snapshot)
-        lost = other.gave_way() & starts_of(best.kept)
+        lost = other.displaced() & starts_of(best.kept)
         if lost or not other.own_stops() < best.own_stops():
             break
-        tries.hide_brief(gave_way, CALLED_BACK)
+        tries.hide_brief(displaced, CALLED_BACK)
         best = other
     return best
 
@@ -202,7 +202,7 @@ def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
     """
     snapshot, hidden = tries.snapshot, (tries.brief | tries.refused) & found.made.hidden
     jobs = [job for job in snapshot.jobs if job.job_id in hidden]
-    fits = Scale(snapshot).that_fit(found.kept, jobs) if jobs else set[JobId]()
+    fits = Scale(snapshot).fitting_jobs(found.kept, jobs) if jobs else set[JobId]()
     if not fits:
         return found
     made = tries.within(found.made.hidden - fits, lean=fits)
@@ -241,20 +241,20 @@ def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
-        gave_way = best.gave_way()
+        displaced = best.displaced()
         if not leaves_room(best, snapshot):
             break
-        if not gave_way:
+        if not displaced:
             return best, True
         before = dict(tries.yielding)
-        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        made, back = tries.due_first(tries.within(best.made.hidden | displaced))
         other = settle(made, back, tries.guard, snapshot)
         if not starts_of(best.kept) < starts_of(other.kept) or stops_of(other.kept) - stops_of(
             best.kept
         ):
             tries.yielding = before
             return best, True
-        tries.yielding |= dict.fromkeys(gave_way, GO_FIRST)
+        tries.yielding |= dict.fromkeys(displaced, GO_FIRST)
         best = other
     return best, leaves_room(best, snapshot)
 
@@ -310,7 +310,7 @@ def _by_weight(
                 break
             behind |= {job.job_id: job for job in found.behind}
             best = other
-    fits = scale.that_fit(best.kept, behind.values())
+    fits = scale.fitting_jobs(best.kept, behind.values())
     if not fits:
         return best
     other = within(best.hidden - fits)
@@ -330,7 +330,7 @@ def held(
     by_weight: bool = True,
     keeps_quotas: bool = False,
     trusts_profiles: bool = True,
-) -> tuple[Hold, ...]:
+) -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, that
     others go first by weight or by their guarantee, and what its tenant is due.
 
@@ -353,13 +353,13 @@ def held(
         holds, why = _seen(explain, snapshot, memory, tries)
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
     holds = tuple(_and(hold, tries.by_type.get(hold.job_id)) for hold in holds)
-    hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
+    hidden = (PendingReason(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
     # A try that was made for the words alone may have refused one that starts, and started others.
     starts = starts_of(found.kept)
     told = {hold.job_id: hold for hold in (*holds, *hidden) if hold.job_id not in starts}
-    for job_id in sorted((found.gave_way() | found.made.hidden) - told.keys() - starts):
+    for job_id in sorted((found.displaced() | found.made.hidden) - told.keys() - starts):
         reason = _why_others_first(job_id, found, tries, behind)
-        told[job_id] = Hold(job_id=job_id, blockers=(reason,))
+        told[job_id] = PendingReason(job_id=job_id, blockers=(reason,))
     return tuple(_and(hold, owed.get(hold.job_id)) for hold in told.values())
 
 
@@ -373,7 +373,7 @@ def _why_others_first(
 
 def _seen(
     explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: Tries
-) -> tuple[tuple[Hold, ...], dict[JobId, str]]:
+) -> tuple[tuple[PendingReason, ...], dict[JobId, str]]:
     """What the policy says of the jobs that it sees in the end; and why it does not see others."""
     best, _ = tries.due_first(tries.first())
     after = tries.yielding.keys() & best.hidden
@@ -390,7 +390,7 @@ def _seen(
     return holds, {job_id: why[job_id] for job_id in sorted(why) if job_id not in said}
 
 
-def _and(hold: Hold, reason: str | None) -> Hold:
+def _and(hold: PendingReason, reason: str | None) -> PendingReason:
     """With one reason more; whom the policy has no reason to hold starts, whatever its share."""
     if reason is None or not hold.blockers:
         return hold

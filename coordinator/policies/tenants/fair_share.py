@@ -118,7 +118,7 @@ class Scale:
         """Whether a tenant uses its share."""
         return tenancy.used[name] >= self.shares[name] - EPSILON_GPUS
 
-    def that_fit(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
+    def fitting_jobs(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
         """Those of the jobs that find room, one after the other, on what a pass leaves free and
         their tenants may take."""
         moves = moves_of(self._flow, decisions)

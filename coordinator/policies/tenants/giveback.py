@@ -38,7 +38,7 @@ class Source(Struct, frozen=True, kw_only=True):
         return (self.job,) if self.seat is None else self.seat.jobs
 
 
-class Back(Struct, frozen=True, kw_only=True):
+class GiveBack(Struct, frozen=True, kw_only=True):
     """What comes of a pass.
 
     decisions: of the pass, and those that give tenants below their guarantee theirs back.

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.policies.contract.decisions import Allocation, Hold, Start
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Start
 from coordinator.policies.contract.estimates import base_runtime_s, ends_at_s, late_ratio
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.contract.text import listed
@@ -40,7 +40,7 @@ SLACK_S = 60.0
 """A job on such nodes is to be over so long before they are wanted: a start takes time."""
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
-Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
+Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def _kept(
 
 def explained(
     decide: Decide, explain: Explain, snapshot: ClusterSnapshot, memory: bytes
-) -> tuple[Hold, ...]:
+) -> tuple[PendingReason, ...]:
     """Why jobs wait: by the policy, and for whom room is kept from them."""
     holds = explain(snapshot, memory)
     made, barred = _kept(decide, snapshot, memory)
@@ -94,7 +94,7 @@ def explained(
     ]
     said = {hold.job_id for hold in holds}
     found += [
-        Hold(job_id=job_id, blockers=(reason,))
+        PendingReason(job_id=job_id, blockers=(reason,))
         for job_id, reason in sorted(why.items())
         if job_id not in begun.keys() | said
     ]

@@ -23,7 +23,7 @@ from coordinator.policies.contract.text import counted, listed, unsaved
 from coordinator.policies.tenants import entitlements
 from coordinator.policies.tenants.borrowers import Lenders
 from coordinator.policies.tenants.free_counts import Counts
-from coordinator.policies.tenants.giveback import Back, Source
+from coordinator.policies.tenants.giveback import GiveBack, Source
 from coordinator.policies.tenants.gpu_flow import Flow, Gang, Gpus, moves_of, sum_by_node
 from coordinator.policies.tenants.infeasible import Fleet
 from coordinator.policies.tenants.pointless_stops import in_vain
@@ -42,7 +42,7 @@ def given_back(
     *,
     is_patient: bool = False,
     aside: Collection[JobId] = (),
-) -> Back:
+) -> GiveBack:
     """The decisions of a pass with those that give tenants below their guarantee theirs back, and
     who gets nothing though a guarantee covers it.
 
@@ -55,7 +55,7 @@ def given_back(
         if (rest := back.without_vain()) is None:
             break
         decisions = rest
-    return Back(
+    return GiveBack(
         decisions=back.decisions(),
         waits=back.waits,
         is_soon=back.is_soon,
@@ -68,7 +68,7 @@ def given_back(
 class _TakeBack:
     """One pass: who is due what after what was decided so far, and who gives it.
 
-    waits, fits: as of `Back`; fits: jobs.
+    waits, fits: as of `GiveBack`; fits: jobs.
     """
 
     def __init__(

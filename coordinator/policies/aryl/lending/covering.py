@@ -17,7 +17,7 @@ from common.model import GpuRequest, NodeName, Preemptibility, ServiceName, Work
 from coordinator.policies.aryl.elastic_jobs import Share
 from coordinator.policies.aryl.gpu_types import hold
 from coordinator.policies.aryl.order import Gang, find_gang
-from coordinator.policies.aryl.placement import Room, fill
+from coordinator.policies.aryl.placement import PlacementState, fill
 from coordinator.policies.contract.decisions import Placement, placed_count
 from coordinator.policies.contract.index import shape
 from coordinator.policies.contract.snapshot import JobShape, JobView, NodeView
@@ -34,7 +34,7 @@ class Unmet(Struct, frozen=True, kw_only=True):
     trusts_profiles: whether jobs are as fast as their profiles tell; else linear in their workers.
     """
 
-    room: Room
+    room: PlacementState
     held: tuple[JobView, ...]
     shares: tuple[Share, ...]
     strict: Hosts | None

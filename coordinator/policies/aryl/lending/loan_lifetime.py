@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.aryl.lending.odds import Odds
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.aryl.reclaim.preemption_cost import RESTART_S
 from coordinator.policies.contract.estimates import base_runtime_s, late_ratio
 from coordinator.policies.contract.seasonal_load import BIN_S, LEADS
@@ -157,7 +157,7 @@ class Lifetimes:
     def __init__(
         self,
         snapshot: ClusterSnapshot,
-        room: Room,
+        room: PlacementState,
         *,
         q: float,
         weighs_odds: bool = False,

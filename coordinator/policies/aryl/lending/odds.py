@@ -25,7 +25,7 @@ from itertools import accumulate
 from math import inf
 
 from common.model import JobId
-from coordinator.policies.aryl.placement import Room
+from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import base_runtime_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 
@@ -33,7 +33,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 class Odds:
     """Of the jobs that wait, as a pass begins."""
 
-    def __init__(self, snapshot: ClusterSnapshot, room: Room) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, room: PlacementState) -> None:
         self._snapshot = snapshot
         self._room = room
         self._lines: dict[str, _Line] = {}
@@ -62,7 +62,7 @@ class Odds:
 class _Line:
     """The training nodes of one GPU type, and who waits for them."""
 
-    def __init__(self, snapshot: ClusterSnapshot, room: Room, gpu_type: str) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, room: PlacementState, gpu_type: str) -> None:
         self._gpu_type = gpu_type
         self._now_s = snapshot.now_s
         self._jobs = snapshot.jobs

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct, field
 
 from common.model import JobId, JobState, NonNegativeInt
-from coordinator.policies.contract.decisions import Allocation, Hold, earliest
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.knobs import Period
@@ -50,13 +50,13 @@ def _grants(pool: Pool, shares: Sequence[Share], why: str) -> list[Grant]:
     ]
 
 
-_Pass = tuple[Allocation, tuple[Hold, ...], list[JobView]]
+_Pass = tuple[Allocation, tuple[PendingReason, ...], list[JobView]]
 """What comes of it, whose GPUs are no nodes for it, and all in the order of their base gangs."""
 
 
 def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> _Pass:
     """AFS-L, or where it is not exact Lyra's cut of it, which stops nobody for another job."""
-    floor, now_s = Floor(snapshot), snapshot.now_s
+    floor, now_s = FreeGpus(snapshot), snapshot.now_s
     line: list[JobView] = []
     grants: list[Grant] = []
 
@@ -153,7 +153,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> _Pa
     memory = recalled(blob, _Memory)
     turns = _turns(knobs, snapshot, memory)
     wins = beats_by_gain(_toss(knobs.seed, turns))
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     line: list[JobView] = []
     grants: list[Grant] = []
 
@@ -198,8 +198,11 @@ def _told(
 
 
 def _held(
-    snapshot: ClusterSnapshot, made: Allocation, roomless: Sequence[Hold], line: Sequence[JobView]
-) -> tuple[Hold, ...]:
+    snapshot: ClusterSnapshot,
+    made: Allocation,
+    roomless: Sequence[PendingReason],
+    line: Sequence[JobView],
+) -> tuple[PendingReason, ...]:
     """Why jobs wait: others have the GPUs as their base gangs, or theirs are free in pieces."""
     behind = {
         job.job_id: (

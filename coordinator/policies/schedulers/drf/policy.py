@@ -36,13 +36,13 @@ from common.model import JobId, NodeName
 from coordinator.policies.contract.cooldown import resizable_at_s
 from coordinator.policies.contract.decisions import (
     Allocation,
-    Hold,
+    PendingReason,
     Placement,
     earliest,
     placed_count,
 )
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     can_grow,
     is_movable,
     present_workers,
@@ -385,7 +385,7 @@ class Filling:
         plan = carry_out(self._snapshot, grants, place=self._planned, stops_in_vain=True)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 
-    def _planned(self, _: Floor, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
+    def _planned(self, _: FreeGpus, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
         """What `_grow` found; nodes have room for it when the shrinks are done."""
         return tuple(self._grown.get(job.job_id, ()))
 
@@ -399,9 +399,9 @@ def _allocate(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
     return Filling(knobs, snapshot).allocation()
 
 
-def _hold(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     held = Filling(knobs, snapshot).held
-    return tuple(Hold(job_id=job.job_id, blockers=(why,)) for job, why in held)
+    return tuple(PendingReason(job_id=job.job_id, blockers=(why,)) for job, why in held)
 
 
 POLICIES = (

@@ -11,7 +11,7 @@ from itertools import chain
 
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.contract.decisions import Decision, Placement
-from coordinator.policies.contract.free_gpus import Floor, barred_gpus, consolidated, fill
+from coordinator.policies.contract.free_gpus import FreeGpus, barred_gpus, consolidated, fill
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.queues import submission
 
@@ -34,7 +34,7 @@ class Board:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.snapshot = snapshot
         self.now_s = snapshot.now_s
-        self.floor = Floor(snapshot)
+        self.floor = FreeGpus(snapshot)
         self.jobs = {job.job_id: job for job in snapshot.jobs}
         self.gpus: dict[JobId, dict[NodeName, tuple[GpuUuid, ...]]] = {}
         self.has: dict[GpuUuid, list[JobId]] = {}

@@ -7,7 +7,7 @@ GPUs, else in turns with a gang of its size. Must not know the engine.
 from __future__ import annotations
 
 from common.model import JobState
-from coordinator.policies.contract.decisions import Hold, Start
+from coordinator.policies.contract.decisions import PendingReason, Start
 from coordinator.policies.contract.free_gpus import GangShape, gang_shape
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.contract.text import counted
@@ -33,9 +33,9 @@ def start_on_free(board: Board) -> None:
             _begin(board, job, place, where)
 
 
-def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[Hold, ...]:
+def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[PendingReason, ...]:
     """Place those that still wait where they take turns, step 4; why the others wait on."""
-    holds: list[Hold] = []
+    holds: list[PendingReason] = []
     in_vain: dict[GangShape, str] = {}
     for job in _waiting(board):
         tenant = job.tenant if board.snapshot.tenants else ""
@@ -44,7 +44,7 @@ def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[H
         why = in_vain.get(like) or _start(board, turns, job, jobs_per_gpu)
         if why:
             in_vain[like] = why
-            holds.append(Hold(job_id=job.job_id, blockers=(why,)))
+            holds.append(PendingReason(job_id=job.job_id, blockers=(why,)))
     return tuple(holds)
 
 

@@ -11,7 +11,13 @@ import msgspec
 from msgspec import Struct
 
 from common.model import JobId, JobState, PositiveInt, Ratio
-from coordinator.policies.contract.decisions import Allocation, Hold, Resume, Start, earliest
+from coordinator.policies.contract.decisions import (
+    Allocation,
+    PendingReason,
+    Resume,
+    Start,
+    earliest,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.knobs import Period, Seconds, off
 from coordinator.policies.parts.memory import recalled
@@ -58,7 +64,9 @@ class Memory(Struct, frozen=True, kw_only=True):
     """Slice of the last look at what could be better."""
 
 
-def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocation, list[Hold]]:
+def _pass(
+    knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes
+) -> tuple[Allocation, list[PendingReason]]:
     memory = recalled(blob, Memory)
     board = Board(snapshot)
     marks = measured(board, memory.marks)
@@ -118,7 +126,9 @@ def _look(knobs: Knobs, board: Board, packing: Packing, moves: Moves | None) -> 
         moves.tidy(knobs.defrag_free_ratio)
 
 
-def _idle_since(board: Board, holds: tuple[Hold, ...], before_s: float | None) -> float | None:
+def _idle_since(
+    board: Board, holds: tuple[PendingReason, ...], before_s: float | None
+) -> float | None:
     """Since when GPUs are free while nobody waits or takes turns; None where that is not so."""
     takes_turns = any(job.state == JobState.SUSPENDED for job in board.snapshot.jobs)
     if holds or takes_turns or board.floor.free_gpus() <= 0:
@@ -127,7 +137,7 @@ def _idle_since(board: Board, holds: tuple[Hold, ...], before_s: float | None) -
 
 
 def _wake_at_s(
-    knobs: Knobs, board: Board, grows_at_s: float | None, holds: tuple[Hold, ...]
+    knobs: Knobs, board: Board, grows_at_s: float | None, holds: tuple[PendingReason, ...]
 ) -> float | None:
     """The next slice while somebody takes turns or waits, or is tried; when jobs may grow."""
     is_shared = any(len(jobs) > 1 for jobs in board.has.values())
@@ -154,7 +164,7 @@ def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     return _pass(knobs, snapshot, memory)[0]
 
 
-def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now."""
     return tuple(_pass(knobs, snapshot, memory)[1])
 

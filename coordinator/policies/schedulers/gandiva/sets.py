@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.contract.decisions import Allocation, Hold, Placement
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Placement
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     accepted_types,
     fill,
     is_movable,
@@ -81,7 +81,7 @@ class _Pass:
         self._knobs = knobs
         self._snapshot = snapshot
         self._before = recalled(blob, Memory)
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         self._jobs = {job.job_id: job for job in snapshot.jobs if self._is_ours(job)}
         gpus = dict(self._floor.free)
         for job in self._jobs.values():
@@ -229,7 +229,7 @@ class _Pass:
         return grants
 
     def _place(
-        self, floor: Floor, job: JobView, gpu_type: str, count: int
+        self, floor: FreeGpus, job: JobView, gpu_type: str, count: int
     ) -> tuple[Placement, ...]:
         """On the nodes of its set."""
         rooms = floor.rooms(gpu_type, job.gpus_per_worker)
@@ -242,7 +242,7 @@ class _Pass:
         may_change = self.division.is_shared or waits or self._knobs.counts_by_gang
         return self.look.next_s if self._jobs and may_change else None
 
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[PendingReason, ...]:
         """Why each job that waits would not start: those in sets first, by their turns there."""
         settled = self.division.set_of()
         turns = {name for each in self.division.sets for name in self.division.computing(each)}
@@ -258,7 +258,7 @@ class _Pass:
         ]
         waiting.sort(key=lambda job: (line.get(job.job_id, inf), job.submitted_at_s, job.job_id))
         return tuple(
-            Hold(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
+            PendingReason(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
             for job in waiting
         )
 
@@ -284,7 +284,7 @@ def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     return _Pass(knobs, snapshot, memory).allocation()
 
 
-def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now."""
     return _Pass(knobs, snapshot, memory).holds()
 

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Allocation, Hold
+from coordinator.policies.contract.decisions import Allocation, PendingReason
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     barred_gpus,
     consolidated,
     is_movable,
@@ -65,7 +65,7 @@ class RoundPass:
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
         self.rounds = rounds
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         self._gpus = max(1, self._floor.total_gpus())
         rounds.note(snapshot, knobs.round_s)
         self.is_due = rounds.begins(snapshot, knobs.round_s)
@@ -202,14 +202,14 @@ def allocate(
 
 def hold(
     solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes
-) -> tuple[Hold, ...]:
+) -> tuple[PendingReason, ...]:
     """Why each job that waits is not among those of the present round."""
     turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
     if turn.is_due:
         return turn.plan().holds
     at_s = turn.rounds.begun_at_s + knobs.round_s
     return tuple(
-        Hold(
+        PendingReason(
             job_id=job.job_id,
             blockers=(
                 f"the next round begins in {max(0.0, at_s - snapshot.now_s):.0f} s; "

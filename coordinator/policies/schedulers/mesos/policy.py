@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from common.model import JobState, NodeName
-from coordinator.policies.contract.decisions import Allocation, Hold
-from coordinator.policies.contract.free_gpus import Floor, takers
+from coordinator.policies.contract.decisions import Allocation, PendingReason
+from coordinator.policies.contract.free_gpus import FreeGpus, takers
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.knobs import Period
@@ -88,7 +88,7 @@ class Offers:
     def __init__(self, knobs: MesosKnobs, snapshot: ClusterSnapshot, before: Memory) -> None:
         self._knobs = knobs
         self._snapshot = snapshot
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         # Whoever could never run would hoard for ever, and block those behind it.
         self._lines, self._never = askers(lines(snapshot), Fleet(snapshot, lends=False))
         self._total = total_of(self._floor.nodes.values())
@@ -231,18 +231,18 @@ class Offers:
             self.grants.append(grant)
         return grant is not None
 
-    def why_held(self) -> tuple[Hold, ...]:
+    def why_held(self) -> tuple[PendingReason, ...]:
         """Why each job that waits on does."""
-        held: list[Hold] = []
+        held: list[PendingReason] = []
         waiting = heads(self._lines)
         for name in sorted(waiting, key=self._shares.turns(waiting)):
             line = self._lines[name]
             gpus = counted(sum(self._hoards.of(name).values()), "GPU")
             why = f"framework {name} has offers of {gpus}, too few for its gang"
             for job in line:
-                held.append(Hold(job_id=job.job_id, blockers=(why,)))
+                held.append(PendingReason(job_id=job.job_id, blockers=(why,)))
                 why = f"behind {line[0].job_id} of its framework, whose gang is not offered"
-        never = (Hold(job_id=job_id, blockers=why) for job_id, why in self._never.items())
+        never = (PendingReason(job_id=job_id, blockers=why) for job_id, why in self._never.items())
         return (*held, *never)
 
 
@@ -282,7 +282,7 @@ def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
     return max(now_s + knobs.tick_s, min(ends)) if ends else None
 
 
-def _hold(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     return Offers(knobs, snapshot, recalled(memory, Memory)).why_held()
 
 

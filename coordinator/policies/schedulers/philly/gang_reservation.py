@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from msgspec import Struct, structs
 
 from common.model import JobId, NodeName
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.schedulers.philly.gang_tries import Patience, Try, try_at
 from coordinator.policies.schedulers.philly.locality import Gang, part
@@ -50,7 +50,7 @@ class Holding:
     """
 
     def __init__(
-        self, floor: Floor, quotas: QuotasInUse, patience: Patience, now_s: float, most: int,
+        self, floor: FreeGpus, quotas: QuotasInUse, patience: Patience, now_s: float, most: int,
         *, reserves: bool = False,
     ) -> None:  # fmt: skip
         self._floor = floor

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Placement
-from coordinator.policies.contract.free_gpus import Floor, fill, nodes_needed
+from coordinator.policies.contract.free_gpus import FreeGpus, fill, nodes_needed
 
 FEWEST_NODES, ONE_RACK, ANYWHERE = 0, 1, 2
 """Levels, from the strictest to the loosest."""
@@ -31,7 +31,7 @@ class Gang(Struct, frozen=True):
     gpu_type: str
 
 
-def whole(floor: Floor, gang: Gang, level: int) -> tuple[Placement, ...]:
+def whole(floor: FreeGpus, gang: Gang, level: int) -> tuple[Placement, ...]:
     """Free places for a whole gang at a level; none where it does not fit."""
     rooms = floor.rooms(gang.gpu_type, gang.gpus_per_worker)
     if gang.workers * gang.gpus_per_worker == 1:
@@ -45,7 +45,9 @@ def whole(floor: Floor, gang: Gang, level: int) -> tuple[Placement, ...]:
     return ()
 
 
-def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> dict[NodeName, int]:
+def part(
+    floor: FreeGpus, gang: Gang, level: int, held: Mapping[NodeName, int]
+) -> dict[NodeName, int]:
     """Free GPUs to hold for a gang that does not fit, where it may come to stand.
 
     held: what it holds by now, which is free on the floor: it stays with those nodes.
@@ -65,7 +67,7 @@ def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> 
 
 
 def _candidates(
-    floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]
+    floor: FreeGpus, gang: Gang, level: int, held: Mapping[NodeName, int]
 ) -> list[list[NodeName]]:
     """Groups of nodes of which one is to take the gang, best first, and so within each."""
     racks: dict[str, list[NodeName]] = {}
@@ -88,12 +90,12 @@ def _candidates(
     return [[name for names in groups for name in names]]  # no rack could ever take it
 
 
-def _places(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
+def _places(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> int:
     nodes = (floor.nodes[name] for name in names)
     return sum((node.gpus - node.barred_gpus) // gang.gpus_per_worker for node in nodes)
 
 
-def _together(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> list[NodeName]:
+def _together(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> list[NodeName]:
     """The first of these nodes that hold the gang with nobody on them, on as few as can.
 
     Where nodes differ not any of them will do: what is held on one that is too small for its part
@@ -114,6 +116,6 @@ def _together(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> list[NodeN
     return found
 
 
-def _fewest(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
+def _fewest(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> int:
     """How many of these nodes the gang would need with nobody on them."""
     return nodes_needed((_places(floor, gang, (name,)) for name in names), gang.workers)

@@ -28,10 +28,10 @@ from coordinator.policies.contract.decisions import (
     FAIR_SHARE,
     FRAGMENTATION,
     Allocation,
-    Hold,
+    PendingReason,
     Wait,
 )
-from coordinator.policies.contract.free_gpus import Floor, is_movable
+from coordinator.policies.contract.free_gpus import FreeGpus, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.grants import Grant, carry_out, going_on
@@ -78,7 +78,7 @@ class _Pass:
         self._snapshot = snapshot
         self._tenancy = Tenancy(snapshot)
         self._quotas = QuotasInUse(snapshot, self._tenancy)
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         self._pool = PrerunPool(snapshot, self._floor, knobs.prerun_gpus)
         self._holding = Holding(
             self._floor, self._quotas, knobs, snapshot.now_s, knobs.holders,
@@ -222,10 +222,10 @@ class _Pass:
             self.kinds[FRAGMENTATION if is_within else FAIR_SHARE].append(job.job_id)
         self.waiting.append((job, tried, room))
 
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[PendingReason, ...]:
         """Why each of the others waits, in sentences."""
         return tuple(
-            Hold(job_id=job.job_id, blockers=(self._why(job, tried, room),))
+            PendingReason(job_id=job.job_id, blockers=(self._why(job, tried, room),))
             for job, tried, room in self.waiting
         )
 
@@ -254,7 +254,7 @@ def _allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocat
     )
 
 
-def _explain(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _explain(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     return _Pass(knobs, snapshot, memory).holds()
 
 

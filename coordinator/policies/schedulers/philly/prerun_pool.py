@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName
 from coordinator.policies.contract.estimates import Source
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.parts.grants import Grant, begin
 
@@ -31,7 +31,7 @@ class PrerunPool:
     where it gives way.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot, floor: Floor, gpus: int) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, floor: FreeGpus, gpus: int) -> None:
         kept = _last(floor.nodes, gpus)
         if any(_needs_all(job, floor.nodes, kept) for job in snapshot.jobs):
             kept = {}
@@ -41,7 +41,7 @@ class PrerunPool:
                 if worker.node in taken:
                     taken[worker.node] += worker.gpus
         self.gpus = sum(kept.values())
-        self.floor = Floor(snapshot)
+        self.floor = FreeGpus(snapshot)
         self.floor.nodes, self.floor.free = {}, {}
         for name, gpus in kept.items():
             node, rest = floor.nodes[name], floor.nodes[name].gpus - gpus

@@ -21,13 +21,13 @@ from coordinator.policies.contract.decisions import (
     Resize,
     placed_count,
 )
-from coordinator.policies.contract.free_gpus import Floor, consolidated, fill, is_movable
+from coordinator.policies.contract.free_gpus import FreeGpus, consolidated, fill, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.contract.text import unsaved
 from coordinator.policies.parts.setbacks import keeps_gang
 
 
-class ApartFloor(Floor):
+class ApartFloor(FreeGpus):
     """A floor that knows which jobs are on each node, and lets nobody stay where it clashes.
 
     placing: whose workers are given GPUs next; `apart` sets it.
@@ -102,7 +102,7 @@ class ApartFloor(Floor):
             self._jobs_on[name].discard(job_id)
 
 
-def apart(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+def apart(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """One node that takes all, with those that the job has; else the fewest without a job over
     several nodes, those that it has first. Of an `ApartFloor`."""
     assert isinstance(floor, ApartFloor)
@@ -119,7 +119,7 @@ def apart(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placem
     return across if placed_count(across) > placed_count(alone) else alone
 
 
-def _on_one(floor: Floor, rooms: dict[NodeName, int], count: int) -> tuple[Placement, ...]:
+def _on_one(floor: FreeGpus, rooms: dict[NodeName, int], count: int) -> tuple[Placement, ...]:
     """The fullest node that takes all; else the one that takes most."""
     if not rooms:
         return ()

@@ -18,8 +18,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from common.model import JobId, NonNegativeInt
-from coordinator.policies.contract.decisions import Allocation, Hold
-from coordinator.policies.contract.free_gpus import Floor, consolidated, present_workers
+from coordinator.policies.contract.decisions import Allocation, PendingReason
+from coordinator.policies.contract.free_gpus import FreeGpus, consolidated, present_workers
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted, listed
 from coordinator.policies.knobs import Period
@@ -115,8 +115,8 @@ class _Round:
         found = pools(self.parted.left, self._floor(), resizes=True)
         self.pools = [pool for pool in found if pool.jobs]
 
-    def _floor(self) -> Floor:
-        floor = (ApartFloor if self._knobs.spans_apart else Floor)(self._seen)
+    def _floor(self) -> FreeGpus:
+        floor = (ApartFloor if self._knobs.spans_apart else FreeGpus)(self._seen)
         floor.vacate(self.parted.gone)
         return floor
 
@@ -203,7 +203,7 @@ def _fingerprint(shared: Sequence[Pool]) -> str:
     return sha256(";".join(parts).encode()).hexdigest()[:16]
 
 
-def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Hold, ...]:
+def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[PendingReason, ...]:
     memory = recalled(blob, _Memory)
     left_s = max(0.0, memory.next_s - snapshot.now_s)
     when = f"GPUs are shared out once in {knobs.round_s:g} s, next in {left_s:.0f} s"

@@ -16,7 +16,7 @@ from msgspec import Struct
 from common.model import JobId
 from coordinator.policies.contract.cooldown import resizable_at_s
 from coordinator.policies.contract.decisions import Preempt, Resize, Start, placed_count
-from coordinator.policies.contract.free_gpus import Floor, Place, present_workers
+from coordinator.policies.contract.free_gpus import FreeGpus, Place, present_workers
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.grants import Grant, Plan, carry_out
 from coordinator.policies.parts.pooling import Pool
@@ -56,7 +56,7 @@ class Asking(Struct, frozen=True, kw_only=True):
     snapshot: ClusterSnapshot
     pools: Sequence[Pool]
     problems: Sequence[Problem]
-    floor: Callable[[], Floor]
+    floor: Callable[[], FreeGpus]
     place: Place
     grant: Callable[[Pool, JobView, int], Grant]
 

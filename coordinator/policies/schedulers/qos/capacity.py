@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from common.model import JobId
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.schedulers.qos.admission import NO_QUOTAS
 from coordinator.policies.schedulers.qos.applicants import fixed_gpus
@@ -29,7 +29,7 @@ class Capacity:
         self, snapshot: ClusterSnapshot, let_in: Container[str], before: Mapping[str, str]
     ) -> None:
         self._snapshot = snapshot
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         self.kinds = Kinds(snapshot, self._floor, let_in, before)
         self.gpu_types = sorted({*self._floor.gpu_types, *self.kinds.of.values()})
         self.tenancy = _whole_tree(snapshot) if has_quotas(snapshot.tenants) else None

@@ -12,8 +12,8 @@ from functools import partial
 from msgspec import Struct
 
 from common.model import JobId
-from coordinator.policies.contract.decisions import Allocation, Hold
-from coordinator.policies.contract.free_gpus import Floor, consolidated
+from coordinator.policies.contract.decisions import Allocation, PendingReason
+from coordinator.policies.contract.free_gpus import FreeGpus, consolidated
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.blockers_for_all import answers
@@ -73,7 +73,7 @@ def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[
     notes: dict[JobId, str] = {}
     reach = Reach(snapshot)
     size = partial(least_in_time, now_s=snapshot.now_s)
-    for pool in pools(snapshot, Floor(snapshot), order=by_deadline, size=size, resizes=True):
+    for pool in pools(snapshot, FreeGpus(snapshot), order=by_deadline, size=size, resizes=True):
         more, told = _grants(knobs, pool, reach)
         grants += more
         notes |= told
@@ -86,7 +86,7 @@ def _allocate(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
     return Allocation(decisions=plan.decisions, memory=memory, wake_at_s=plan.wake_at_s)
 
 
-def _hold(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     grants, notes = _all(knobs, snapshot)
     plan = carry_out(snapshot, grants, place=consolidated)
     return answers(snapshot, plan.decisions, plan.holds, notes)

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.contract.decisions import Allocation, Hold, Reject
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Reject
 from coordinator.policies.contract.free_gpus import consolidated
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.knobs import Period, Seconds
@@ -236,7 +236,9 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     )
 
 
-def _hold(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(
+    knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[PendingReason, ...]:
     found = _Pass(knobs, snapshot, memory)
     plan = found.carried_out()
     rejects = {reject.job_id: reject.reason for reject in found.rejects}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Placement
-from coordinator.policies.contract.free_gpus import Floor, fill
+from coordinator.policies.contract.free_gpus import FreeGpus, fill
 from coordinator.policies.contract.snapshot import JobView
 
 
 def one_node_or_spread(
-    floor: Floor, job: JobView, gpu_type: str, count: int
+    floor: FreeGpus, job: JobView, gpu_type: str, count: int
 ) -> tuple[Placement, ...]:
     """The fullest node where the gang fits whole; else the emptiest nodes first."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from common.model import JobState, Ratio
-from coordinator.policies.contract.decisions import Allocation, Hold, earliest
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.knobs import Period, Seconds
@@ -205,7 +205,7 @@ class _Pass:
 def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[list[_Pass], Memory]:
     memory = refitted(memory, snapshot.jobs)
     steps = memory.steps
-    floor = Floor(snapshot)
+    floor = FreeGpus(snapshot)
     reach = Reach(snapshot)
     size = partial(least_in_time, now_s=snapshot.now_s, margin=knobs.margin)
     found = pools(snapshot, floor, order=by_deadline, size=size, resizes=True)
@@ -225,7 +225,7 @@ def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
     )
 
 
-def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     passes, _ = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
     plan = carry_out(snapshot, grants, place=one_node_or_spread)

@@ -11,7 +11,7 @@ from functools import partial
 from msgspec import structs
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.free_gpus import Floor, accepted_types
+from coordinator.policies.contract.free_gpus import FreeGpus, accepted_types
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.pooling import by_deadline, choices, hosting_types
 from coordinator.policies.schedulers.qos.applicants import gang_of
@@ -33,7 +33,7 @@ class Kinds:
     def __init__(
         self,
         snapshot: ClusterSnapshot,
-        floor: Floor,
+        floor: FreeGpus,
         let_in: Container[str],
         before: Mapping[str, str],
     ) -> None:
@@ -77,4 +77,4 @@ def _hosted_if_all_were_open(snapshot: ClusterSnapshot) -> Container[str]:
     and asks when they are back."""
     nodes = tuple(structs.replace(node, is_schedulable=True) for node in snapshot.nodes)
     snapshot = structs.replace(snapshot, nodes=nodes)
-    return hosting_types(snapshot, Floor(snapshot)).keys()
+    return hosting_types(snapshot, FreeGpus(snapshot)).keys()

@@ -15,7 +15,7 @@ from functools import partial
 from math import floor
 
 from common.model import JobState
-from coordinator.policies.contract.free_gpus import Floor, GangShape, can_grow, gang_shape
+from coordinator.policies.contract.free_gpus import FreeGpus, GangShape, can_grow, gang_shape
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.parts.grants import Plan
 from coordinator.policies.schedulers.themis.app_standing import (
@@ -45,7 +45,7 @@ class Arbiter:
         self._snapshot = snapshot
         self.memory = memory
         self._chance = Chance(knobs.seed, memory.draws)
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         self.leases = Leases(snapshot, memory, knobs.lease_s, knobs.spread, self._chance)
         # Whether anybody wants what it does not hold.
         self._is_contested = any(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from common.model import JobId, NodeName
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.schedulers.themis.app_standing import Standing
@@ -40,7 +40,7 @@ class Sale:
         self._chance = chance
         self._jobs = snapshot.jobs
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self.free = leases.offered(Floor(snapshot)).free
+        self.free = leases.offered(FreeGpus(snapshot)).free
         self.given: dict[JobId, Given] = {}
         self.outcome: dict[str, str] = {}
         self._stuck: set[str] = set()

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.contract.decisions import Placement, merge
-from coordinator.policies.contract.free_gpus import Floor
+from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.grants import Grant, Plan, carry_out
 from coordinator.policies.schedulers.themis.leases import Leases
@@ -29,11 +29,11 @@ NOTHING = Given()
 
 
 def committed(
-    snapshot: ClusterSnapshot, floor: Floor, leases: Leases, given: Mapping[JobId, Given]
+    snapshot: ClusterSnapshot, floor: FreeGpus, leases: Leases, given: Mapping[JobId, Given]
 ) -> Plan:
     """Decisions, in order of what is kept and what is given; whose GPUs nobody took keeps them."""
 
-    def place(floor: Floor, job: JobView, _: str, count: int) -> tuple[Placement, ...]:
+    def place(floor: FreeGpus, job: JobView, _: str, count: int) -> tuple[Placement, ...]:
         more = given.get(job.job_id, NOTHING).more
         return given_where(floor, job, leases.returned(job), more, count)
 
@@ -75,7 +75,7 @@ def _by_node(more: Iterable[Placement]) -> dict[NodeName, int]:
 
 
 def given_where(
-    floor: Floor,
+    floor: FreeGpus,
     job: JobView,
     returned: Iterable[WorkerView],
     more: Iterable[Placement],

@@ -15,7 +15,7 @@ from math import inf
 from msgspec import Struct, field
 
 from common.model import JobId, NodeName
-from coordinator.policies.contract.free_gpus import Floor, is_movable
+from coordinator.policies.contract.free_gpus import FreeGpus, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.setbacks import is_set_back
 from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
@@ -111,7 +111,7 @@ class Leases:
         kept = {worker.worker_index for worker in self.kept[job.job_id]}
         return [worker for worker in _present(job) if worker.worker_index not in kept]
 
-    def offered(self, floor: Floor) -> Floor:
+    def offered(self, floor: FreeGpus) -> FreeGpus:
         """What is free on a floor together with what came back."""
         for job in self._jobs:
             floor.vacate(self.returned(job))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Allocation, Hold, earliest
+from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.setbacks import told
@@ -34,7 +34,7 @@ def allocate(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
     )
 
 
-def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """Why each job that waits would be given nothing now, the worst off first."""
     arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     arbiter.run()
@@ -43,7 +43,7 @@ def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[
     ranked = sorted(
         arbiter.standings.values(), key=lambda s: (-s.rho(snapshot.now_s, knobs.lease_s), s.app)
     )
-    found: list[Hold] = []
+    found: list[PendingReason] = []
     for standing in ranked:
         for job in standing.jobs:
             if job.state != JobState.PENDING:
@@ -51,7 +51,9 @@ def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[
             if job.job_id in missed:
                 found.append(missed[job.job_id])
             elif job.job_id not in arbiter.sale.given:
-                found.append(Hold(job_id=job.job_id, blockers=_why(arbiter, standing, knobs)))
+                found.append(
+                    PendingReason(job_id=job.job_id, blockers=_why(arbiter, standing, knobs))
+                )
     return tuple(found)
 
 

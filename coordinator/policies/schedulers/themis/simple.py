@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct, field
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Allocation, Hold, Start, earliest
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Start, earliest
 from coordinator.policies.contract.free_gpus import (
-    Floor,
+    FreeGpus,
     barred_gpus,
     can_grow,
     consolidated,
@@ -68,7 +68,7 @@ class Division:
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
         self._lease_s = knobs.lease_s
-        self._floor = Floor(snapshot)
+        self._floor = FreeGpus(snapshot)
         attendance = self.memory.attendance
         apps = attendance.note(snapshot)
         yard = Yardstick(
@@ -163,7 +163,7 @@ class Division:
             (),
         )
 
-    def holds(self, plan: Plan) -> tuple[Hold, ...]:
+    def holds(self, plan: Plan) -> tuple[PendingReason, ...]:
         """Why each job that waits gets nothing now, in its order."""
         missed = {hold.job_id: hold for hold in plan.holds}
         decided = {start.job_id for start in plan.decisions if isinstance(start, Start)}
@@ -178,7 +178,7 @@ class Division:
             )
 
         return tuple(
-            missed.get(job.job_id, Hold(job_id=job.job_id, blockers=(why(app, job),)))
+            missed.get(job.job_id, PendingReason(job_id=job.job_id, blockers=(why(app, job),)))
             for app, job in self._line
             if job.state == JobState.PENDING and job.job_id not in decided
         )
@@ -195,7 +195,7 @@ def allocate(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
     )
 
 
-def hold(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def hold(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     """Why each job that waits gets nothing now."""
     division = Division(knobs, snapshot, memory)
     return division.holds(division.plan())

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from common.model import JobId, JobState, PositiveFloat, PositiveInt, Ratio
-from coordinator.policies.contract.decisions import Allocation, Hold, earliest
+from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
 from coordinator.policies.contract.free_gpus import Place, best_fit, fewest_nodes
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
@@ -191,10 +191,10 @@ class _Pass:
                 lived[job.job_id] = Lived(service_gpu_s, now_s, gpus)
         return lived
 
-    def holds(self) -> tuple[Hold, ...]:
+    def holds(self) -> tuple[PendingReason, ...]:
         """Why each job that waits would not start."""
         return tuple(
-            Hold(job_id=job.job_id, blockers=(self._hold(job, room),))
+            PendingReason(job_id=job.job_id, blockers=(self._hold(job, room),))
             for job, room in self.turns.held
         )
 
@@ -235,7 +235,9 @@ def _allocate(knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) ->
     return _Pass(knobs, snapshot, memory).allocation()
 
 
-def _hold(knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+def _hold(
+    knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[PendingReason, ...]:
     return _Pass(knobs, snapshot, memory).holds()
 
 
