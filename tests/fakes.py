@@ -1,7 +1,8 @@
 """Fakes of the edges, for tests: a bus, a clock, a journal, snapshots and a key with CAS.
 
 Each one is run through the same contract tests as the real thing (tests/common/test_bus.py,
-tests/service/test_store.py), so a test that passes on a fake says something about the product.
+tests/service/journal/test_jetstream.py), so a test that passes on a fake says something about the
+product.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from agent.workers.lost import ASK_S, LostWorkers
 from agent.workers.shim_runner import ShimRunner
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.test_withdrawn import HangingDiskStarter
 from tests.agent.worker_house import (
     PATIENCE_S,
     WorkerHouse,
@@ -26,6 +25,7 @@ from tests.agent.worker_house import (
     make_order,
     make_workers,
 )
+from tests.agent.workers.test_withdrawn import HangingDiskStarter
 
 house = pytest.fixture(make_workers)
 

@@ -14,7 +14,7 @@ from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.snapshot import Behind, JobView
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
-from tests.engine.test_prerun import GANG, TIME_S, cell, submit
+from tests.engine.jobs.test_prerun import GANG, TIME_S, cell, submit
 
 RULES = read_rules()
 WORK_S = 10_000.0

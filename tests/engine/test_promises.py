@@ -23,7 +23,7 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
-from tests.engine.test_awaiting import QUICK, waiting_house, waits
+from tests.engine.loans.test_delayed_reclaim import QUICK, waiting_house, waits
 
 I0 = NodeName("i0")
 PROMISE_S = 60.0

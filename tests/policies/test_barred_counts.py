@@ -9,9 +9,9 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
-from tests.policies.test_odds import HOUR_S, cell, needed
-from tests.policies.test_odds import job as of_whole_nodes
-from tests.policies.test_scaling import counts, nodes_of, phase_2, running
+from tests.policies.aryl.lending.test_odds import HOUR_S, cell, needed
+from tests.policies.aryl.lending.test_odds import job as of_whole_nodes
+from tests.policies.aryl.test_scaling import counts, nodes_of, phase_2, running
 
 
 def test_a_worker_that_has_one_is_not_exchanged_for_a_better_one() -> None:

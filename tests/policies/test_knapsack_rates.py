@@ -18,7 +18,7 @@ from coordinator.policies.aryl.knapsack import (
     solve_greedy,
 )
 from tests import strategies
-from tests.policies.test_knapsack import brute_force_s, value_s, weight_gpus
+from tests.policies.aryl.test_knapsack import brute_force_s, value_s, weight_gpus
 
 MIXED = st.lists(
     st.one_of(strategies.rated_groups(is_moving=True), strategies.groups(is_moving=True)),

@@ -21,7 +21,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.policies.test_knapsack import brute_force_s, value_s, weight_gpus
+from tests.policies.aryl.test_knapsack import brute_force_s, value_s, weight_gpus
 from tests.policies.test_knapsack_rates import largest_step_s
 
 PRICED = st.builds(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from common.model import JobState, NodeName
 from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_snapshot, make_worker_view
-from tests.policies.test_demand import FULL, gang, idle, lent, serving
+from tests.policies.aryl.lending.test_demand import FULL, gang, idle, lent, serving
 
 
 def test_no_node_is_lent_for_a_job_that_nodes_could_not_start() -> None:

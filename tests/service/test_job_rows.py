@@ -15,8 +15,8 @@ from coordinator.service.api import explain, rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
 from tests.engine.house import House, state
-from tests.engine.test_sharing import beside, resume, suspend
-from tests.engine.test_stalls import FLOOR_S, quiet, tells, told
+from tests.engine.jobs.test_gpu_sharing import beside, resume, suspend
+from tests.engine.jobs.test_stalls import FLOOR_S, quiet, tells, told
 
 
 def row(cell: BlackHole, job: JobEntry) -> JobRow:

@@ -15,7 +15,7 @@ from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.engine.house import House, start, state
-from tests.engine.test_prerun import TIME_S, cell, submit
+from tests.engine.jobs.test_prerun import TIME_S, cell, submit
 
 RULES = read_rules()
 GANG = "its gang of 2 workers with 16 GPUs"

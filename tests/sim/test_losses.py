@@ -12,8 +12,8 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.simulation import Submission
 from coordinator.sim.run.wire import Wire, WireRules
+from tests.sim.run.test_simulation import SLOW, job, sim, to_the_end
 from tests.sim.small import small
-from tests.sim.test_simulation import SLOW, job, sim, to_the_end
 
 
 def played(policy: str, saves: Saves | None, *, has_delays: bool) -> Stage:

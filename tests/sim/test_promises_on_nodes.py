@@ -7,7 +7,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup
-from tests.sim.test_run import job, workload
+from tests.sim.run.test_play import job, workload
 
 JOBS = (
     job("a", 0.0, 5000.0, 2, deadline_s=20_000.0),

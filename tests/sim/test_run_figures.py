@@ -10,7 +10,7 @@ from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import ScalingCurve
 from coordinator.workloads.shaping import RuntimeModel
-from tests.sim.test_run import job, played, workload
+from tests.sim.run.test_play import job, played, workload
 
 
 def test_the_bound_is_by_the_best_size_and_not_by_the_largest() -> None:

@@ -34,7 +34,7 @@ from tests.agent.page_server import LIMIT_S, VLLM
 
 CLOCK = SystemClock()
 FETCH = page_fetcher(CLOCK)
-TLS = Path(__file__).parents[1] / "data/tls"
+TLS = Path(__file__).parents[2] / "data/tls"
 SECRET = "s3cret-word"
 LONG_S = 20.0
 

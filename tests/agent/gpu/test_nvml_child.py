@@ -26,7 +26,7 @@ from tests.agent.worker_house import is_alive, kill
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()
 LIMIT_S = 20.0
 """A test that waits this long has failed; nothing here is timed."""

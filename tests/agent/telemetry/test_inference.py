@@ -26,7 +26,7 @@ from common.messages import InferenceReport
 from common.model import MAX_INT
 from tests.fakeclock import FakeClock
 
-PAGES = Path(__file__).parents[1] / "data/metrics"
+PAGES = Path(__file__).parents[2] / "data/metrics"
 
 
 def page(name: str) -> str:

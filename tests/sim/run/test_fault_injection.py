@@ -30,7 +30,7 @@ from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 NEVER = frozenset(
     name for name, rule in read_rules().reasons.items() if rule.retry == RetryClass.NEVER
 )
-TABLE_7 = Path(__file__).parents[1] / "data" / "sim" / "philly_failures.csv"
+TABLE_7 = Path(__file__).parents[2] / "data" / "sim" / "philly_failures.csv"
 """The study's table as it was published."""
 GPU_TIME = "gpu_time_percent"
 """Its column of the GPU time that failed so, which no source of failures draws from."""

@@ -184,6 +184,6 @@ async def test_a_lease_that_cannot_be_made_ends_the_block_before_it_begins() -> 
 
 def test_work_may_stall_for_less_than_the_watchdog_waits() -> None:
     """Else systemd kills the leader first, and its standby learns of no reason."""
-    unit = Path(__file__).parents[2] / "systemd" / "aryl-coordinator.service"
+    unit = Path(__file__).parents[3] / "systemd" / "aryl-coordinator.service"
     settings = CoordinatorSettings(cell="c", nats_url="nats://127.0.0.1:4222")
     assert f"WatchdogSec={settings.leader_stall_s + 10:.0f}s" in unit.read_text()

@@ -19,7 +19,7 @@ from common.clock import SystemClock
 from tests.agent.daemon_house import LOOK_S
 from tests.agent.worker_house import PATIENCE_S, is_alive
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()
 ODD_NAME = "aryl.odd-name"
 """Of a variable that no shell could use."""

@@ -23,7 +23,7 @@ from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.worker_house import PATIENCE_S, is_alive
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()
 PATIENT_S = 2.0
 LET_GO_S = 0.3

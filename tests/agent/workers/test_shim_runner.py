@@ -118,7 +118,7 @@ asyncio.run(runner.start(order, endpoint="node-1:29400"))
 os.killpg(os.getpid(), signal.SIGKILL)
 """
     text = msgspec.json.encode(order).decode()
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     starter = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

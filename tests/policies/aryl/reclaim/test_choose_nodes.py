@@ -23,7 +23,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
-from tests.policies.test_baselines import FIGURE_5
+from tests.policies.aryl.reclaim.test_rules import FIGURE_5
 
 
 def occupancy_of(nodes: list[NodeView], jobs: list[JobView]) -> Occupancy:

@@ -26,7 +26,7 @@ from coordinator.service.api.explain import job as explain_job
 from coordinator.sim.run.cluster import Delays
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
 from tests.engine.house import House, state
-from tests.engine.test_retrying import fail
+from tests.engine.jobs.test_retry import fail
 
 WORKDIR = "workdir: no such directory: /data/x"
 AVOID_S = SETTINGS.retry_avoid_s

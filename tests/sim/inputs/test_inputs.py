@@ -26,8 +26,8 @@ from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.records import NodeGroup, TraceJob
 
 SHARES = Shares.__struct_fields__
-SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
-TRACES = Path(__file__).parents[1] / "data" / "traces"
+SLICE = Path(__file__).parents[2] / "data" / "sim" / "itp_slice.csv"
+TRACES = Path(__file__).parents[2] / "data" / "traces"
 
 
 def test_a_shape_is_training_plus_inference() -> None:

@@ -278,6 +278,6 @@ def test_a_word_that_does_not_fit_is_named(
 
 def test_it_starts_with_the_standard_library_alone() -> None:
     """It also runs on a router's machine, where nothing of Aryl is."""
-    path = str(Path(__file__).parents[2] / "agent")
+    path = str(Path(__file__).parents[3] / "agent/hooks")
     code = f"import sys; sys.path.insert(0, {path!r}); import route; print(route.__file__)"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=True)
