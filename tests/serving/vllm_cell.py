@@ -19,6 +19,8 @@ from coordinator.demo.supervise import Unit
 HERE = Path(__file__).parent
 MODEL = "tiny"
 BACKEND = "chat"
+GRACE_S = 10.0
+"""Of a job on a lent node."""
 HAPROXY = """\
 global
   stats socket {socket} mode 600 level admin
@@ -63,7 +65,7 @@ def cell_plan() -> CellPlan:
             warm_up_s=timing.warm_up_s,
             reclaim_deadline_s=timing.reclaim_deadline_s,
             device_free_s=timing.device_free_s,
-            grace_s=10.0,
+            grace_s=GRACE_S,
         ),
     )
 
