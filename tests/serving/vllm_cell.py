@@ -47,8 +47,8 @@ REQUEST_RATE_PER_NODE = 1.6
 class Timing(Struct, frozen=True, kw_only=True):
     """What the real server takes, in seconds, on a machine with two busy cores."""
 
-    warm_up_s: float = 240.0
-    reclaim_deadline_s: float = 360.0
+    warm_up_s: float = 360.0
+    reclaim_deadline_s: float = 480.0
     device_free_s: float = 30.0
 
 
