@@ -20,11 +20,11 @@ from agent.hooks.route import TIMEOUT_S, haproxy_ask
 from common.api import ListNodes, Nodes, Submit, Submitted
 from common.clock import SystemClock
 from common.errors import ArylError
-from common.model import JobSpec, NodeRole, WorkerRange
+from common.model import CheckpointSpec, JobSpec, NodeRole, WorkerRange
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR
 from tests.serving.load import Figures, Load
-from tests.serving.vllm_cell import BACKEND, MODEL, VllmCell
+from tests.serving.vllm_cell import BACKEND, GRACE_S, MODEL, VllmCell
 
 VENV = Path(os.environ.get("ARYL_SERVING_VENV", ".venv-serving")).absolute()
 PATIENCE_S = 480.0
@@ -193,6 +193,7 @@ async def test_no_request_fails_through_lends_reclaims_and_the_death_of_all_daem
         command=("sleep", "1000000"),
         gpus_per_worker=1,
         workers=WorkerRange(min=2, max=4),
+        checkpoint=CheckpointSpec(grace_s=GRACE_S),  # all that the service lets a guest have
     )
     await client.ask(Submit(spec=job, request_id="one"), Submitted)
     load = Load(cell.router_url, model=MODEL, seed=24)

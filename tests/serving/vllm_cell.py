@@ -19,6 +19,8 @@ from coordinator.demo.supervise import Unit
 HERE = Path(__file__).parent
 MODEL = "tiny"
 BACKEND = "chat"
+GRACE_S = 10.0
+"""Of a job on a lent node."""
 HAPROXY = """\
 global
   stats socket {socket} mode 600 level admin
@@ -45,8 +47,8 @@ REQUEST_RATE_PER_NODE = 1.6
 class Timing(Struct, frozen=True, kw_only=True):
     """What the real server takes, in seconds, on a machine with two busy cores."""
 
-    warm_up_s: float = 240.0
-    reclaim_deadline_s: float = 360.0
+    warm_up_s: float = 360.0
+    reclaim_deadline_s: float = 480.0
     device_free_s: float = 30.0
 
 
@@ -63,7 +65,7 @@ def cell_plan() -> CellPlan:
             warm_up_s=timing.warm_up_s,
             reclaim_deadline_s=timing.reclaim_deadline_s,
             device_free_s=timing.device_free_s,
-            grace_s=10.0,
+            grace_s=GRACE_S,
         ),
     )
 
