@@ -5,6 +5,9 @@ A page is Prometheus' text format or a JSON document. What counts in it says a `
 site's own or one of `agent.telemetry.engines`. A value that is no count is dropped, and the page is
 not: what was its last good value stands for it. Where nothing does, its number is unknown and not
 zero.
+
+A load is the growth of what succeeded, so there a value that is missing makes the sum unknown, and
+a last good one stands for `MAX_STANDS` pages only: a counter that stands still is no load of zero.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ SHORT = 8
 """So much of a name is looked at first: few lines begin like one that matters."""
 MAX_LINE_CHARS = 120
 """Of a line or a value that is told as dropped."""
+MAX_STANDS = 3
+"""So many pages in a row the last good value of a counter stands for one that was dropped; as many
+reports without a page make a load unknown."""
 MAX_DROPPED = 5
 """So many values are told as dropped, of more only how many."""
 
@@ -63,7 +69,7 @@ class Count(Struct, frozen=True, kw_only=True):
     """What one `CountSettings` came to.
 
     value: None where the page does not say. samples: what of the page it is made of. dropped: those
-        of them that are no count; the last good value stands for each that has one.
+        of them that are no count; the last good value stands for each that has one, for a while.
     """
 
     name: str
@@ -146,6 +152,13 @@ class Reading(Struct, frozen=True, kw_only=True):
         )
 
 
+class _Good(Struct, frozen=True):
+    """The last good value of a sample, and for how many pages it has stood for one that was not."""
+
+    value: float
+    stood: int = 0
+
+
 class PageReader:
     """Reads the pages of one server, and remembers the last good values of the newest one."""
 
@@ -155,7 +168,7 @@ class PageReader:
         # agent has a hundredth of a core.
         self._names = frozenset(name for one in self._dialects for name in _series(one))
         self._starts = tuple({name[:SHORT] for name in self._names})
-        self._last: dict[object, float] = {}
+        self._last: dict[object, _Good] = {}
         self._heads: _Heads = {}
 
     @classmethod
@@ -185,7 +198,7 @@ class PageReader:
             page = _Json(text)
         dialect = self._dialect(page)
         metrics = dialect.metrics
-        known: dict[object, float] = {}
+        known: dict[object, _Good] = {}
         reading = Reading(
             dialect=dialect.name,
             running=self._quantity("running", metrics.running, page, known),
@@ -217,7 +230,7 @@ class PageReader:
         return best
 
     def _quantity(
-        self, name: str, settings: Sequence[CountSettings], page: _Page, known: dict[object, float]
+        self, name: str, settings: Sequence[CountSettings], page: _Page, known: dict[object, _Good]
     ) -> Quantity:
         counts = tuple(self._count(one, page, known, name) for one in settings)
         values = [count.value for count in counts if count.value is not None]
@@ -230,7 +243,7 @@ class PageReader:
             value = sum(values) if len(values) == len(counts) else None
         return Quantity(name=name, value=value, counts=counts)
 
-    def _count(self, one: CountSettings, page: _Page, known: dict[object, float], of: str) -> Count:
+    def _count(self, one: CountSettings, page: _Page, known: dict[object, _Good], of: str) -> Count:
         """`of` is the quantity that it is of."""
         samples = page.find(one)
         name = one.path or " or ".join(one.series)
@@ -243,20 +256,26 @@ class PageReader:
         name = samples[0].name
         values: list[tuple[Mapping[str, str], float]] = []
         dropped: list[Sample] = []
+        is_told = True
         for sample in samples:
-            value = sample.value
-            if value is None:
+            good = None if sample.value is None else _Good(sample.value)
+            if good is None:
                 dropped.append(sample)
-                value = None if sample.labels is None else self._last.get(sample.key)
-            if value is not None:
-                known[sample.key] = value
-                values.append((sample.labels or {}, value))
+                good = None if sample.labels is None else self._stand_in(sample)
+                is_told &= of != "succeeded" or (good is not None and good.stood <= MAX_STANDS)
+            if good is not None:
+                known[sample.key] = good
+                values.append((sample.labels or {}, good.value))
         return Count(
             name=name,
-            value=_combined(one, values, is_max=is_max) if values else None,
+            value=_combined(one, values, is_max=is_max) if values and is_told else None,
             samples=tuple(samples),
             dropped=tuple(dropped),
         )
+
+    def _stand_in(self, sample: Sample) -> _Good | None:
+        last = self._last.get(sample.key)
+        return None if last is None else _Good(last.value, last.stood + 1)
 
 
 def parse_metrics(text: str, engine: str) -> InferenceReport:

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from agent.settings import MetricsSettings
 from agent.telemetry.engines import ENGINES
-from agent.telemetry.inference import PageReader, Reading, checked_metrics, parse_metrics
+from agent.telemetry.inference import (
+    MAX_STANDS,
+    PageReader,
+    Reading,
+    checked_metrics,
+    parse_metrics,
+)
 from agent.telemetry.page_fetch import MAX_PAGE_BYTES, fetch_page, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
@@ -152,6 +158,31 @@ def test_the_last_good_value_stands_for_one_that_is_dropped(bad: str) -> None:
         assert reading.load() == before
         assert reading.warning()
     assert not reader.read(good).warning()
+
+
+def test_a_counter_whose_value_stays_away_is_unknown_and_does_not_stand_still() -> None:
+    """Else a busy server would look idle for ever, and be lent; what runs is still told."""
+    reader = PageReader.of("vllm")
+    good = page("vllm")
+    spoilt = re.sub(r"(num_requests_running{.*}) .*", r"\1 NaN", good)
+    spoilt = re.sub(r'(request_success_total{engine="0",.*stop.*}) .*', r"\1 NaN", spoilt)
+    assert spoilt.count("NaN") == 3
+    before = reader.read(good).load()
+    for _ in range(MAX_STANDS):
+        assert reader.read(spoilt).load() == before
+    for _ in range(2):
+        reading = reader.read(spoilt)
+        assert reading.running.value == before.running_count
+        with pytest.raises(ProtocolError, match=r"request_success_total.*NaN, expected a number"):
+            reading.load()
+    assert reader.read(good).load() == before
+
+
+def test_a_counter_of_which_a_value_was_never_read_is_unknown() -> None:
+    """The value would come later as if all of it had arrived at once."""
+    spoilt = re.sub(r'(request_success_total{engine="1".*}) .*', r"\1 NaN", page("vllm"))
+    with pytest.raises(ProtocolError, match="request_success_total"):
+        dropping(spoilt).load()
 
 
 @pytest.mark.parametrize(
