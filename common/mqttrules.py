@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import ssl
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -49,11 +49,8 @@ def servers_of(urls: str, *, access: NatsAccess, insecure: bool) -> tuple[MqttSe
 
 
 def _server_of(url: str, access: NatsAccess, insecure: bool) -> MqttServer:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigError(f"mqtt_url: not a URL: {error}") from error
+    parts = natsrules.parts_of(url, "mqtt_url")
+    host, port = parts.hostname, parts.port
     shown = natsrules.redacted(url)
     if parts.scheme not in ("mqtt", "mqtts") or not host or parts.path.strip("/"):
         raise ConfigError(f"mqtt_url: {shown!r} is not mqtt://host:port or mqtts://host:port")

@@ -12,7 +12,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from common.access import Cause
 from common.errors import ConfigError
@@ -219,12 +219,28 @@ def wait_s(attempt: int, chance: random.Random) -> float:
     return min(RECONNECT_CAP_S, 0.1 * 2.0 ** min(attempt, 10)) * chance.uniform(0.5, 1.0)
 
 
-def _checked_one(url: str, may_be_plain: bool) -> str:
+def parts_of(url: str, field: str) -> SplitResult:
+    """The parts of a URL, of which host and port can be read.
+
+    Raises:
+        ConfigError: they cannot; names the field, and nothing of what may be a password.
+    """
     try:
         parts = urlsplit(url)
-        host, _port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigError(f"nats_url: not a URL: {error}") from error
+        _ = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:
+        parts = None
+    if parts is None or ("@" in url and "@" not in parts.netloc):
+        raise ConfigError(
+            f"{field}: not a URL: host or port cannot be read; a comma or one of / ? # in a user or"
+            " password ends it there"
+        )
+    return parts
+
+
+def _checked_one(url: str, may_be_plain: bool) -> str:
+    parts = parts_of(url, "nats_url")
+    host = parts.hostname
     if parts.scheme not in _PLAIN + _ENCRYPTED or not host:
         raise ConfigError(f"nats_url: {redacted(url)!r} is not nats://host:port or tls://host:port")
     if parts.scheme in _PLAIN and not (may_be_plain or is_loopback(host)):

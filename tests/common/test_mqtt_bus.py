@@ -304,6 +304,7 @@ async def test_a_refusal_says_what_it_is(site: Site, user: str, has_ca: bool, ca
         ("nats://127.0.0.1:1883", NatsAccess(), "mqtt://host:port"),
         ("mqtt://", NatsAccess(), "mqtt://host:port"),
         ("mqtt://127.0.0.1:x", NatsAccess(), "not a URL"),
+        ("mqtt://a..b:1883", NatsAccess(), "not a URL"),
         ("mqtt://192.0.2.1:1883", NatsAccess(), "plain text"),
         ("mqtt://127.0.0.1", NatsAccess(nkey_seed_path="seed"), "nkey_seed_path"),
         ("mqtts://192.0.2.1", NatsAccess(tls_ca_path="/nowhere"), "tls_ca_path"),

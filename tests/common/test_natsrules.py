@@ -12,6 +12,7 @@ from common.bus import connect_nats
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.model import NatsAccess
+from common.mqttrules import servers_of
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,20 @@ def test_a_password_is_never_in_a_message() -> None:
         natsrules.checked("nats://user:secret@far.example:4222", may_be_plain=False)
     assert "secret" not in str(error.value)
     assert "far.example" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "rest", ["12/34@h:1", "pa/ss@h:1", "pa,ss@h:1", "12?34@h", "1#2@h", "pass@h:x"]
+)
+def test_a_url_that_a_password_breaks_is_refused_without_any_of_it(rest: str) -> None:
+    """A `/` in a password ends the host: what stands before it would be taken for host and port."""
+    nats = f"nats://ada:{rest}"
+    with pytest.raises(ConfigError, match="nats_url: not a URL: host or port cannot") as refused:
+        natsrules.checked(nats, may_be_plain=True)
+    assert "pa" not in str(refused.value).partition("password")[0]
+    assert "12" not in str(refused.value)
+    with pytest.raises(ConfigError, match="mqtt_url: not a URL: host or port cannot"):
+        servers_of(f"mqtt://ada:{rest}", access=NatsAccess(), insecure=True)
 
 
 async def test_a_missing_seed_is_found_at_once(tmp_path: Path) -> None:
