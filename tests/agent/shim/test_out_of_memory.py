@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.shim.out_of_memory import oom_kills, why_killed
-from agent.workers.starters import unit_name
+from agent.workers.shim_runner import ShimRunner
+from agent.workers.starters import DetachedStarter, detached_argv, run_command, unit_name
+from common.clock import SystemClock
 from common.failure_rules import read_rules
+from common.messages import WorkerOrder
 from common.model import JobId, WorkerKey
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order
 
 UNIT = unit_name(WorkerKey(JobId("job-1"), 2, 0))
 SLICE = "/aryl.slice/aryl-jobs.slice"
@@ -57,3 +65,94 @@ def test_a_kill_is_for_want_of_memory_only_where_the_count_has_grown(
     assert bool(said) == is_told
     found = read_rules().classify(b"step 1\n", exit_code=exit_code, error=said)
     assert (found.reason == "cpu_out_of_memory") == is_told
+
+
+# --- a real kill ---------------------------------------------------------------------------------
+
+LIMIT_BYTES = 100_000_000
+EATER = "eaten = []\nwhile True: eaten.append(bytearray(10_000_000))"
+LAUNCHER = f"""
+import subprocess, sys
+rank = subprocess.run([sys.executable, "-c", {EATER!r}])
+sys.exit(128 - rank.returncode)
+"""
+
+
+def limited_group(name: str) -> Path | None:
+    """A control group with little memory, by whichever version has that controller; None where
+    this account may not make one."""
+    for root, limit in (
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ("/sys/fs/cgroup", "memory.max"),
+    ):
+        group = Path(root, name)
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / limit).exists():
+                (group / limit).write_text(str(LIMIT_BYTES))
+                return group
+            group.rmdir()
+    return None
+
+
+class UnitStarter(DetachedStarter):
+    """Starts a shim in a control group that is there, as systemd does in that of its unit."""
+
+    def __init__(self, group: Path) -> None:
+        super().__init__(SystemClock())
+        self._enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        argv = ("/bin/sh", "-c", self._enter, "sh", *detached_argv(directory))
+        log = directory / "shim.log"
+        await run_command(argv, log=log, clock=SystemClock(), timeout_s=PATIENCE_S)
+
+
+JOB = f"job-{os.getpid()}"
+"""Groups are the machine's, and tests run side by side."""
+
+
+@pytest.fixture
+def unit_group() -> Iterator[Path]:
+    """The group of the unit of a worker, with its limit."""
+    group = limited_group(unit_name(make_order(job_id=JOB).key))
+    if group is None:
+        pytest.skip("no control group with a limit of memory can be made here")
+    yield group
+    group.rmdir()
+
+
+@pytest.fixture
+async def house(tmp_path: Path, unit_group: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory whose shims are in the group of that unit."""
+    async for made in make_house(tmp_path / "workers"):
+        made.runner = ShimRunner(
+            made.run_dir, clock=made.clock, starter=UnitStarter(unit_group), is_root_allowed=True
+        )
+        yield made
+        await made.until(lambda: not (unit_group / "cgroup.procs").read_text(), "all have left")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "exit_code"), [(EATER, -9), (LAUNCHER, 137)])
+async def test_a_worker_that_the_kernel_ends_at_its_limit_says_so(
+    house: WorkerHouse, program: str, exit_code: int
+) -> None:
+    """A real kill of the worker, or of a rank below its launcher; the shim lives to tell it."""
+    key = await house.start(make_order(sys.executable, "-c", program, job_id=JOB))
+    status = await house.until_exited(key)
+    assert status.exit_code == exit_code
+    assert status.error.startswith("out of memory: the kernel killed a process of it (oom_kill ")
+    found = read_rules().classify(b"", exit_code=exit_code, error=status.error)
+    assert found.reason == "cpu_out_of_memory"
+
+
+@pytest.mark.slow
+async def test_a_worker_that_somebody_kills_is_not_told_as_out_of_memory(
+    house: WorkerHouse,
+) -> None:
+    """The same signal in the same group, and the kernel has nothing to do with it."""
+    key = await house.start(make_order("/bin/sh", "-c", "kill -9 $$", job_id=JOB))
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.error) == (-9, "")
