@@ -15,6 +15,7 @@ from agent.workers.shim_runner import ShimRunner
 from agent.workers.starters import DetachedStarter, detached_argv, run_command, unit_name
 from common.clock import SystemClock
 from common.failure_rules import read_rules
+from common.failures import RetryClass
 from common.messages import WorkerOrder
 from common.model import JobId, WorkerKey
 from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order
@@ -30,9 +31,9 @@ SLICE = "/aryl.slice/aryl-jobs.slice"
         ("9:memory:{}", "memory", "memory.oom_control"),
     ],
 )
-@pytest.mark.parametrize(("unit", "expected"), [(UNIT, 3), ("aryl-agent.service", None)])
+@pytest.mark.parametrize(("unit", "expected"), [(UNIT, (3, 4)), ("aryl-agent.service", None)])
 def test_the_kernel_s_count_is_that_of_the_worker_s_own_unit(
-    tmp_path: Path, line: str, place: str, file: str, unit: str, expected: int | None
+    tmp_path: Path, line: str, place: str, file: str, unit: str, expected: tuple[int, int] | None
 ) -> None:
     """By both versions of control groups; a group that others share tells nothing."""
     group = f"{SLICE}/{unit}"
@@ -41,30 +42,38 @@ def test_the_kernel_s_count_is_that_of_the_worker_s_own_unit(
     counts = tmp_path / "fs" / place / group.lstrip("/")
     counts.mkdir(parents=True)
     (counts / file).write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    (counts / "memory.failcnt").write_text("4\n")
     assert oom_kills(str(groups), str(tmp_path / "fs")) == expected
     (counts / file).unlink()
     assert oom_kills(str(groups), str(tmp_path / "fs")) is None
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "before", "now", "is_told"),
+    ("exit_code", "before", "now", "reason"),
     [
-        (-9, 0, 1, True),
-        (137, 2, 3, True),
-        (1, 0, 1, False),
-        (-9, 1, 1, False),
-        (-9, None, 1, False),
-        (-9, 0, None, False),
+        (-9, (0, 0), (1, 1), "cpu_out_of_memory"),
+        (137, (2, 5), (3, 6), "cpu_out_of_memory"),
+        (-9, (0, 0), (1, 0), "no_signature"),
+        (137, (0, 3), (1, 3), "no_signature"),
+        (1, (0, 0), (1, 1), ""),
+        (-9, (1, 1), (1, 1), ""),
+        (-9, None, (1, 1), ""),
+        (-9, (0, 0), None, ""),
     ],
 )
 def test_a_kill_is_for_want_of_memory_only_where_the_count_has_grown(
-    exit_code: int, before: int | None, now: int | None, *, is_told: bool
+    exit_code: int, before: tuple[int, int] | None, now: tuple[int, int] | None, reason: str
 ) -> None:
-    """What the shim then says is read as out of memory; a person's SIGKILL is not."""
+    """What the shim then says is read as out of memory where the worker came to its own limit, and
+    has it tried on another node where its node had no memory left; a person's SIGKILL is neither.
+    """
     said = why_killed(exit_code, before, now)
-    assert bool(said) == is_told
-    found = read_rules().classify(b"step 1\n", exit_code=exit_code, error=said)
-    assert (found.reason == "cpu_out_of_memory") == is_told
+    assert bool(said) == bool(reason)
+    if reason:
+        found = read_rules().classify(b"step 1\n", exit_code=exit_code, error=said)
+        assert found.reason == reason
+        retry = RetryClass.NEVER if reason == "cpu_out_of_memory" else RetryClass.ELSEWHERE
+        assert found.retry == retry
 
 
 # --- a real kill ---------------------------------------------------------------------------------
@@ -78,21 +87,34 @@ sys.exit(128 - rank.returncode)
 """
 
 
-def limited_group(name: str) -> Path | None:
-    """A control group with little memory, by whichever version has that controller; None where
-    this account may not make one."""
+def make_groups(parent: str, unit: str, *, is_own_limit: bool) -> Path | None:
+    """The control group of a unit in a slice, of which one has little memory, by whichever version
+    has that controller; None where this account may not make any."""
     for root, limit in (
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         ("/sys/fs/cgroup", "memory.max"),
     ):
-        group = Path(root, name)
+        outer = Path(root, parent)
+        group = outer / unit
+        if not Path(root, "cgroup.procs").exists():
+            continue
         with contextlib.suppress(OSError):
+            outer.mkdir()
+            if (outer / "cgroup.subtree_control").exists():
+                (outer / "cgroup.subtree_control").write_text("+memory")
             group.mkdir()
             if (group / limit).exists():
-                (group / limit).write_text(str(LIMIT_BYTES))
+                ((group if is_own_limit else outer) / limit).write_text(str(LIMIT_BYTES))
                 return group
-            group.rmdir()
+        remove(group)
     return None
+
+
+def remove(group: Path) -> None:
+    """A unit's group and its slice."""
+    for made in (group, group.parent):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            made.rmdir()
 
 
 class UnitStarter(DetachedStarter):
@@ -113,14 +135,15 @@ JOB = f"job-{os.getpid()}"
 """Groups are the machine's, and tests run side by side."""
 
 
-@pytest.fixture
-def unit_group() -> Iterator[Path]:
-    """The group of the unit of a worker, with its limit."""
-    group = limited_group(unit_name(make_order(job_id=JOB).key))
+@pytest.fixture(params=[True])
+def unit_group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The group of the unit of a worker; its parameter: whether the limit is its own."""
+    unit = unit_name(make_order(job_id=JOB).key)
+    group = make_groups(f"aryl-test-{JOB}", unit, is_own_limit=request.param)
     if group is None:
         pytest.skip("no control group with a limit of memory can be made here")
     yield group
-    group.rmdir()
+    remove(group)
 
 
 @pytest.fixture
@@ -136,16 +159,25 @@ async def house(tmp_path: Path, unit_group: Path) -> AsyncGenerator[WorkerHouse,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "exit_code"), [(EATER, -9), (LAUNCHER, 137)])
-async def test_a_worker_that_the_kernel_ends_at_its_limit_says_so(
-    house: WorkerHouse, program: str, exit_code: int
+@pytest.mark.parametrize(
+    ("unit_group", "said", "retry"),
+    [
+        (True, "out of memory: the kernel killed a process of it (oom_kill ", RetryClass.NEVER),
+        (False, "the node had no memory left, and the kernel killed", RetryClass.ELSEWHERE),
+    ],
+    indirect=["unit_group"],
+)
+async def test_a_worker_that_the_kernel_ends_for_its_memory_says_so(
+    house: WorkerHouse, program: str, exit_code: int, said: str, retry: RetryClass
 ) -> None:
-    """A real kill of the worker, or of a rank below its launcher; the shim lives to tell it."""
+    """A real kill of the worker, or of a rank below its launcher, at its own limit or at one of
+    all around it; the shim lives to tell it."""
     key = await house.start(make_order(sys.executable, "-c", program, job_id=JOB))
     status = await house.until_exited(key)
     assert status.exit_code == exit_code
-    assert status.error.startswith("out of memory: the kernel killed a process of it (oom_kill ")
+    assert status.error.startswith(said)
     found = read_rules().classify(b"", exit_code=exit_code, error=status.error)
-    assert found.reason == "cpu_out_of_memory"
+    assert found.retry == retry
 
 
 @pytest.mark.slow
