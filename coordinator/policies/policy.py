@@ -137,7 +137,7 @@ def _within(
     to tenants, and rest after a stop."""
     within = partial(
         tenant_rules.allocated,
-        partial(precedence.allocated, decide),
+        partial(precedence.allocated, decide, by_tenant=not by_weight),
         by_weight=by_weight,
         keeps_quotas=keeps_quotas,
         trusts_profiles=trusts_profiles,
@@ -212,8 +212,8 @@ def joint(
         lend=partial(lend, LENDS_NOTHING),
         hold=partial(
             tenant_rules.held,
-            partial(precedence.allocated, decide),
-            partial(precedence.explained, decide, explain),
+            partial(precedence.allocated, decide, by_tenant=not by_weight),
+            partial(precedence.explained, decide, explain, by_tenant=not by_weight),
             by_weight=by_weight,
             keeps_quotas=keeps_quotas,
         ),

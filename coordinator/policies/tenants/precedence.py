@@ -1,4 +1,4 @@
-"""Room kept for jobs of a higher priority: no lesser job takes what one of these waits for.
+"""Room kept for jobs of a higher priority: no lesser job takes what one of these waits for or has.
 
 Must not know a policy, nor the engine. Where a policy starts whatever fits, or serves tenants by a
 measure of its own, small jobs of a low priority take each GPU that comes free, and a wide gang of a
@@ -8,6 +8,13 @@ what the jobs there have left. Where a lesser job starts on these the pass is ta
 had to avoid them, unless it will be over by then (EASY backfilling, Lifka, JSSPP'95) by an estimate
 that may be late by as much as its source is known to be.
 
+Nor is a job stopped for one of a lower priority: a policy that gives GPUs out in rounds, turns or
+leases would stop the most important job because it had more than others. Such a pass is taken again
+as if that job had to rest. A deadline that is still ahead is a reason of another kind, as it may
+have been promised: for such a job others are stopped as the policy says. Between tenants that share
+by weight, and under a policy that divides by tenants itself, all that holds within a tenant: else
+one would keep what is another's by the height of its priorities.
+
 Jobs of one priority are the policy's own matter, as is who of those that fit starts: a job that
 could start at once and that the policy leaves waiting all the same keeps no room from anybody. What
 a guarantee covers is not kept from its owner for a job that none covers.
@@ -16,13 +23,14 @@ a guarantee covers is not kept from its owner for a job that none covers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.policies.contract.decisions import Allocation, PendingReason, Start
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Preempt, Start
 from coordinator.policies.contract.estimates import base_runtime_s, ends_at_s, late_ratio
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.contract.text import listed
@@ -51,9 +59,64 @@ class Kept(Struct, frozen=True, kw_only=True):
     ready_at_s: float
 
 
-def allocated(decide: Decide, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    """A pass of a policy in which no lesser job takes room that is kept."""
-    return _kept(decide, snapshot, memory)[0]
+def allocated(
+    decide: Decide, snapshot: ClusterSnapshot, memory: bytes, *, by_tenant: bool = False
+) -> Allocation:
+    """A pass of a policy in which no lesser job takes room that is kept, or is held.
+
+    by_tenant: the policy divides by tenants itself.
+    """
+    return _kept(partial(_stopping_none, decide, by_tenant), snapshot, memory)[0]
+
+
+def _stopping_none(
+    decide: Decide, by_tenant: bool, snapshot: ClusterSnapshot, memory: bytes
+) -> Allocation:
+    """A pass in which nobody is stopped for a lesser job."""
+    made, resting = decide(snapshot, memory), set[JobId]()
+    within_tenants = by_tenant or bool(snapshot.tenants)
+    for _ in range(MOST_TRIES):
+        robbed = _robbed(snapshot, made, within_tenants=within_tenants)
+        if not robbed:
+            break
+        resting |= robbed
+        jobs = tuple(
+            replace(job, is_resting=True) if job.job_id in resting else job for job in snapshot.jobs
+        )
+        made = decide(replace(snapshot, jobs=jobs, index=None), memory)
+    return made
+
+
+def _robbed(snapshot: ClusterSnapshot, made: Allocation, *, within_tenants: bool) -> set[JobId]:
+    """Jobs that are stopped where lesser ones start that would have no room there without it."""
+    stopped = {each.job_id for each in made.decisions if isinstance(each, Preempt)}
+    begun = _starts(made) if stopped else {}
+    if not begun:
+        return set()
+    jobs = {job.job_id: job for job in snapshot.jobs}
+    victims = sorted((jobs[name] for name in stopped & jobs.keys()), key=lambda job: -job.priority)
+    started = [
+        (jobs[each.job_id], placement.node, placement.worker_count)
+        for each in made.decisions
+        if isinstance(each, Start) and each.job_id in jobs
+        for placement in each.placements
+    ]
+    free = {node.name: node.free_gpus for node in snapshot.nodes}
+    found, now_s = set[JobId](), snapshot.now_s
+    for victim in victims:
+        mine = {worker.node for worker in victim.placed if not worker.is_leaving}
+        wants, room = dict.fromkeys(mine, 0), {name: free.get(name, 0) for name in mine}
+        for job, name, count in started:
+            is_lesser = job.priority < victim.priority and (job.deadline_at_s or 0.0) <= now_s
+            if name in mine and is_lesser and (not within_tenants or job.tenant == victim.tenant):
+                wants[name] += count * job.gpus_per_worker
+        for other in victims:
+            for worker in other.placed if other.priority < victim.priority else ():
+                if worker.node in mine and not worker.is_leaving:
+                    room[worker.node] += worker.freed_gpus
+        if any(wants[name] > room[name] for name in mine):
+            found.add(victim.job_id)
+    return found
 
 
 def _kept(
@@ -80,11 +143,16 @@ def _kept(
 
 
 def explained(
-    decide: Decide, explain: Explain, snapshot: ClusterSnapshot, memory: bytes
+    decide: Decide,
+    explain: Explain,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    by_tenant: bool = False,
 ) -> tuple[PendingReason, ...]:
     """Why jobs wait: by the policy, and for whom room is kept from them."""
     holds = explain(snapshot, memory)
-    made, barred = _kept(decide, snapshot, memory)
+    made, barred = _kept(partial(_stopping_none, decide, by_tenant), snapshot, memory)
     begun, why = _starts(made), {job_id: _told(snapshot, kept) for job_id, kept in barred.items()}
     found = [
         replace(hold, blockers=(*hold.blockers, why.pop(hold.job_id)))

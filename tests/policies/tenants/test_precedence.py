@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.contract.decisions import Allocation, PendingReason, Start
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Preempt, Start
+from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.precedence import allocated, explained
-from tests.policies.tenant_books import cell, names, runs, start, waits
+from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
 
@@ -25,6 +26,71 @@ def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
     played.ask([*small, gang])
     played.run(until_s=2000.0)
     assert played.engine.state.jobs[JobId("a70")].started_at_s is not None
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_nobody_is_stopped_for_a_job_of_a_lower_priority(name: str) -> None:
+    """The gang has more than its share for all its time, and small lesser jobs wait for it."""
+    played = Cell(name, [], nodes=1)
+    gang = Asked(tenant="a", gpus=8, work_s=4000.0, priority=10)
+    small = [Asked(tenant="b", work_s=300.0, at_s=60.0 + 60.0 * n) for n in range(30)]
+    played.ask([gang, *small])
+    played.run(until_s=5000.0)
+    ran = played.engine.state.jobs[JobId("a0")]
+    assert ran.started_at_s is not None
+    assert ran.preemption_count == 0
+
+
+def all_change(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """Who runs and may be stopped is stopped, and all that wait start on the first node."""
+    stops = [stop(job.job_id) for job in snapshot.jobs if is_movable(job)]
+    waiting = [job.job_id for job in snapshot.jobs if job.state == JobState.PENDING]
+    return Allocation(decisions=(*stops, *(start(each, "n0") for each in waiting)), memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "by_tenant", "tenants", "is_kept"),
+    [
+        ("a", False, (), True),
+        ("b", False, (), True),
+        ("a", True, (), True),
+        ("b", True, (), False),
+        ("b", False, (TenantView(name="a"), TenantView(name="b")), False),
+    ],
+)
+def test_priorities_keep_nothing_from_other_tenants_that_are_due_a_share(
+    tenant: str, *, by_tenant: bool, tenants: tuple[TenantView, ...], is_kept: bool
+) -> None:
+    """Else whoever calls all its jobs important would keep the cell."""
+    has = replace(runs("has", "a", "n0", 8), priority=5)
+    lower = waits("lower", tenant, 8)
+    snapshot = cell(has, lower, tenants=tenants)
+    made = allocated(all_change, snapshot, b"", by_tenant=by_tenant)
+    assert any(isinstance(each, Preempt) for each in made.decisions) != is_kept
+
+
+def test_a_deadline_that_is_ahead_goes_before_priority() -> None:
+    """It may have been promised; one that is over is none."""
+    has = replace(runs("has", "a", "n0", 8), priority=5)
+    stopped: list[bool] = []
+    for deadline_at_s in (1.0, 1e9):
+        lower = replace(waits("lower", "a", 8), deadline_at_s=deadline_at_s)
+        made = allocated(all_change, replace(cell(has, lower, tenants=()), now_s=2.0), b"")
+        stopped.append(any(isinstance(each, Preempt) for each in made.decisions))
+    assert stopped == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("priority", "gpus", "is_kept"), [(0, 8, True), (5, 8, False), (9, 8, False), (0, 4, False)]
+)
+def test_only_room_that_a_lesser_job_lacks_keeps_others_from_being_stopped(
+    priority: int, gpus: int, *, is_kept: bool
+) -> None:
+    """A start of an equal is a reason to stop, and one that has room beside it is none to keep."""
+    has = replace(runs("has", "a", "n0", 4), priority=5)
+    lower = replace(waits("lower", "a", gpus), priority=priority)
+    made = allocated(all_change, cell(has, lower, tenants=()), b"")
+    assert any(isinstance(each, Preempt) for each in made.decisions) != is_kept
 
 
 def last_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
