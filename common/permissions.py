@@ -1,6 +1,6 @@
 """The rights that each identity needs on NATS, and no more: from the subjects alone. Pure.
 
-The server's `authorization` is made of them (docs/operations.md), and so are the tests that try
+The server's `authorization` is made of them (docs/reference.md), and so are the tests that try
 each subject as each identity on a real server.
 """
 

@@ -123,4 +123,4 @@ EXIT_CODES: dict[ApiErrorCode, int] = {
     ApiErrorCode.DENIED: 5,
     ApiErrorCode.UNAVAILABLE: 6,
 }
-"""Exit codes of the CLI (docs/operations.md)."""
+"""Exit codes of the CLI (docs/cli.md)."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -29,14 +32,20 @@ from tests.agent.worker_house import WorkerHouse, make_house, make_order
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
-OPERATIONS = (DOCS / "operations.md").read_text()
+INSTALL = (DOCS / "install.md").read_text()
+REFERENCE = (DOCS / "reference.md").read_text()
+INFERENCE_SERVERS = (DOCS / "inference-servers.md").read_text()
 CONTRACT = (DOCS / "job-contract.md").read_text()
+FENCED = re.compile(r"^( *)```\w+\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+STUBS = ("groupadd", "systemctl", "systemd-sysusers", "aryl-agent", "aryl-coordinator")
+"""Commands of the install page that change more than files, or look at the site's own machines."""
 
 
 def blocks(page: str) -> list[str]:
-    """The indented blocks of a page, without their indent."""
-    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.MULTILINE)
-    return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip() for block in found]
+    """The indented and the fenced blocks of a page, without their indent."""
+    indented = re.findall(r"(?:^    .*\n|^\n(?=    ))+", re.sub(FENCED, "", page), re.MULTILINE)
+    found = [*indented, *(block for _, block in re.findall(FENCED, page))]
+    return [textwrap.dedent(block).strip() for block in found]
 
 
 def block_with(page: str, word: str) -> str:
@@ -45,33 +54,58 @@ def block_with(page: str, word: str) -> str:
     return found
 
 
+def section_of(page: str, heading: str) -> str:
+    """What stands below a heading, down to the next one of its rank."""
+    [section] = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return str(section)
+
+
+def file_of(page: str, path: str) -> str:
+    """The text that the one block with this here-document writes to `path`."""
+    text = "\n".join(blocks(page))
+    [found] = re.findall(rf"/dev/stdin {re.escape(path)} <<'EOF'\n(.*?)^EOF$", text, re.M | re.S)
+    return str(found)
+
+
 def test_the_coordinator_s_example_is_a_settings_file(tmp_path: Path) -> None:
     """What an operator copies starts a coordinator, and keeps its own promise."""
     file = tmp_path / "coordinator.toml"
-    file.write_text(block_with(OPERATIONS, "[[engine.services]]"))
+    file.write_text(file_of(INSTALL, "/etc/aryl/coordinator.toml"))
     settings = load(file, CoordinatorSettings)
     [service] = settings.engine.services
     assert settings.engine.return_s(service) <= service.reclaim_deadline_s
 
 
-def test_the_agents_examples_are_settings_files(tmp_path: Path) -> None:
-    """A training node as it stands; an inference node with what the page adds to it."""
-    training = block_with(OPERATIONS, 'home_pool = "training"')
-    inference = training.replace('"training"', '"inference"')
-    for text in (training, f"{inference}\n{block_with(OPERATIONS, '[server]')}"):
-        file = tmp_path / "agent.toml"
-        file.write_text(text)
-        load(file, AgentSettings).check()
+@pytest.mark.parametrize(
+    "added", ["", "[server.metrics]", "[[server.instances]]", "[server.access]"]
+)
+@pytest.mark.parametrize("machine", ["A training node", "An inference node"])
+def test_the_agents_examples_are_settings_files(tmp_path: Path, machine: str, added: str) -> None:
+    """Each node's file as it stands; an inference node's with what a page adds to it."""
+    text = file_of(section_of(INSTALL, machine), "/etc/aryl/agent.toml")
+    if added:
+        if "[server]" not in text:
+            return
+        text += block_with(INFERENCE_SERVERS, added)
+    if added == "[[server.instances]]":
+        text = re.sub(r"^(?:health|metrics)_url = .*\n", "", text, count=2, flags=re.MULTILINE)
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    load(file, AgentSettings).check()
 
 
-def test_jobs_of_a_node_as_it_is_installed_are_nobody_of_aryl_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machine", ["A training node", "An inference node"])
+def test_jobs_of_a_node_as_it_is_installed_are_nobody_of_aryl_s(
+    tmp_path: Path, machine: str
+) -> None:
     """Who follows the page has the drop-in, the account and the setting, and no rule that lets the
     agent's account manage units."""
+    section = section_of(INSTALL, machine)
     file = tmp_path / "agent.toml"
-    file.write_text(block_with(OPERATIONS, 'home_pool = "training"'))
+    file.write_text(file_of(section, "/etc/aryl/agent.toml"))
     accounts = (ROOT / "systemd/aryl-agent.sysusers").read_text()
     assert f"\nu {load(file, AgentSettings).job_user} " in accounts
-    [install] = [block for block in blocks(OPERATIONS) if "aryl-agent.sysusers" in block]
+    [install] = [block for block in blocks(section) if "aryl-agent.sysusers" in block]
     assert "/etc/systemd/system/aryl-agent.service.d/jobs-apart.conf" in install
     assert "50-aryl-agent.rules" not in install
 
@@ -79,11 +113,11 @@ def test_jobs_of_a_node_as_it_is_installed_are_nobody_of_aryl_s(tmp_path: Path) 
 @pytest.mark.nats
 def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
     """The server itself accepts it, and every write is synced; TLS files are the site's own."""
-    text = block_with(OPERATIONS, "jetstream")
-    (tmp_path / "users.conf").write_text(block_with(OPERATIONS, "authorization {"))
+    text = file_of(INSTALL, "/etc/aryl/nats.conf")
+    (tmp_path / "users.conf").write_text(block_with(REFERENCE, "authorization {"))
     assert "sync_interval: always" in text
     file = tmp_path / "nats.conf"
-    for added in ("", block_with(OPERATIONS, "cluster {")):
+    for added in ("", block_with(INSTALL, "cluster {")):
         config = re.sub(r"^ *tls .*$", "", f"{text}\n{added}", flags=re.MULTILINE)
         file.write_text(config)
         done = subprocess.run(
@@ -96,33 +130,75 @@ def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_the_units_block_puts_every_file_where_the_units_look_for_it(tmp_path: Path) -> None:
-    """Followed line by line on a machine that has only Debian's own directories. Owners are left
+def paste(section: str, root: Path) -> None:
+    """Run the blocks of a section as one shell would, with `root` in place of `/`. Owners are left
     out: the accounts of a node are not on every machine."""
-    [block] = [block for block in blocks(OPERATIONS) if "aryl-agent.sysusers" in block]
-    commands = [line for line in block.splitlines() if line.startswith("install ")]
-    root, here = tmp_path / "root", tmp_path / "here"
-    for name in ("usr/lib/sysusers.d", "etc/polkit-1/rules.d", "etc/systemd/system"):
-        (root / name).mkdir(parents=True)
-    here.mkdir()
-    (here / "systemd").symlink_to(ROOT / "systemd")
-    for name in re.findall(r"(?<= )[a-z]+\.(?:toml|conf|crt|key|nk)(?= )", block):
-        (here / name).touch()
-    for command in commands:
-        words = command.partition("#")[0].partition("&&")[0]
-        words = re.sub(r" -[og] \S+", "", words).replace(" /", f" {root}/")
-        done = subprocess.run(
-            ["sh", "-c", words], cwd=here, capture_output=True, text=True, check=False, timeout=30
-        )
-        assert done.returncode == 0, (command, done.stderr)
-    units = [path.read_text() for path in (root / "etc/systemd/system").glob("*.service")]
-    text = "\n".join(re.sub(r"^#.*$", "", unit, flags=re.MULTILINE) for unit in units)
-    wanted = set(re.findall(r"/etc/aryl/[a-z./]+", text)) | {"/etc/aryl/nats.crt"}
-    assert len(units) == 3
-    assert len(wanted) == 7
-    assert [path for path in sorted(wanted) if not (root / path[1:]).is_file()] == []
-    assert (root / "etc/aryl").stat().st_mode & 0o777 == 0o755
-    assert (root / "etc/aryl/credentials").stat().st_mode & 0o777 == 0o700
+    programs = root / "stubs"
+    programs.mkdir()
+    for name in STUBS:
+        (programs / name).write_text("#!/bin/sh\n")
+    (programs / "aryl").write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m coordinator.cli.main "$@"\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    script = "\n".join(block for block in blocks(section) if not block.startswith("sed "))
+    script = re.sub(r" -[og] \S+", "", script)
+    script = re.sub(r"(?<=[ >])/(?=opt/|etc/|usr/lib/|var/lib/|root/)", f"{root}/", script)
+    done = subprocess.run(
+        ["sh", "-e", "-c", script],
+        cwd=root,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.parametrize(
+    ("machine", "count"),
+    [
+        ("The NATS machine", 4),
+        ("The coordinator machine", 1),
+        ("A training node", 1),
+        ("An inference node", 1),
+    ],
+)
+def test_a_pasted_machine_has_every_file_where_its_unit_looks_for_it(
+    tmp_path: Path, machine: str, count: int
+) -> None:
+    """Each path below /etc/aryl that unit or configuration names is there, but for credentials of
+    which a drop-in empties the list."""
+    for name in ("usr/lib/sysusers.d", "etc/systemd/system", "opt/aryl", "root"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "opt/aryl/src").symlink_to(ROOT)
+    paste(section_of(INSTALL, machine), tmp_path)
+    system = tmp_path / "etc/systemd/system"
+    [unit] = system.glob("*.service")
+    drop_ins = [path.read_text() for path in system.glob("*.service.d/*.conf")]
+    text = re.sub(r"^#.*$", "", unit.read_text(), flags=re.MULTILINE)
+    if any("\nLoadCredential=\n" in drop_in for drop_in in drop_ins):
+        text = re.sub(r"^LoadCredential=.*$", "", text, flags=re.MULTILINE)
+    config = tmp_path / "etc/aryl/nats.conf"
+    wanted = set(re.findall(r"/etc/aryl/[a-z./]+", text))
+    if config.exists():
+        users = config.parent / "users.conf"
+        assert "jetstream" in config.read_text()
+        assert 'user: "chat-3"' in users.read_text()
+        wanted |= {"/etc/aryl/users.conf", *re.findall(r"/etc/aryl/[a-z./]+", config.read_text())}
+        wanted = {path.replace(str(tmp_path), "") for path in wanted}
+    assert len(wanted) == count, wanted
+    assert [path for path in sorted(wanted) if not (tmp_path / path[1:]).is_file()] == []
+    assert (tmp_path / "etc/aryl").stat().st_mode & 0o777 == 0o755
+    for secret in ("nats.key", "agent.toml"):
+        for path in (tmp_path / "etc/aryl").rglob(secret):
+            assert path.stat().st_mode & 0o777 == 0o600
+    for path in (tmp_path / "etc/aryl").glob("credentials"):
+        assert path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(

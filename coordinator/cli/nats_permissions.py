@@ -23,7 +23,7 @@ from common.permissions import (
 from common.subjects import token
 
 WATCHED = ("get_status", "list_services")
-"""What a watcher asks: docs/operations.md says what for."""
+"""What a watcher asks: docs/operate.md says what for."""
 PASSWORD_BYTES = 16
 
 NodesOption = Annotated[

@@ -19,7 +19,7 @@ _IDENTITIES = {
 
 
 def nats_users() -> str:
-    """The file of the example in docs/operations.md."""
+    """The file of the example in docs/reference.md."""
     logins = [
         Login(name=name, password=f"change-me-{number}", permissions=permissions)
         for number, (name, permissions) in enumerate(_IDENTITIES.items(), start=1)

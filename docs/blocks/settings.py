@@ -53,7 +53,7 @@ _NOT_A_USER_S = "prerun.gang"
 
 def agent_settings() -> str:
     """`agent.toml`, key by key."""
-    return _table(describe(AgentSettings))
+    return _table(_without_repeats(describe(AgentSettings)))
 
 
 def coordinator_settings() -> str:
@@ -82,6 +82,29 @@ def _parts_notes() -> dict[str, str]:
         for name, note in _NOTE.findall(inspect.getdoc(part) or ""):
             notes[f"{key}.{name}"] = note
     return notes
+
+
+def _without_repeats(rows: tuple[SettingRow, ...]) -> list[SettingRow]:
+    """The keys of equal tables once; a later table names the first."""
+    kept: list[SettingRow] = []
+    first_with: dict[tuple[SettingRow, ...], str] = {}
+    repeated: tuple[str, ...] = ()
+    for row in rows:
+        if row.key.startswith(repeated):
+            continue
+        prefix = f"{row.key}."
+        keys = tuple(
+            other._replace(key=other.key.removeprefix(prefix))
+            for other in rows
+            if other.key.startswith(prefix)
+        )
+        first = first_with.setdefault(keys, row.key) if keys else row.key
+        if first != row.key:
+            repeated += (prefix,)
+            if row.meaning != f"as {first}":
+                row = row._replace(meaning=f"{row.meaning}; its keys are those of `{first}`")
+        kept.append(row)
+    return kept
 
 
 def _table(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:

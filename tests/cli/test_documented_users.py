@@ -1,4 +1,4 @@
-"""The NATS users of docs/operations.md on a real server: each may do its part, and no other's."""
+"""The NATS users of docs/reference.md on a real server: each may do its part, and no other's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coordinator.demo.nats_server import find_binary
 from coordinator.service.journal.jetstream import Journal
 from tests.agent.daemon_house import DaemonHouse
 from tests.servers import client_url
-from tests.test_docs_examples import OPERATIONS, block_with
+from tests.test_docs_examples import INSTALL, REFERENCE, block_with, file_of
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -38,9 +38,9 @@ CELL = "prod"
 
 
 def nats_conf(directory: Path) -> str:
-    """The page's configuration; only where it listens and stores is of this machine."""
-    users = block_with(OPERATIONS, "authorization {")
-    text = block_with(OPERATIONS, "jetstream").replace('include "users.conf"', users)
+    """The pages' configuration; only where it listens and stores is of this machine."""
+    users = block_with(REFERENCE, "authorization {")
+    text = file_of(INSTALL, "/etc/aryl/nats.conf").replace('include "users.conf"', users)
     assert users in text
     text = re.sub(r"^tls .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r'listen: "[^"]*"', 'listen: "127.0.0.1:-1"', text)
@@ -56,7 +56,7 @@ class Site(NamedTuple):
 
     def url(self, user: str) -> str:
         """The URL that the page gives to a user."""
-        [password] = re.findall(rf'user: "{user}", password: "([^"]*)"', OPERATIONS)
+        [password] = re.findall(rf'user: "{user}", password: "([^"]*)"', REFERENCE)
         return f"nats://{user}:{password}@{self.address}"
 
     async def aryl(self, *arguments: str, tenant: str = "ops") -> tuple[int | None, str]:

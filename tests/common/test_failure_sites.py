@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from common.errors import ConfigError
 from common.failure_rules import NO_SIGNATURE, FailureRules, RuleFile, read_rules
 from common.failures import RetryClass
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
 
 
@@ -45,10 +47,10 @@ def test_a_site_goes_before_the_packaged_rules(tmp_path: Path) -> None:
 
 def test_the_operators_example_is_a_file_of_rules(tmp_path: Path) -> None:
     """What an operator copies loads, and each of its signatures says what its comment promises."""
-    section = OPERATIONS.read_text().partition("\n## Rules for failures of your own\n")[2]
-    block = [line[4:] for line in section.partition("\n## ")[0].splitlines() if line[:4] == "    "]
+    section = PAGE.read_text().partition("\n## Add failure rules\n")[2].partition("\n## ")[0]
+    [block] = re.findall(r"^ *```toml\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
     path = tmp_path / "site.toml"
-    path.write_text("\n".join(block))
+    path.write_text(textwrap.dedent(block))
     rules = read_rules(str(path))
     for log, code in (
         (b"no licence seat left\n", 1),

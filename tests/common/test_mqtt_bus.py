@@ -186,7 +186,7 @@ async def _mqtt_port(directory: Path) -> int:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    """As docs/operations.md sets one up."""
+    """As docs/install.md sets one up."""
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     ca, cert, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))

@@ -606,7 +606,7 @@ def _stream_config(name: str, subject: str, replicas: int) -> api.StreamConfig:
     return api.StreamConfig(
         name=name,
         subjects=[subject],
-        description="Aryl: do not edit; docs/operations.md says how to back it up",
+        description="Aryl: do not edit; docs/operate.md says how to back it up",
         retention=api.RetentionPolicy.LIMITS,
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.NEW,

@@ -203,7 +203,7 @@ def _decoded(data: bytes, sequence: int) -> Record:
     except ProtocolError as error:
         raise ProtocolError(
             f"{error}; a coordinator wrote it, so it is not passed over: start the version that "
-            "wrote it (docs/operations.md says what else can be done)"
+            "wrote it (docs/runbook.md says what else can be done)"
         ) from error
 
 
@@ -223,7 +223,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
                 f"journal: records before {journal.first_sequence} were dropped "
                 f"(journal_kept_days) and no snapshot of them can be used ({error}): start the "
                 "version that wrote the last one, or put back a backup of NATS's store "
-                "(docs/operations.md says what else can be done)"
+                "(docs/runbook.md says what else can be done)"
             ) from error
         # A journal that forgets nothing only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
