@@ -1,5 +1,6 @@
 # Two commands for a newcomer: `make up` runs a whole cell here, `make test` runs the tests.
 # `make test-training` runs PyTorch's own training jobs on a cell. It needs a GB of packages of its own.
+# `make docs` builds the documentation as a site.
 # `make chaos` hurts a cell for an hour and writes docs/reliability.md.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-training test-serving chaos lint fuzz env cc clean
+.PHONY: up test test-training test-serving chaos lint docs fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
@@ -42,6 +43,12 @@ lint: env
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+
+# The pages of docs/ as a site with a search, in site/. A link that leads nowhere is an error.
+# Not --quiet: MkDocs then counts no warnings, and --strict finds none.
+docs: env
+	$(VENV)/bin/pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # A service of real vLLM behind haproxy: 3.4 GB of packages and some fifteen minutes, so no part of the
 # gate. haproxy is Debian's.
@@ -79,4 +86,4 @@ cc:
 	@command -v cc >/dev/null || sh -c 'S=; [ "$$(id -u)" = 0 ] || S=sudo; echo "installing gcc"; $$S apt-get update -q && $$S apt-get install -y gcc libc6-dev'
 
 clean:
-	rm -rf $(VENV) $(TRAINING_VENV) $(SERVING) dist build
+	rm -rf $(VENV) $(TRAINING_VENV) $(SERVING) dist build site

@@ -72,6 +72,22 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path not in FRAGMENTS and path.is_relative_to(DOCS)],
+    ids=name,
+)
+def test_a_page_has_the_same_lists_in_the_repository_and_on_the_site(path: Path) -> None:
+    """A blank line stands before a list, and what is below an item is indented by four spaces: the
+    site's Markdown takes all else for text."""
+    page = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    item = r"(?:[-*]|\d+\.) "
+    within = re.findall(rf"^(?!{item}|\s|$).*\n{item}.*$", page, re.MULTILINE)
+    assert [lines for lines in within if not re.match(r"[#<]", lines)] == []
+    assert re.findall(rf"^ {{1,3}}{item}.*$", page, re.MULTILINE) == []
+    assert re.findall(r"^ {1,3}(?:```|\|).*$", page, re.MULTILINE) == []
+
+
 @pytest.mark.parametrize("path", DECISIONS, ids=name)
 def test_a_decision_has_every_section(path: Path) -> None:
     """A decision says why, what, what else, at what price, and what it is not about."""
@@ -95,6 +111,7 @@ def test_every_dependency_has_its_reason() -> None:
         *project["project"]["optional-dependencies"]["coordinator"],
         *project["project"]["optional-dependencies"]["nkeys"],
         *project["dependency-groups"]["dev"],
+        *project["dependency-groups"]["docs"],
         *project["dependency-groups"]["fuzz"],
     ]
     packages = sorted({re.split(r"[\[=<>~! ]", requirement)[0] for requirement in required})
