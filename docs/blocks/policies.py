@@ -42,11 +42,26 @@ def _linked(name: str) -> str:
 
 
 def joint_knobs() -> str:
-    """Knobs of the policies that decide jointly, with their defaults."""
+    """Knobs of the policies that decide jointly, with their defaults; one of several once."""
     lines = ["| policy | knob | values | default | says |", "|---|---|---|---|---|"]
+    found: dict[tuple[str, str, str], dict[str, Knob]] = {}
     for name, made in sorted(POLICIES.items()):
         if not isinstance(made.knobs, Rules):
-            lines += [f"| `{name}` | {_row(knob)} |" for knob in knobs(made)]
+            for knob in knobs(made):
+                found.setdefault((knob.name, knob.values, knob.says), {})[name] = knob
+    for of in found.values():
+        first = next(iter(of.values()))
+        defaults = [_default(first)]
+        defaults += [
+            f"`{name}`: {_default(knob)}"
+            for name, knob in of.items()
+            if knob.default != first.default
+        ]
+        names = ", ".join(f"`{name}`" for name in of)
+        lines.append(
+            f"| {names} | `{first.name}` | {first.values} | {'; '.join(defaults)} "
+            f"| {one_line(first.says)} |"
+        )
     return "\n".join(lines)
 
 
@@ -58,8 +73,11 @@ def knob_table() -> str:
 
 
 def _row(knob: Knob) -> str:
-    default = f"`{knob.default}`" if knob.default else "none"
-    return f"`{knob.name}` | {knob.values} | {default} | {one_line(knob.says)}"
+    return f"`{knob.name}` | {knob.values} | {_default(knob)} | {one_line(knob.says)}"
+
+
+def _default(knob: Knob) -> str:
+    return f"`{knob.default}`" if knob.default else "none"
 
 
 def sweep_keys() -> str:
@@ -70,12 +88,13 @@ def sweep_keys() -> str:
     meanings = {
         "delays": "how many seconds a step takes, where a run has delays",
         "engine": "a setting of the engine",
-        "policy": "a knob, as above",
+        "policy": "a knob of a policy, as above",
         "service": "a setting of every lending service",
         "workload": "a parameter of the [generator](workload-paper.md)",
     }
     for part, (names, _) in sorted(PARTS.items()):
-        dotted = ", ".join(f"`{part}.{name}`" for name in names)
+        keys = names if part != "policy" else ["KNOB"]
+        dotted = ", ".join(f"`{part}.{name}`" for name in keys)
         lines.append(f"| {dotted} | {meanings[part]} |")
     return "\n".join(lines)
 
