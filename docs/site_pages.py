@@ -25,7 +25,9 @@ def on_config(config: Any) -> Any:
     named = set(re.findall(r"[\w./-]+\.md", str(config.nav)))
     for entry in config.nav:
         [(title, value)] = entry.items()
-        if isinstance(value, str) and value.endswith("/"):
+        if title == "Changes" and (ROOT / "CHANGELOG.md").exists():
+            entry[title] = "CHANGELOG.md"
+        elif isinstance(value, str) and value.endswith("/"):
             pages = sorted((ROOT / "docs" / value).glob("*.md"), key=_in_order)
             names = [f"{value}{page.name}" for page in pages]
             entry[title] = [_entry(name) for name in names if name not in named]
