@@ -34,7 +34,8 @@ def oom_kills(
             is_it = found and (not before if mark == "0::" else before.isdigit())
             if not is_it or not path.rpartition("/")[2].startswith(UNIT_PREFIX):
                 continue
-            group, counts = f"{root}{below}{path}", {}
+            group = f"{root}{below}{path}"
+            counts: dict[str, int] = {}
             for row in _text(f"{group}/{name}").splitlines():
                 key, _, count = row.partition(" ")
                 counts[key] = int(count) if count.isdigit() else 0
