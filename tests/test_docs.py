@@ -18,13 +18,14 @@ from tests.live.verdict import Broken
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ELSEWHERE = ["README.md", "CONTRIBUTING.md", "coordinator/demo/data/ORIGIN.md"]
+ELSEWHERE = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "coordinator/demo/data/ORIGIN.md"]
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ELSEWHERE)])
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 SECTIONS = ["Context", "Decision", "Alternatives", "Consequences", "Non-goals"]
 FEWEST_FAULTS = 1000
 """Of the run that docs/reliability.md shows."""
-FRAGMENTS = [path for path in (DOCS / "changes").glob("*.md") if path.name != "README.md"]
+CHANGE_KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+"""In the order of Keep a Changelog."""
 
 
 def name(path: Path) -> str:
@@ -141,12 +142,16 @@ def test_the_glossary_defines_a_term_once() -> None:
     assert len(terms) == len(set(terms))
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=name)
-def test_a_change_is_named_by_number_and_kind(path: Path) -> None:
-    """A fragment's name says which change it belongs to and of which kind it is."""
-    kinds = [cells[0].strip("`") for cells in rows((DOCS / "changes/README.md").read_text())]
-    assert re.fullmatch(rf"\d{{3,}}[a-z]{{0,2}}\.({'|'.join(kinds)})\.md", path.name)
-    assert path.read_text().strip()
+def test_a_change_is_one_line_of_a_kind() -> None:
+    """The changelog is headings and one-line entries; each version groups them by kind, in order.
+    """
+    _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert versions[0].startswith("Unreleased\n")
+    for version in versions:
+        kinds = re.findall(r"^### (.+)$", version, flags=re.MULTILINE)
+        assert kinds == [kind for kind in CHANGE_KINDS if kind in kinds]
+        lines = [line for line in version.splitlines()[1:] if line]
+        assert [line for line in lines if not re.match(r"#{3,4} \S|- \S.*\.$", line)] == []
 
 
 class Light(StrEnum):
