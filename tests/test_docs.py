@@ -143,8 +143,7 @@ def test_the_glossary_defines_a_term_once() -> None:
 
 
 def test_a_change_is_one_line_of_a_kind() -> None:
-    """The changelog is headings and one-line entries; each version groups them by kind, in order.
-    """
+    """The changelog is headings and one-line entries, which each version groups by kind."""
     _, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert versions[0].startswith("Unreleased\n")
     for version in versions:

@@ -8,31 +8,25 @@ text that needs no quotes.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import yaml
-from msgspec import Struct, field
+from msgspec import Struct
+from yaml.resolver import Resolver
 
 from common.errors import ConfigError
 
 MAX_DEPTH = 16
 """Tables and lists in each other; a job needs three."""
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
-_ALMOST_NUMBER = re.compile(
-    r"[-+]?(?:0[box][0-9a-f_]+|\.?[0-9][0-9_]*\.?[0-9_]*(?:e[-+]?[0-9]*)?)", re.I
+_TEXT = "tag:yaml.org,2002:str"
+_YAML_11 = Resolver()
+_ALMOST_11 = re.compile(
+    r"[yn]|[-+]?(?:0[box][0-9a-f_]+|\.?[0-9][0-9_]*\.?[0-9_]*(?:e[-+]?[0-9]*)?)", re.I
 )
-"""What one schema or another takes for a number: `0o14`, `1_000`, `+1`, `.5`, `5.`."""
-_GUESSES_11 = cast(
-    "Mapping[str, Sequence[tuple[str, re.Pattern[str]]]]", yaml.SafeLoader.yaml_implicit_resolvers
-)
-"""What YAML 1.1 takes for something else than text, by first character."""
-_BOOLEANS_11 = frozenset({"y", "n"})
-"""Booleans of YAML 1.1 that PyYAML, too, reads as text."""
+"""What one schema or another takes for a boolean or a number, and PyYAML for text: `0o14`, `5.`."""
 
 
 class YamlText(Struct, frozen=True, kw_only=True):
@@ -42,16 +36,6 @@ class YamlText(Struct, frozen=True, kw_only=True):
     line_by_path: dict[str, int]
 
 
-class _Container(Struct):
-    """A table or a list that is being filled."""
-
-    path: str
-    values: dict[str, Any] | list[Any]
-    key: str | None = None
-    """The key whose value comes next; None where a key comes next, and in a list."""
-    keys_at: dict[str, int] = field(default_factory=dict[str, int])
-
-
 def read(text: str, *, source: str) -> YamlText:
     """The mapping that a YAML text is.
 
@@ -59,8 +43,14 @@ def read(text: str, *, source: str) -> YamlText:
         ConfigError: no YAML, no mapping, a key twice, an anchor, an alias or a tag, a word that
             readers of YAML disagree on; names source and line.
     """
+    lines: dict[str, int] = {}
     try:
-        return _Builder(source).build(yaml.parse(text, Loader=yaml.SafeLoader))
+        node = _Loader(text).only_document()
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{source}: expected a table, such as `name: train`")
+        return YamlText(values=_table(node, "", lines), line_by_path=lines)
+    except _RefusedError as error:
+        raise ConfigError(f"{source}, {error}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f"line {mark.line + 1}: "
@@ -71,112 +61,90 @@ def read(text: str, *, source: str) -> YamlText:
         raise ConfigError(f"{source} is not YAML: {what}") from None
 
 
-class _Builder:
-    """Values from the events of PyYAML's parser.
+class _RefusedError(Exception):
+    """What stands in a line, and why it is not taken."""
 
-    From events and not from its constructor: an alias is seen before it is followed, so that ten
-    lines of them cannot become a gigabyte, and each value has its line.
-    """
+    def __init__(self, at: yaml.Event | yaml.Node, what: str) -> None:
+        super().__init__(f"line {_line(at)}: {what}")
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._open: list[_Container] = []
-        self._lines: dict[str, int] = {}
-        self._root: dict[str, Any] | None = None
-        self._document_count = 0
 
-    def build(self, events: Iterator[yaml.Event]) -> YamlText:
-        for event in events:
-            self._take(event)
-        if self._root is None:
-            raise ConfigError(f"{self._source}: expected a table, such as `name: train`")
-        return YamlText(values=self._root, line_by_path=self._lines)
+class _Loader(yaml.BaseLoader):
+    """PyYAML's loader that takes every value for text, less what a job file must not have."""
 
-    def _take(self, event: yaml.Event) -> None:
-        assert event.start_mark is not None, "a parser's event has its place"
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._document_count += 1
-            if self._document_count > 1:
-                raise self._refusal(line, "a second document; one file is one job")
-        elif isinstance(event, yaml.NodeEvent):
-            self._take_node(event, line)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._open.pop()
+    _depth = 0
 
-    def _take_node(self, event: yaml.NodeEvent, line: int) -> None:
+    def only_document(self) -> yaml.Node | None:
+        node = self.get_node() if self.check_node() else None
+        if self.check_node():
+            raise _RefusedError(self._next(), "a second document; one file is one job")
+        return node
+
+    def _next(self) -> yaml.Event:
+        return cast("yaml.Event", self.peek_event())  # type: ignore[no-untyped-call]  # in its stubs
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """An alias is refused before it is followed: no ten lines become a gigabyte."""
+        event = self._next()
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise self._refusal(
-                line, f"an anchor or an alias, {event.anchor}; write the value itself"
-            )
-        if isinstance(event, yaml.ScalarEvent):
-            self._take_scalar(event, line)
-            return
-        assert isinstance(event, yaml.CollectionStartEvent)
-        self._no_tag(event.tag, line)
-        if len(self._open) == MAX_DEPTH:
-            raise self._refusal(line, f"more than {MAX_DEPTH} tables and lists in each other")
-        values: dict[str, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
-        self._open.append(_Container(self._put(values, line), values))
+            alias = f"an anchor or an alias, {event.anchor}; write the value itself"
+            raise _RefusedError(event, alias)
+        if event.tag is not None:
+            raise _RefusedError(event, f"the tag {event.tag}; a value says itself what it is")
+        is_nest = isinstance(event, yaml.CollectionStartEvent)
+        self._depth += is_nest
+        if self._depth > MAX_DEPTH:
+            raise _RefusedError(event, f"more than {MAX_DEPTH} tables and lists in each other")
+        node = super().compose_node(parent, index)
+        self._depth -= is_nest
+        return node
 
-    def _take_scalar(self, event: yaml.ScalarEvent, line: int) -> None:
-        self._no_tag(event.tag, line)
-        value = event.value if event.style is not None else self._plain(event.value, line)
-        top = self._open[-1] if self._open else None
-        if top is not None and isinstance(top.values, dict) and top.key is None:
-            self._take_key(top, value, line)
-        else:
-            self._put(value, line)
 
-    def _take_key(self, top: _Container, key: object, line: int) -> None:
+def _table(node: yaml.MappingNode, path: str, lines: dict[str, int]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for named, item in node.value:
+        if not isinstance(named, yaml.ScalarNode):
+            raise _RefusedError(named, "a table or a list as a key, expected text")
+        key = _value(named, path, lines)
         if not isinstance(key, str):
-            raise self._refusal(line, f"the key {_shown(key)}, expected text; write it in quotes")
-        if key in top.keys_at:
-            raise self._refusal(line, f"{key} a second time; it stands in line {top.keys_at[key]}")
-        top.key, top.keys_at[key] = key, line
+            what = f"the key {json.dumps(key)}, expected text; write it in quotes"
+            raise _RefusedError(named, what)
+        at = f"{path}.{key}" if path else key
+        if key in values:
+            raise _RefusedError(named, f"{key} a second time; it stands in line {lines[at]}")
+        lines[at] = _line(named)
+        values[key] = _value(item, at, lines)
+    return values
 
-    def _put(self, value: Any, line: int) -> str:
-        """Add a value where it belongs, and return its path."""
-        if not self._open:
-            self._root = cast("dict[str, Any]", value) if isinstance(value, dict) else None
-            return ""
-        top = self._open[-1]
-        if isinstance(top.values, list):
-            path = f"{top.path}[{len(top.values)}]"
-            top.values.append(value)
-        elif top.key is None:
-            raise self._refusal(line, "a table or a list as a key, expected text")
-        else:
-            path = f"{top.path}.{top.key}" if top.path else top.key
-            top.values[top.key] = value
-            line, top.key = top.keys_at[top.key], None
-        self._lines[path] = line
-        return path
 
-    def _plain(self, word: str, line: int) -> object:
-        """What a word without quotes means to every reader of YAML."""
-        if word in _WORDS:
-            return _WORDS[word]
-        if _INTEGER.fullmatch(word):
-            return int(word)
-        if _NUMBER.fullmatch(word):
-            return float(word)
-        is_guess = any(guess.match(word) for _, guess in _GUESSES_11.get(word[0], ()))
-        if is_guess or word.lower() in _BOOLEANS_11 or _ALMOST_NUMBER.fullmatch(word):
-            raise self._refusal(
-                line,
-                f"{word} without quotes, which readers of YAML take for different things; "
-                f'write "{word}" for text, else a plain number, true or false',
-            )
+def _value(node: yaml.Node, path: str, lines: dict[str, int]) -> object:
+    if isinstance(node, yaml.MappingNode):
+        return _table(node, path, lines)
+    if isinstance(node, yaml.ScalarNode):
+        return _plain(node) if node.style is None else node.value
+    lines.update({f"{path}[{index}]": _line(entry) for index, entry in enumerate(node.value)})
+    return [_value(entry, f"{path}[{index}]", lines) for index, entry in enumerate(node.value)]
+
+
+def _plain(node: yaml.ScalarNode) -> object:
+    """What a word without quotes means to every reader of YAML."""
+    word = node.value
+    if word in {"", "~"}:
+        return None
+    try:
+        return json.loads(word, parse_constant=str)  # to YAML `NaN` is text
+    except json.JSONDecodeError:
+        pass
+    tag = _YAML_11.resolve(yaml.ScalarNode, word, (True, False))  # type: ignore[no-untyped-call]  # as above
+    is_text = tag == _TEXT
+    if is_text and not _ALMOST_11.fullmatch(word):
         return word
-
-    def _no_tag(self, tag: str | None, line: int) -> None:
-        if tag is not None:
-            raise self._refusal(line, f"the tag {tag}; a value says itself what it is")
-
-    def _refusal(self, line: int, what: str) -> ConfigError:
-        return ConfigError(f"{self._source}, line {line}: {what}")
+    raise _RefusedError(
+        node,
+        f"{word} without quotes, which readers of YAML take for different things; "
+        f'write "{word}" for text, else a plain number, true or false',
+    )
 
 
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower()
+def _line(at: yaml.Event | yaml.Node) -> int:
+    assert at.start_mark is not None, "what was read has its place"
+    return at.start_mark.line + 1
