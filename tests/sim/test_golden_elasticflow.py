@@ -11,7 +11,7 @@ import os
 import pytest
 
 from coordinator.sim.run.compare import play_task
-from tools.golden_elasticflow import ROWS, task
+from docs.research.golden_elasticflow import ROWS, task
 
 needs_traces = pytest.mark.skipif(
     not os.environ.get("ARYL_TRACES"), reason="ARYL_TRACES names no directory of full traces"

@@ -22,8 +22,8 @@ from coordinator.workloads.paper import (
     draw,
 )
 from coordinator.workloads.records import NodeGroup, Workload
-from tools.fit_fifo import Nodes, fifo_starts
-from tools.fit_paper import (
+from docs.research.fit_fifo import Nodes, fifo_starts
+from docs.research.fit_paper import (
     FITTED,
     PAPER,
     Row,
@@ -36,7 +36,7 @@ from tools.fit_paper import (
     search,
     table,
 )
-from tools.play_results import read_kept
+from docs.research.play_results import read_kept
 
 PAGE = Path(__file__).parents[2] / "docs" / "workload-paper.md"
 KEPT = read_kept()

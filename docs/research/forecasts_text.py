@@ -1,0 +1,137 @@
+"""The page on forecasts, made of its figures. Must not measure; its words are in the template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from docs.research.pages import rendered, table
+
+from docs.research.forecasts_judged import (
+    HEADROOM_RATIO,
+    HORIZONS_S,
+    LEND_S,
+    NODES,
+    PEAK_RATIO,
+    Score,
+)
+from docs.research.forecasts_lstm import BATCH, CELLS, DAILY_STEPS, FIRST_STEPS, WAYS
+
+OUR_BOUND = "quantile 0.9 (`foresight`)"
+LAST = "last value"
+OF_ARYL = "largest of the three (`aryl`)"
+NET_ONCE, NET_MIDDLE, NET_BOUND = WAYS
+"""Rows that stand beside each other below."""
+
+GENERATED = "inference"
+
+FAR_S = 4 * 3600.0
+"""From here on the day's course counts."""
+
+
+def page(scores: Sequence[Score]) -> str:
+    """The page as Markdown."""
+    real = [s.exceeded for s in scores if s.series != GENERATED and s.method == OUR_BOUND]
+    return rendered(
+        "forecasts.md",
+        peak_ratio=PEAK_RATIO,
+        nodes=NODES,
+        headroom_ratio=HEADROOM_RATIO,
+        cells=CELLS,
+        batch=BATCH,
+        first_steps=FIRST_STEPS,
+        daily_steps=DAILY_STEPS,
+        series=[_series(scores, name) for name in dict.fromkeys(score.series for score in scores)],
+        minutes=_minutes(scores),
+        exceeded={"least": f"{min(real):.0%}", "most": f"{max(real):.0%}"},
+        nets=_nets(scores),
+    )
+
+
+def _series(scores: Sequence[Score], name: str) -> dict[str, object]:
+    """A table for each horizon."""
+    horizons: list[dict[str, object]] = []
+    for horizon_s in HORIZONS_S:
+        rows = [s for s in scores if s.series == name and s.horizon_s == horizon_s]
+        if rows:
+            cells = [
+                (row.method, f"{row.mae:.4f}", f"{row.mse:.5f}", f"{row.pinball:.4f}",
+                 f"{row.exceeded:.1%}", *_lent(row))
+                for row in rows
+            ]  # fmt: skip
+            instants = rows[0].instants
+            horizons.append({"span": _span(horizon_s), "instants": instants, "rows": cells})
+    return {"name": name, "horizons": horizons}
+
+
+def _lent(row: Score) -> tuple[str, str, str]:
+    return f"{row.lent_ratio:.1%}", f"{row.late_ratio:.2%}", f"{row.short_nodes:.1f}"
+
+
+def _minutes(scores: Sequence[Score]) -> str:
+    """What methods are worth over the minutes of a way home."""
+    names = (OF_ARYL, OUR_BOUND, *WAYS)
+    return table(
+        ("series", "method", "lent", "late", "short"),
+        [
+            (score.series, score.method, *_lent(score))
+            for score in scores
+            if score.horizon_s == LEND_S and score.method in names
+        ],
+    )
+
+
+def _nets(scores: Sequence[Score]) -> dict[str, object]:
+    """How the nets compare: with what a mean is worth, and quantile against quantile."""
+    by = {(score.series, score.horizon_s, score.method): score for score in scores}
+    every = tuple(dict.fromkeys(score.series for score in scores))
+    at_home = {
+        method: {series: by[series, LEND_S, method] for series in every}
+        for method in (LAST, OF_ARYL, NET_ONCE, NET_MIDDLE)
+    }
+
+    def real(methods: Sequence[str], figure: Callable[[Score], float]) -> list[float]:
+        return [
+            figure(at_home[m][series]) for m in methods for series in every if series != GENERATED
+        ]
+
+    means = (NET_ONCE, NET_MIDDLE)
+    exceeded = real(means, lambda score: score.exceeded)
+    late = real(means, lambda score: score.late_ratio)
+    late_of_aryl = real((OF_ARYL,), lambda score: score.late_ratio)
+    is_ours = {
+        (series, horizon_s): by[series, horizon_s, OUR_BOUND].pinball
+        <= by[series, horizon_s, NET_BOUND].pinball
+        for series in every
+        for horizon_s in HORIZONS_S
+    }
+    far = [ours for (_, horizon_s), ours in is_ours.items() if horizon_s >= FAR_S]
+    rows: list[list[str]] = []
+    for series in every:
+        cells: list[str] = []
+        for horizon_s in HORIZONS_S:
+            pair = [f"{by[series, horizon_s, name].pinball:.4f}" for name in (OUR_BOUND, NET_BOUND)]
+            lower = 0 if is_ours[series, horizon_s] else 1
+            pair[lower] = f"**{pair[lower]}**"
+            cells.append(" / ".join(pair))
+        rows.append([series, *cells])
+    return {
+        "home": _span(LEND_S),
+        "count": len(every),
+        "less": sum(at_home[NET_ONCE][s].mse < at_home[LAST][s].mse for s in every),
+        "net_least": f"{min(exceeded):.0%}",
+        "net_most": f"{max(exceeded):.0%}",
+        "late_least": f"{min(late):.0%}",
+        "late_most": f"{max(late):.0%}",
+        "aryl_least": f"{min(late_of_aryl):.0%}",
+        "aryl_most": f"{max(late_of_aryl):.0%}",
+        "last_mse": f"{at_home[LAST][GENERATED].mse:.5f}",
+        "net_mse": f"{at_home[NET_ONCE][GENERATED].mse:.5f}",
+        "nets": table(["series", *map(_span, HORIZONS_S)], rows),
+        "near": sum(not is_ours[series, LEND_S] for series in every),
+        "far": sum(far),
+        "far_of": len(far),
+    }
+
+
+def _span(horizon_s: float) -> str:
+    return f"{horizon_s:.0f} s" if horizon_s < 3600.0 else f"{horizon_s / 3600.0:.0f} h"

@@ -1,0 +1,225 @@
+"""The sentences of docs/results.md that say why a figure is off. Data only: the page itself is
+`templates/results.md.j2`.
+
+No sentence about our runs holds a figure: names in braces stand for them, see
+`results_figures.py`.
+"""
+
+from __future__ import annotations
+
+from docs.research.paper_figures import FIGURES_7
+
+TAIL = (
+    "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} to "
+    "{most.rare_queueing_s h} on average, be the order strict FIFO, `fifo-skip` or Aryl's: "
+    "{seen.basic.rare_part_s} s of Basic's mean. The others wait for "
+    "{seen.basic.others_queueing_s} s in Basic, less than in the paper, as to let jobs pass a gang "
+    "that does not fit is enough to empty our queue: {seen.fifo-skip.others_queueing_s} s under "
+    "`fifo-skip` below, {seen.baseline.others_queueing_s} s in Baseline."
+)
+PASS = (
+    "Most jobs wait for nothing but the next pass; the figure is a part of our pass period of "
+    "{trace.pass_s} s, which is fitted to Baseline, and not the policy's."
+)
+TWENTIETH = (
+    "Where the order is not strict, nineteen of twenty of our jobs wait for at most "
+    "{most.queueing_p95_s} s, with a pass every {trace.pass_s} s; in the paper the twentieth waits "
+    "for {least.theirs_queueing_p95_s} s and more."
+)
+HALF = (
+    "An elastic job saves at most half of its run here (w_max is twice w_min, and the mean of "
+    "{trace.elastic_s h} is at w_min), and loans shorten no run: Basic's jobs run for "
+    "{basic.running_s} s on average, where {basic.jct_bound_s} s are the least possible."
+)
+FULL = (
+    HALF + " The paper's run for {theirs.basic.running_s} s in Basic (JCT less queueing), less "
+    "than the {theirs.least_running_s} s that its own Baseline's {theirs.baseline.running_s} s "
+    "leave by this reading."
+)
+USE = (
+    "Work is the same, and with loans capacity is larger: with as many GPU-hours asked for as in "
+    "Baseline, training nodes cannot be held more unless jobs take longer or more is asked for; "
+    "the paper does not say what else ran."
+)
+PREEMPTED = (
+    "Nodes go home often enough, but empty: of {basic.reclaims} in Basic "
+    "{seen.basic.idle_ratio %} are idle and {seen.basic.flexible_alone_ratio %} hold flexible "
+    "workers alone, as only {basic.on_loan_jobs.jobs} jobs are ever on one, "
+    "{seen.basic.guests_elastic} of them elastic; inelastic fungible jobs find room on training "
+    "nodes. Were these to try lent nodes first, `loan-aryl` would have {seen.guests-first.guests} "
+    "guests instead of {loan-aryl.on_loan_jobs.jobs} and preempt "
+    "{seen.guests-first.preemption_ratio %} instead of {loan-aryl.preemption_ratio %}; more load "
+    "does not do it (Basic on `paper-overload`: {seen.overload.preemption_ratio %}). The paper's "
+    "lent nodes are {theirs.lent_use %} held."
+)
+GUESTS = (
+    "{seen.loan-aryl.guests_elastic} of our {loan-aryl.on_loan_jobs.jobs} guests are elastic jobs, "
+    "which prefer lent nodes and run for hours, and start over when preempted; inelastic ones that "
+    "could be guests find room on training nodes. The paper's guests are shorter, and waited "
+    "longer before."
+)
+SHORT = (
+    "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job runs "
+    "for minutes and waits for one pass, "
+)
+LONGEST = (
+    "The longest twentieth runs for {trace.longest_s} s and more by construction, and only the "
+    "elastic ones among it, {trace.longest_elastic_ratio %}, can be shortened."
+)
+
+DRAWN = (
+    "Strict FIFO is near its limit on our trace: over the draws its mean queueing goes from "
+    "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s by what their days "
+    "ask for, while that of Basic stays between {least.drawn_basic_queueing_s} s and "
+    "{most.drawn_basic_queueing_s} s and that of Ideal between {least.drawn_ideal_queueing_s} s "
+    "and {most.drawn_ideal_queueing_s} s. So the gain is Baseline's luck with its days, and its "
+    "interval is wide; the paper's queueing gains go from {least.theirs_bootstrap-basic_gain x} to "
+    "{most.theirs_bootstrap-basic_gain x} for Basic and from "
+    "{least.theirs_bootstrap-ideal_gain x} to {most.theirs_bootstrap-ideal_gain x} for Ideal."
+)
+DRAWN_JCT = (
+    "Of Baseline's mean JCT {least.drawn_baseline_queueing_s} s to "
+    "{most.drawn_baseline_queueing_s} s are waiting, draw by draw; from its start on a "
+    "job takes {least.drawn_baseline_running_s} s to {most.drawn_baseline_running_s} s there and "
+    "{least.drawn_ideal_running_s} s to {most.drawn_ideal_running_s} s in Ideal, whatever the days."
+)
+
+WHY: dict[tuple[str, str], str] = {
+    ("5", "queueing mean"): TAIL,
+    ("5", "queueing p50"): PASS,
+    ("5", "queueing p95"): (
+        TWENTIETH + " In Baseline no fitted figure varies more between draws "
+        "(docs/workload-paper.md)."
+    ),
+    ("5", "JCT mean"): FULL,
+    ("5", "JCT p50"): SHORT + "but where the order is strict.",
+    ("5", "JCT p95"): LONGEST,
+    ("8", "queueing p50"): PASS,
+    ("8", "queueing p75"): PASS,
+    ("8", "queueing p95"): TWENTIETH,
+    ("8", "queueing p99"): (
+        "{trace.rare_ratio %} of our jobs insist on the rare GPU type and wait for "
+        "{least.rare_queueing_s h} and more on average. This quantile lies right below these, in "
+        "what every order but the strict one has emptied here (see `fifo-skip` and `sjf` below) "
+        "and has not in the paper."
+    ),
+    ("8", "JCT p50"): "As in Table 5: " + SHORT + "under Pollux for one round.",
+    ("8", "JCT p75"): (
+        "{trace.short_ratio %} of our jobs run for less than {trace.short_s} s and "
+        "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is one of the shortest "
+        "of the long ones, and lower only where elastic ones among them end sooner. The fit gives "
+        "it up for mean and p95 (docs/workload-paper.md)."
+    ),
+    ("8", "JCT p95"): LONGEST,
+    ("8", "JCT p99"): (
+        "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s, "
+        "whatever the row; the paper's take {theirs.baseline.p99_over_ours x} times ours under "
+        "Baseline, and under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. The fit gives "
+        "it up for mean and p95 (docs/workload-paper.md)."
+    ),
+    ("5", "training use"): USE,
+    ("5", "overall use"): (
+        "The paper's {theirs.baseline.overall_gpu_ratio x} in Baseline does not follow from its "
+        "own parts ({theirs.baseline.training_gpu_ratio x} of training and about "
+        "{theirs.inference_use x} of inference give {theirs.overall_use_by_parts x}); ours do."
+    ),
+    ("5", "preempted"): PREEMPTED,
+    ("5 gains", "queueing gain"): TAIL,
+    ("5 gains", "JCT gain"): FULL,
+    ("6", "queueing mean"): TAIL,
+    ("6", "JCT mean"): (
+        "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal itself here, not later: "
+        "to favor lent nodes is what gets elastic jobs preempted ({ideal.preemptions} times "
+        "against {naive-ideal.preemptions}), and without checkpoints they start over, which makes "
+        "up {checkpoints.sooner_s} s of it: with checkpoints (`checkpoint-100`) Ideal's mean is "
+        "{seen.checkpoint-100.jct_s} s."
+    ),
+    ("6", "preempted"): (
+        "Naive placement fills training nodes first, and in our trace these mostly have room: lent "
+        "nodes are {naive-basic.on_loan_gpu_ratio %} held under `naive-basic`, by "
+        "{naive-basic.on_loan_jobs.jobs} jobs in all, and {naive-ideal.on_loan_gpu_ratio %} under "
+        "`naive-ideal`."
+    ),
+    **{("7", heading): GUESTS for _, heading, _ in FIGURES_7},
+    ("9", "queueing gain"): (
+        "The paper's gains with wrong estimates ({theirs.wrong-20.queueing_gain x} at best) exceed "
+        "its own with right ones ({theirs.basic.queueing_gain x}), so its run is of another "
+        "population; ours is Basic, where order within an empty queue hardly matters."
+    ),
+    ("9", "JCT gain"): (
+        HALF + " That our estimates are wrong costs little ({basic.jct_s.mean} s with right ones, "
+        "{wrong-60.jct_s.mean} s in `wrong-60`); the paper's run is of another population, as "
+        "its queueing gains ({theirs.wrong-20.queueing_gain x} at best) exceed its own with right "
+        "ones ({theirs.basic.queueing_gain x})."
+    ),
+    ("10", "preempted"): PREEMPTED,
+    ("12", "queueing gain"): DRAWN,
+    ("12", "JCT gain"): DRAWN_JCT,
+    ("10", "collateral damage"): (
+        "By cost, mostly idle nodes go home here ({seen.basic.idle_ratio %} in Basic) and little "
+        "is vacated for them; at random, a job on several nodes is hit as soon as one of them is, "
+        "and what it held on the others is vacated in vain. Compare the order of the rules only."
+    ),
+}
+"""By table and heading."""
+
+ROUND = (
+    "Pollux shares GPUs out once in {pollux.round_s} s, which with passes at multiples of "
+    "{trace.pass_s} s is once in {pollux.passes_s} s; most jobs wait for nothing but that."
+)
+LAST_HUNDREDTH = (
+    "Under Pollux nineteen of twenty of our jobs wait for at most {elastic-pollux.queueing_s.p95} "
+    "s, less than in the paper; at least {pollux.last_hundredth_s} s of the mean are of the "
+    "hundredth that waits longest, and {trace.rare_ratio %} insist on the rare GPU type."
+)
+TUNED_USE = (
+    "Jobs that tune their batch size need fewer GPU-hours for the same work, and nothing here asks "
+    "for what they leave; the paper does not say what else ran."
+)
+TUNED_GAIN = (
+    "Elastic jobs are {trace.elastic_ratio %} of all and {trace.elastic_s h} long: if they took no "
+    "time at all, the mean running time would fall by {trace.elastic_part_s} s. The paper's JCT "
+    "falls by {theirs.elastic-tuned.sooner_s} s, of which {theirs.elastic-tuned.queueing_less_s} s "
+    "are queueing."
+)
+IN_LINE = (
+    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of such a "
+    "queue differ much between draws (docs/workload-paper.md)."
+)
+
+WHY_OF_ROW: dict[tuple[str, str, str], str] = {
+    ("5", "queueing mean", "elastic-pollux"): LAST_HUNDREDTH,
+    ("5", "queueing mean", "elastic-gandiva"): IN_LINE,
+    ("5", "queueing p50", "elastic-pollux"): ROUND,
+    ("5", "queueing p95", "elastic-pollux"): ROUND,
+    ("5", "JCT mean", "elastic-tuned"): TUNED_GAIN,
+    ("5", "training use", "elastic-pollux"): TUNED_USE,
+    ("5", "training use", "elastic-tuned"): TUNED_USE,
+    ("5", "preempted", "loan-opportunistic"): (
+        "Here {loan-opportunistic.on_loan_jobs.jobs} of the {trace.fungible_jobs} fungible jobs "
+        "are guests, and are preempted {loan-opportunistic.preemptions_each x} times each; the "
+        "paper's "
+        "{theirs.loan-opportunistic.preemption_ratio %} of submissions are "
+        "{theirs.loan-opportunistic.preemptions_each x} times for each of its "
+        "{theirs.fungible_ratio %}. {trace.fungible_short_ratio %} of ours run for less than "
+        "{trace.short_s} s, and lent nodes are {loan-opportunistic.on_loan_gpu_ratio %} held."
+    ),
+    ("5 gains", "queueing gain", "elastic-gandiva"): IN_LINE,
+    ("5 gains", "queueing gain", "elastic-pollux"): LAST_HUNDREDTH,
+    ("5 gains", "JCT gain", "elastic-tuned"): TUNED_GAIN,
+    ("8", "queueing p50", "elastic-pollux"): ROUND,
+    ("8", "queueing p75", "elastic-pollux"): ROUND,
+    ("8", "queueing p95", "elastic-pollux"): ROUND,
+    ("8", "queueing p75", "baseline"): (
+        "Where the queue begins; it was not fitted and differs much between draws "
+        "(docs/workload-paper.md)."
+    ),
+    ("8", "queueing p75", "elastic-gandiva"): IN_LINE,
+    ("8", "queueing p99", "elastic-gandiva"): IN_LINE,
+}
+"""By table, heading and row, where a row's reason is not its column's."""
+
+LACKING = (
+    *("fifo-skip", "sjf", "sjf-advanced", "sjf-heterogeneous", "sjf-ideal", "sjf-elastic-tuned"),
+    *("sjf-wrong-20", "sjf-wrong-40", "sjf-wrong-60", "aryl-default"),
+)
