@@ -85,12 +85,12 @@ class _Loader(yaml.BaseLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """An alias is refused before it is followed: no ten lines become a gigabyte."""
         event = self._next()
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             alias = f"an anchor or an alias, {event.anchor}; write the value itself"
             raise _RefusedError(event, alias)
-        if event.tag is not None:
-            raise _RefusedError(event, f"the tag {event.tag}; a value says itself what it is")
         is_nest = isinstance(event, yaml.CollectionStartEvent)
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
+            raise _RefusedError(event, f"the tag {event.tag}; a value says itself what it is")
         self._depth += is_nest
         if self._depth > MAX_DEPTH:
             raise _RefusedError(event, f"more than {MAX_DEPTH} tables and lists in each other")
@@ -134,8 +134,7 @@ def _plain(node: yaml.ScalarNode) -> object:
         return json.loads(word, parse_constant=str)  # to YAML `NaN` is text
     except json.JSONDecodeError:
         pass
-    tag = _YAML_11.resolve(yaml.ScalarNode, word, (True, False))  # type: ignore[no-untyped-call]  # as above
-    is_text = tag == _TEXT
+    is_text = _tag_11(word) == _TEXT
     if is_text and not _ALMOST_11.fullmatch(word):
         return word
     raise _RefusedError(
@@ -143,6 +142,11 @@ def _plain(node: yaml.ScalarNode) -> object:
         f"{word} without quotes, which readers of YAML take for different things; "
         f'write "{word}" for text, else a plain number, true or false',
     )
+
+
+def _tag_11(word: str) -> str:
+    tag = _YAML_11.resolve(yaml.ScalarNode, word, (True, False))  # type: ignore[no-untyped-call]  # in its stubs
+    return cast("str", tag)
 
 
 def _line(at: yaml.Event | yaml.Node) -> int:
