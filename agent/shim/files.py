@@ -15,6 +15,11 @@ import stat
 import time
 from collections.abc import Callable
 
+from common.procfs import TERMINAL_STATES as TERMINAL_STATES
+from common.procfs import boot_id as boot_id
+from common.procfs import start_ticks as start_ticks
+from common.procfs import stat_fields, ticks_of
+
 SPEC_FILE = "spec.json"
 STATUS_FILE = "status.json"
 SPARE_FILE = "status.json.spare"
@@ -33,18 +38,10 @@ UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
 """A checkpoint that still changes between two looks this far apart is not complete."""
 
-TERMINAL_STATES = "ZXx"
-
 
 def boot_time_s() -> float:
     """Seconds since boot, suspended time included, as `common.clock.SystemClock.now_s`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    """The kernel's name for this boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def is_disk_error(error: BaseException) -> bool:
@@ -52,29 +49,6 @@ def is_disk_error(error: BaseException) -> bool:
     of its node's settings."""
     is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
     return isinstance(error, OSError) and error.errno in is_disk
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold anything."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode("ascii").split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _start_ticks(fields: list[str]) -> int:
-    """The state is that of the main thread, which may end before the others: they go on."""
-    is_alive = bool(fields) and (fields[0] not in TERMINAL_STATES or int(fields[17]) > 1)
-    return int(fields[19]) if is_alive else 0
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when it is gone or only a zombie.
-
-    A process of which any thread has not ended is no zombie.
-    """
-    return _start_ticks(_stat_fields(pid))
 
 
 def descendants(root_pid: int) -> dict[int, int]:
@@ -85,10 +59,10 @@ def descendants(root_pid: int) -> dict[int, int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        fields = _stat_fields(int(name))
+        fields = stat_fields(int(name))
         if fields:
             children.setdefault(int(fields[1]), []).append(int(name))
-            started[int(name)] = _start_ticks(fields)
+            started[int(name)] = ticks_of(fields)
     found: list[int] = []
     todo = [root_pid]
     while todo:

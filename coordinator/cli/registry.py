@@ -18,7 +18,7 @@ import msgspec
 
 from common.decoding import UNREADABLE
 from common.errors import ConfigError
-from coordinator.service.leadership.process import start_ticks
+from common.procfs import start_ticks
 
 SCHEMA_VERSION = 1
 
@@ -87,7 +87,7 @@ def left_behind(directory: Path | None = None) -> CellInfo | None:
 
 
 def _lives(info: CellInfo) -> bool:
-    return start_ticks(info.pid) == info.start_ticks
+    return 0 < start_ticks(info.pid) == info.start_ticks
 
 
 def _shown(directory: Path) -> CellInfo | None:

@@ -23,6 +23,7 @@ from rich.live import Live
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError
 from common.log import set_up
+from common.procfs import start_ticks
 from coordinator import plugins
 from coordinator.cli import registry
 from coordinator.cli.output import Format, OutputOption, fields, put_json
@@ -35,7 +36,6 @@ from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.contract.text import counted
 from coordinator.policies.registry import policy as find_policy
 from coordinator.service.cancellation import beside, end, is_done_first
-from coordinator.service.leadership.process import start_ticks
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ async def _running_cell(
         cell=CELL,
         nats_url="",
         pid=os.getpid(),
-        start_ticks=start_ticks(os.getpid()) or 0,
+        start_ticks=start_ticks(os.getpid()),
         run_dir=str(run_dir),
         started_at_s=clock.wall_s(),
     )

@@ -15,12 +15,11 @@ from common.errors import ArylError
 from coordinator.demo.traces import (
     JOB_SLICE,
     LOAD_SLICE,
-    LoadSlice,
-    TraceJob,
     read_jobs,
     read_load,
     select,
 )
+from coordinator.workloads.records import LoadSeries, TraceJob
 
 JOB_START_S = 2_263_200.0
 """On the clock of the traces, which all clusters of elasticflow-traces share."""
@@ -50,10 +49,10 @@ def cut_jobs(clusters: Sequence[Sequence[TraceJob]]) -> tuple[TraceJob, ...]:
     )
 
 
-def cut_load(load: LoadSlice) -> list[tuple[float, float]]:
+def cut_load(load: LoadSeries) -> list[tuple[float, float]]:
     """A day that begins on a falling flank: seconds from its start, requests per second."""
-    chosen = [sample for sample in load.samples if sample.t_s >= LOAD_START_S][:LOAD_STEPS]
-    return [(sample.t_s - LOAD_START_S, sample.req_per_s) for sample in chosen]
+    chosen = [(t_s, rate) for t_s, rate in load.samples() if t_s >= LOAD_START_S][:LOAD_STEPS]
+    return [(t_s - LOAD_START_S, rate) for t_s, rate in chosen]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

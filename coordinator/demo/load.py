@@ -22,7 +22,8 @@ from msgspec import Struct
 from common.errors import ConfigError
 from coordinator.demo.plan import ANSWER_TIMEOUT_S
 from coordinator.demo.serving import set_up_log, stop_event, write_json
-from coordinator.demo.traces import LOAD_FACTOR, LoadSlice, find, read_load
+from coordinator.demo.traces import LOAD_FACTOR, find, ratios, read_load
+from coordinator.workloads.records import LoadSeries
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
 
 
 def arrivals(
-    load: LoadSlice, *, speed: float, peak_req_per_s: float, seed: int, cycles: int = 1
+    load: LoadSeries, *, speed: float, peak_req_per_s: float, seed: int, cycles: int = 1
 ) -> Iterator[float]:
     """Instants of a Poisson process whose rate follows the slice, in real seconds from its start.
 
@@ -62,11 +63,11 @@ def arrivals(
     """
     rng = random.Random(seed)
     step_s = load.step_s / speed
-    ratios = load.ratios()
+    shares = ratios(load)
     missing = rng.expovariate(1.0)
     step = 0
-    while cycles == 0 or step < cycles * len(ratios):
-        rate_per_s = ratios[step % len(ratios)] * peak_req_per_s
+    while cycles == 0 or step < cycles * len(shares):
+        rate_per_s = shares[step % len(shares)] * peak_req_per_s
         at_s = step * step_s
         left = rate_per_s * step_s
         while missing <= left:
@@ -82,7 +83,7 @@ class LoadDriver:
     """Sends, counts, writes its figures."""
 
     def __init__(
-        self, settings: LoadSettings, load: LoadSlice, *, stats_path: Path | None = None
+        self, settings: LoadSettings, load: LoadSeries, *, stats_path: Path | None = None
     ) -> None:
         self._settings = settings
         self._load = load
@@ -99,7 +100,7 @@ class LoadDriver:
         """The figures so far; seconds and requests per second; latencies of the last thousand."""
         elapsed_s = asyncio.get_running_loop().time() - self._started_at_s
         trace_t_s = (elapsed_s * self._settings.speed) % self._load.length_s
-        ratio = self._load.ratios()[int(trace_t_s // self._load.step_s)]
+        ratio = ratios(self._load)[int(trace_t_s // self._load.step_s)]
         ordered = sorted(self._latencies_s)
         return {
             "sent_total": self.sent_total,
@@ -205,7 +206,7 @@ def percentile(ordered: Sequence[float], ratio: float) -> float | None:
     return ordered[max(0, math.ceil(ratio * len(ordered)) - 1)]
 
 
-async def run(settings: LoadSettings, load: LoadSlice, *, stats_path: Path | None) -> LoadDriver:
+async def run(settings: LoadSettings, load: LoadSeries, *, stats_path: Path | None) -> LoadDriver:
     """Drive until the slice or SIGTERM ends it; the driver with its counts."""
     stop = stop_event()
     driver = LoadDriver(settings, load, stats_path=stats_path)

@@ -1,6 +1,6 @@
 """Hooks that put a node into a service's routing, take it out, and ask whether it is drained.
 
-Must not know Aryl's packages and stays on the standard library, as `server_ctl` does.
+Must not know Aryl's packages and stays on the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hooks that start, stop, revive and probe a node's pretend inference server.
 
-Must not know Aryl's packages and stays on the standard library: a hook runs for every loan, so
+Must not know more of Aryl than `common.procfs`: a hook runs for every loan, so
 `python -I -S server_ctl.py` must cost tens of milliseconds. A server is known by pid *and* start
 time (and boot): a recycled pid is never signalled.
 """
@@ -16,6 +16,10 @@ import select
 import signal
 import sys
 from collections.abc import Generator, Sequence
+
+if not __package__:  # run by its path, as a hook is
+    sys.path.append(os.path.abspath(__file__ + "/../../.."))  # noqa: PTH100 - pathlib costs start-up time
+from common.procfs import boot_id, start_ticks
 
 EXIT_NOT_RUNNING = 3
 """What `status` says of a stopped service, as init scripts do (LSB)."""
@@ -53,21 +57,6 @@ def _content(path: str) -> str:
         return ""
 
 
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when it is gone or a zombie.
-
-    proc_pid_stat(5): field 3 is the state, field 22 the start time; field 2, the name, may hold
-    blanks and parentheses, so counting begins behind its last parenthesis.
-    """
-    fields = _content(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return None if len(fields) < 20 or fields[0] in "ZX" else int(fields[19])
-
-
-def boot_id() -> str:
-    """The id of this boot: start times repeat over boots."""
-    return _content("/proc/sys/kernel/random/boot_id").strip()
-
-
 def running_pid(files: Files) -> int | None:
     """The pid of the server that the pid file names, if it is that very process."""
     try:
@@ -75,7 +64,7 @@ def running_pid(files: Files) -> int | None:
         pid, ticks, boot = int(noted["pid"]), int(noted["start_ticks"]), str(noted["boot_id"])
     except (ValueError, KeyError, TypeError):
         return None
-    return pid if boot == boot_id() and start_ticks(pid) == ticks else None
+    return pid if boot == boot_id() and 0 < start_ticks(pid) == ticks else None
 
 
 def has_died(files: Files) -> bool:

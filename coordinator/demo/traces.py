@@ -14,11 +14,13 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
-from common.model import CheckpointSpec, JobSpec, WorkerRange
+from common.model import CheckpointSpec, JobId, JobSpec, WorkerRange
 from common.profile import JobProfile
 from coordinator.workloads import formats
 from coordinator.workloads.formats import TRACES_VARIABLE, find, parse_jobs
 from coordinator.workloads.load_formats import parse_loads, read_loads
+from coordinator.workloads.records import LoadSeries, TraceJob, WorkloadJob
+from coordinator.workloads.shaping import linear
 
 __all__ = ["TRACES_VARIABLE", "find"]  # for the demo's other modules, beside what is below
 
@@ -28,50 +30,6 @@ LOAD_SLICE = "servegen_m_small_day.csv"
 LOAD_FACTOR = 6.0
 """The load runs this much faster than the jobs: at speed 120 a day passes in two minutes, so that
 one fall, one trough and one rise are seen while jobs of hours last tens of seconds."""
-
-
-class TraceJob(Struct, frozen=True, kw_only=True):
-    """What the demo needs of a job: submitted `submit_s` after the first, ran on `gpus`.
-
-    model: what it trained, where the trace says so; the packaged slice does not.
-    """
-
-    submit_s: float
-    duration_s: float
-    gpus: int
-    model: str = ""
-
-
-class LoadSample(Struct, frozen=True):
-    """The mean request rate of one step that begins at `t_s`."""
-
-    t_s: float
-    req_per_s: float
-
-
-class LoadSlice(Struct, frozen=True, kw_only=True):
-    """A request rate over time in even steps, as published."""
-
-    samples: tuple[LoadSample, ...]
-    step_s: float
-
-    @property
-    def length_s(self) -> float:
-        """How long the slice lasts."""
-        return len(self.samples) * self.step_s
-
-    def ratios(self) -> tuple[float, ...]:
-        """Each step's rate over the highest one."""
-        peak = max(sample.req_per_s for sample in self.samples)
-        return tuple(sample.req_per_s / peak for sample in self.samples)
-
-
-class Submission(Struct, frozen=True, kw_only=True):
-    """A job of a tenant, to submit `at_s` real seconds after the demo's start."""
-
-    at_s: float
-    spec: JobSpec
-    tenant: str
 
 
 class JobOptions(Struct, frozen=True, kw_only=True):
@@ -112,14 +70,10 @@ def read_jobs(path: Path | None = None, *, is_shifted: bool = True) -> tuple[Tra
         trace = parse_jobs(JOB_SLICE, _packaged(JOB_SLICE), skip_zero_gpus=True)
     else:
         trace = formats.read_jobs(path, skip_zero_gpus=True)
-    jobs = tuple(
-        TraceJob(submit_s=job.submit_s, duration_s=job.duration_s, gpus=job.gpus, model=job.model)
-        for job in trace.jobs
-    )
-    return from_first(jobs) if is_shifted else jobs
+    return from_first(trace.jobs) if is_shifted else trace.jobs
 
 
-def read_load(path: Path | None = None, *, model: str = "m-small") -> LoadSlice:
+def read_load(path: Path | None = None, *, model: str = "m-small") -> LoadSeries:
     """A load series: the packaged day, a file of one series, or one model of an aggregate.
 
     Raises:
@@ -130,8 +84,13 @@ def read_load(path: Path | None = None, *, model: str = "m-small") -> LoadSlice:
     series = loads.get(model) or loads.get(own)
     if series is None:
         raise ConfigError(f"{path}: no load series of model {model}: {', '.join(loads)}")
-    samples = tuple(LoadSample(t_s, value) for t_s, value in series.samples())
-    return LoadSlice(samples=samples, step_s=series.step_s)
+    return series
+
+
+def ratios(load: LoadSeries) -> tuple[float, ...]:
+    """Each step's load over the highest one."""
+    peak = max(load.values)
+    return tuple(value / peak for value in load.values)
 
 
 def _packaged(name: str) -> str:
@@ -223,14 +182,14 @@ def searches(jobs: Sequence[TraceJob]) -> list[list[TraceJob]]:
     return groups
 
 
-def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[Submission, ...]:
+def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[WorkloadJob, ...]:
     """What to submit and when: every other job of two GPUs and more is elastic.
 
     A search is an app, and every other job that stands for itself has a deadline. Each search and
     each such job is the next tenant's. No running time is declared: the cell has to learn it from
     history and progress, as it must with people's jobs.
     """
-    made: list[Submission] = []
+    made: list[WorkloadJob] = []
     larger = alone = 0
     for turn, group in enumerate(searches(jobs)):
         app = f"{options.name_prefix}-search-{turn:04d}" if len(group) > 1 else None
@@ -245,10 +204,14 @@ def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[Submissi
             work_s = job.duration_s / options.speed
             deadline_s = None if due is None else DEADLINE_START_S + due * work_s
             made.append(
-                Submission(
+                WorkloadJob(
                     at_s=job.submit_s / options.speed,
+                    job_id=JobId(spec.name),
                     spec=structs.replace(spec, app=app, deadline_s=deadline_s),
+                    work_s=work_s * spec.workers.min,
+                    speedup=linear(spec.workers),
                     tenant=TENANTS[turn % len(TENANTS)],
+                    user=job.user,
                 )
             )
     return tuple(made)

@@ -35,8 +35,9 @@ from common.model import NodeRole, Pool
 from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import ANSWER_TIMEOUT_S, SERVICE
-from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
-from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes
+from coordinator.demo.traces import JobOptions, read_jobs, submissions
+from coordinator.engine.state.accounting import Figures
+from coordinator.workloads.records import WorkloadJob
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ OUT = ("draining", "on loan", COMING_HOME)
 """A loan in one of these states keeps a node from serving."""
 
 
-class Run(Struct, frozen=True, kw_only=True):
-    """One run of `aryl up` in figures, under their glossary names.
+class Run(Figures, frozen=True, kw_only=True):
+    """One run of `aryl up` in figures, under their glossary names: the cell's, and others.
 
     All seconds are real ones: `speed` scales arrivals, run times and load, never a control period.
     """
@@ -55,50 +56,19 @@ class Run(Struct, frozen=True, kw_only=True):
     policy: str
     speed: float
     duration_s: float
-    jobs_submitted: int
-    jobs_finished: int
-    jobs_failed: int
     jobs_pending: int
     jobs_starting: int
     jobs_running: int
-    deadlines_due: int
-    deadlines_met: int
-    queueing_s: Durations
-    jct_s: Durations
-    training_gpu_ratio: float
-    on_loan_gpu_ratio: float
+    jobs_suspended: int = 0
     training_gpu_busy_ratio: float | None
     on_loan_gpu_busy_ratio: float | None
     inference_gpu_busy_ratio: float | None
-    loans: int
-    loans_cancelled: int
-    leases_lapsed: int
-    lapse_s: ReclaimTimes
-    lapses_late: int
-    reclaims: int
-    reclaim_s: ReclaimTimes
     reclaim_deadline_s: float
-    reclaims_late: int
-    preemptions: int
-    lost_gpu_s: float
-    resizes: int
-    flexible_workers_released: int
-    jobs_finished_on_loan: int
     requests_served: int
     requests_refused: int
     requests_refused_total: int
     figures_age_s: float
     why_none_lent: tuple[str, ...]
-    turn_backs: int = 0
-    turn_back_s: ReclaimTimes = ReclaimTimes()
-    turn_backs_late: int = 0
-    jobs_rejected: int = 0
-    jobs_suspended: int = 0
-    suspensions: int = 0
-    migrations: int = 0
-    migration_lost_gpu_s: float = 0.0
-    resize_lost_gpu_s: float = 0.0
-    stalls: int = 0
 
 
 class Busy(Struct, kw_only=True):
@@ -176,7 +146,7 @@ class Workload:
             gpus_per_node=cell.plan.gpus_per_node,
             grace_s=cell.plan.periods.trace_grace_s,
         )
-        self.submissions: Sequence[Submission] = submissions(read_jobs(), options)
+        self.submissions: Sequence[WorkloadJob] = submissions(read_jobs(), options)
         self.status: Status | None = None
         self.loans: tuple[LoanRow, ...] = ()
         self.why_none_lent: tuple[str, ...] = ()
@@ -202,7 +172,7 @@ class Workload:
                 await self._clock.sleep(wait_s)
             await self._submit(submission, f"{submission.spec.name}-{number}")
 
-    async def _submit(self, submission: Submission, request_id: str) -> None:
+    async def _submit(self, submission: WorkloadJob, request_id: str) -> None:
         request = Submit(spec=submission.spec, request_id=request_id)
         client = self._client.of(submission.tenant)
         while True:
@@ -299,57 +269,26 @@ class Workload:
         """
         if self.status is None:
             raise Unavailable("no coordinator answered: there are no figures")
-        found = msgspec.convert(self.status.figures, Figures)
-        plan = self._cell.plan
-        return Run(
-            policy=self.status.policy,
-            speed=self._speed,
-            duration_s=self._clock.now_s() - self._began_at_s,
-            jobs_submitted=found.jobs_submitted,
-            jobs_finished=found.jobs_finished,
-            jobs_failed=found.jobs_failed,
-            jobs_rejected=found.jobs_rejected,
-            jobs_pending=self.status.pending_jobs,
-            jobs_starting=self.status.starting_jobs,
-            jobs_running=self.status.running_jobs,
-            jobs_suspended=self.status.suspended_jobs,
-            deadlines_due=found.deadlines_due,
-            deadlines_met=found.deadlines_met,
-            queueing_s=found.queueing_s,
-            jct_s=found.jct_s,
-            training_gpu_ratio=found.training_gpu_ratio,
-            on_loan_gpu_ratio=found.on_loan_gpu_ratio,
-            training_gpu_busy_ratio=self.training_busy.mean,
-            on_loan_gpu_busy_ratio=self.on_loan_busy.mean,
-            inference_gpu_busy_ratio=self.inference_busy.mean,
-            loans=found.loans,
-            loans_cancelled=found.loans_cancelled,
-            leases_lapsed=found.leases_lapsed,
-            lapse_s=found.lapse_s,
-            lapses_late=found.lapses_late,
-            turn_backs=found.turn_backs,
-            turn_back_s=found.turn_back_s,
-            turn_backs_late=found.turn_backs_late,
-            reclaims=found.reclaims,
-            reclaim_s=found.reclaim_s,
-            reclaim_deadline_s=plan.periods.reclaim_deadline_s,
-            reclaims_late=found.reclaims_late,
-            preemptions=found.preemptions,
-            lost_gpu_s=found.lost_gpu_s,
-            resizes=found.resizes,
-            suspensions=found.suspensions,
-            migrations=found.migrations,
-            migration_lost_gpu_s=found.migration_lost_gpu_s,
-            resize_lost_gpu_s=found.resize_lost_gpu_s,
-            stalls=found.stalls,
-            flexible_workers_released=found.flexible_workers_released,
-            jobs_finished_on_loan=found.jobs_finished_on_loan,
-            requests_served=self.requests.served,
-            requests_refused=self.requests.refused_during_loans,
-            requests_refused_total=self.requests.refused,
-            figures_age_s=self.age_s,
-            why_none_lent=self.why_none_lent,
-        )
+        status = self.status
+        seen = {
+            "policy": status.policy,
+            "speed": self._speed,
+            "duration_s": self._clock.now_s() - self._began_at_s,
+            "jobs_pending": status.pending_jobs,
+            "jobs_starting": status.starting_jobs,
+            "jobs_running": status.running_jobs,
+            "jobs_suspended": status.suspended_jobs,
+            "training_gpu_busy_ratio": self.training_busy.mean,
+            "on_loan_gpu_busy_ratio": self.on_loan_busy.mean,
+            "inference_gpu_busy_ratio": self.inference_busy.mean,
+            "reclaim_deadline_s": self._cell.plan.periods.reclaim_deadline_s,
+            "requests_served": self.requests.served,
+            "requests_refused": self.requests.refused_during_loans,
+            "requests_refused_total": self.requests.refused,
+            "figures_age_s": self.age_s,
+            "why_none_lent": self.why_none_lent,
+        }
+        return msgspec.convert(status.figures | seen, Run)
 
 
 async def play(cell: Cell, workload: Workload, *, speed: float) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from common.api import ApiErrorCode
 from common.errors import ConfigError
+from common.procfs import start_ticks
 from coordinator.cli import registry
 from coordinator.cli.registry import CellInfo
 from coordinator.cli.session import exit_code
 from coordinator.client import EXIT_CODES
-from coordinator.service.leadership.process import start_ticks
 
 
 def info(**changes: object) -> CellInfo:

@@ -32,9 +32,9 @@ def run(**changes: Any) -> Run:
         "reclaims": 1,
         "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
         "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
-        "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
-        "requests_served": 80, "requests_refused": 1, "requests_refused_total": 4,
-        "figures_age_s": 0.0, "why_none_lent": (),
+        "resizes": 4, "gang_timeouts": 0, "flexible_workers_released": 2,
+        "jobs_finished_on_loan": 1, "requests_served": 80, "requests_refused": 1,
+        "requests_refused_total": 4, "figures_age_s": 0.0, "why_none_lent": (),
     }  # fmt: skip
     return Run(**{**values, **changes})
 

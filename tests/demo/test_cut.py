@@ -13,19 +13,17 @@ from coordinator.demo.traces import (
     JOB_SLICE,
     LOAD_SLICE,
     TRACES_VARIABLE,
-    LoadSample,
-    LoadSlice,
-    TraceJob,
     read_jobs,
     read_load,
 )
+from coordinator.workloads.records import LoadSeries, TraceJob
 
 DATA = Path(cut.__file__).with_name("data")
 START_S = cut.JOB_START_S
 
 
 def job(submit_s: float, *, duration_s: float = 600.0, gpus: int = 1) -> TraceJob:
-    return TraceJob(submit_s=submit_s, duration_s=duration_s, gpus=gpus)
+    return TraceJob(job_id="j", submit_s=submit_s, duration_s=duration_s, gpus=gpus)
 
 
 def write_jobs(path: Path, jobs: list[TraceJob]) -> Path:
@@ -65,8 +63,8 @@ def test_no_more_jobs_are_taken_than_the_rule_says() -> None:
 def test_a_day_of_load_begins_at_zero() -> None:
     """The steps from the start on, as many as a day has, with their own rates."""
     first = int(cut.LOAD_START_S // 600)
-    samples = tuple(LoadSample(600.0 * step, float(step)) for step in range(first + 500))
-    rows = cut.cut_load(LoadSlice(samples=samples, step_s=600.0))
+    values = tuple(map(float, range(first + 500)))
+    rows = cut.cut_load(LoadSeries(name="x", values=values, step_s=600.0))
     assert len(rows) == cut.LOAD_STEPS
     assert rows[0] == (0.0, float(first))
     assert rows[-1][0] == 600.0 * (cut.LOAD_STEPS - 1)

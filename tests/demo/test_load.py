@@ -15,10 +15,10 @@ from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
 from coordinator.demo.load import LoadDriver, LoadSettings, arrivals
-from coordinator.demo.traces import LoadSample, LoadSlice
+from coordinator.workloads.records import LoadSeries
 from tests.demo.processes import LIMIT_S, ROOT
 
-STEADY = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
+STEADY = LoadSeries(name="x", values=(10, 10), step_s=600)
 
 
 class Service:

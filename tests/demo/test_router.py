@@ -16,7 +16,7 @@ from common.clock import SystemClock
 from coordinator.demo.load import LoadDriver, LoadSettings
 from coordinator.demo.router import Router, RouterSettings, Routes
 from coordinator.demo.server import InferenceServer, ServerSettings, UsageFile
-from coordinator.demo.traces import LoadSample, LoadSlice
+from coordinator.workloads.records import LoadSeries
 from tests.demo.processes import LIMIT_S, get_json, listening, run_script
 
 
@@ -199,7 +199,7 @@ async def test_a_route_hook_adds_a_node_and_says_what_went_wrong() -> None:
 
 async def test_the_load_driver_counts_every_request_once(tmp_path: Path) -> None:
     """Sent = answered + refused at the end, and the file holds the last figures."""
-    load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 5)), step_s=600)
+    load = LoadSeries(name="x", values=(10, 5), step_s=600)
     async with house() as home:
         await home.node("a")
         settings = LoadSettings(
@@ -218,7 +218,7 @@ async def test_the_load_driver_counts_every_request_once(tmp_path: Path) -> None
 
 async def test_what_is_not_answered_with_200_was_refused() -> None:
     """A service that is away or full refuses every request, and none is lost in the counts."""
-    load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
+    load = LoadSeries(name="x", values=(10, 10), step_s=600)
     async with house() as home:
         full = await home.serve(full_node())
         urls = (f"http://127.0.0.1:{unused_port()}", str(full.make_url("")).rstrip("/"))
@@ -318,7 +318,7 @@ async def test_the_processes_serve_a_load_while_a_node_dies_without_a_refusal(
     ):
         for name, running in (("a", first), ("b", second)):
             assert (await run_script("route.py", "add", router.url, name, running.url))[0] == 0
-        load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
+        load = LoadSeries(name="x", values=(10, 10), step_s=600)
         settings = LoadSettings(router_url=router.url, speed=600, peak_req_per_s=10)
         driver = LoadDriver(settings, load)
         stop = asyncio.Event()

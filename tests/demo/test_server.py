@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.clock import SystemClock
+from common.procfs import boot_id, start_ticks
 from coordinator.demo.server import InferenceServer, ServerSettings, UsageFile
-from coordinator.demo.server_ctl import boot_id, start_ticks
 from tests.demo.processes import LIMIT_S, listening, run_script
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ async def test_a_server_is_started_once_and_stopped_by_its_hooks(tmp_path: Path)
         assert os.getsid(pid) == pid, "the server must outlive the hook's session"
     finally:
         assert (await run_script("server_ctl.py", "stop", *where))[0] == 0
-    assert start_ticks(pid) is None
+    assert not start_ticks(pid)
     assert (await run_script("server_ctl.py", "stop", *where))[0] == 0
     assert (await run_script("server_ctl.py", "status", *where))[0] == 3
 
@@ -138,7 +138,7 @@ async def test_a_recycled_pid_is_never_signalled(tmp_path: Path) -> None:
     bystander = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         ticks = start_ticks(bystander.pid)
-        assert ticks is not None
+        assert ticks
         noted = {"pid": bystander.pid, "start_ticks": ticks + 1, "boot_id": boot_id()}
         (tmp_path / "server-n1.pid").write_text(json.dumps(noted))
         where = ("--node=n1", f"--state-dir={tmp_path}")

@@ -19,21 +19,23 @@ from coordinator.demo.load import arrivals, percentile
 from coordinator.demo.traces import (
     TENANTS,
     JobOptions,
-    LoadSample,
-    LoadSlice,
-    TraceJob,
     find,
+    ratios,
     read_jobs,
     read_load,
     searches,
     shape,
     submissions,
 )
+from coordinator.workloads.records import LoadSeries, TraceJob
 
 OPTIONS = JobOptions(speed=120.0, checkpoint_root=Path("/shared/checkpoints"))
-SQUARE = LoadSlice(
-    samples=(LoadSample(0, 100), LoadSample(600, 0), LoadSample(1200, 50)), step_s=600
-)
+SQUARE = LoadSeries(name="x", values=(100, 0, 50), step_s=600)
+
+
+def job(submit_s: float, *, duration_s: float, gpus: int, model: str = "") -> TraceJob:
+    """A row of a trace."""
+    return TraceJob(job_id="j", submit_s=submit_s, duration_s=duration_s, gpus=gpus, model=model)
 
 
 def test_packaged_jobs_obey_the_rules_they_were_cut_by() -> None:
@@ -57,12 +59,12 @@ def test_packaged_jobs_are_more_than_two_minutes_of_work_for_the_demo() -> None:
 def test_packaged_load_is_a_day_with_a_fall_a_trough_and_a_rise() -> None:
     """The day begins high, has its lowest hour in the first half, and ends where it began."""
     load = read_load()
-    ratios = load.ratios()
+    shares = ratios(load)
     assert load.length_s == 86_400
-    assert ratios[0] > 0.8
-    assert min(ratios) < 0.3
-    assert ratios.index(min(ratios)) < len(ratios) / 2
-    assert sum(ratios[-6:]) / 6 > 0.7
+    assert shares[0] > 0.8
+    assert min(shares) < 0.3
+    assert shares.index(min(shares)) < len(shares) / 2
+    assert sum(shares[-6:]) / 6 > 0.7
 
 
 def test_every_submission_is_a_valid_job_file() -> None:
@@ -73,7 +75,7 @@ def test_every_submission_is_a_valid_job_file() -> None:
 
 def test_every_other_larger_job_is_elastic() -> None:
     """Jobs of two GPUs and more alternate; single GPUs never are elastic."""
-    jobs = [TraceJob(submit_s=n, duration_s=600, gpus=gpus) for n, gpus in enumerate((2, 1, 4, 8))]
+    jobs = [job(n, duration_s=600, gpus=gpus) for n, gpus in enumerate((2, 1, 4, 8))]
     made = submissions(jobs, OPTIONS)
     assert [m.spec.is_elastic for m in made] == [True, False, False, True]
 
@@ -81,7 +83,7 @@ def test_every_other_larger_job_is_elastic() -> None:
 def test_single_gpus_of_one_minute_are_one_search() -> None:
     """At most four of them, one after the other; a larger job or a longer pause ends it."""
     times = ((0, 1), (10, 1), (69, 1), (80, 1), (81, 1), (82, 4), (83, 1), (144, 1))
-    jobs = [TraceJob(submit_s=at_s, duration_s=600, gpus=gpus) for at_s, gpus in times]
+    jobs = [job(at_s, duration_s=600, gpus=gpus) for at_s, gpus in times]
     assert [len(group) for group in searches(jobs)] == [4, 1, 1, 1, 1]
     made = submissions(jobs, OPTIONS)
     assert len({m.spec.app for m in made[:4]}) == 1
@@ -94,7 +96,7 @@ def test_single_gpus_of_one_minute_are_one_search() -> None:
 
 def test_every_other_job_by_itself_has_a_deadline_that_it_could_meet() -> None:
     """More than it computes with the fewest workers, plus the way to its first step."""
-    jobs = [TraceJob(submit_s=n * 600, duration_s=1200, gpus=1) for n in range(8)]
+    jobs = [job(n * 600, duration_s=1200, gpus=1) for n in range(8)]
     made = submissions(jobs, OPTIONS)
     assert [m.spec.deadline_s for m in made] == [22.5, None, 25.0, None, 30.0, None, 22.5, None]
 
@@ -111,19 +113,19 @@ def test_the_packaged_jobs_have_all_that_policies_look_at() -> None:
 
 def test_a_model_that_the_trace_names_is_told() -> None:
     """Without facts of it: the demo's worker computes as it does whatever it is called."""
-    jobs = [TraceJob(submit_s=0, duration_s=600, gpus=1, model="vgg16")]
+    jobs = [job(0, duration_s=600, gpus=1, model="vgg16")]
     (made,) = submissions(jobs, OPTIONS)
     assert made.spec.profile == JobProfile(model="vgg16")
 
 
 def test_speed_scales_arrivals_and_durations_only() -> None:
     """At twice the speed a job comes and ends in half the time; its grace stays."""
-    job = [
-        TraceJob(submit_s=0, duration_s=1200, gpus=1),
-        TraceJob(submit_s=60, duration_s=1200, gpus=1),
+    jobs = [
+        job(0, duration_s=1200, gpus=1),
+        job(60, duration_s=1200, gpus=1),
     ]
-    slow = submissions(job, JobOptions(speed=10, checkpoint_root=Path("/c")))[1]
-    fast = submissions(job, JobOptions(speed=20, checkpoint_root=Path("/c")))[1]
+    slow = submissions(jobs, JobOptions(speed=10, checkpoint_root=Path("/c")))[1]
+    fast = submissions(jobs, JobOptions(speed=20, checkpoint_root=Path("/c")))[1]
     assert (slow.at_s, fast.at_s) == (6.0, 3.0)
     assert "--work-s=120.000" in slow.spec.command
     assert "--work-s=60.000" in fast.spec.command
@@ -150,10 +152,8 @@ def test_a_philly_file_is_read_from_its_first_job(tmp_path: Path) -> None:
         "2017-10-01 00:01:00,30.0,8,240.0,aa\n"
     )
     path.write_bytes(gzip.compress(text.encode()))
-    assert read_jobs(path) == (
-        TraceJob(submit_s=0, duration_s=90, gpus=1),
-        TraceJob(submit_s=60, duration_s=30, gpus=8),
-    )
+    found = [(each.submit_s, each.duration_s, each.gpus) for each in read_jobs(path)]
+    assert found == [(0, 90, 1), (60, 30, 8)]
 
 
 def test_a_servegen_aggregate_gives_the_asked_model(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_servegen_aggregate_gives_the_asked_model(tmp_path: Path) -> None:
         "language:m-large,0,9\nlanguage:m-large,600,8\n"
         "language:m-small,0,1\nlanguage:m-small,600,2\n"
     )
-    assert read_load(path).samples == (LoadSample(0, 1), LoadSample(600, 2))
+    assert read_load(path).samples() == [(0, 1), (600, 2)]
     with pytest.raises(ConfigError, match="m-mid"):
         read_load(path, model="m-mid")
 

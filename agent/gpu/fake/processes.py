@@ -17,6 +17,7 @@ from msgspec import Struct
 from agent.proc.process_tree import environ_of
 from common.decoding import UNREADABLE
 from common.model import NonNegativeInt, Ratio
+from common.procfs import start_ticks
 
 BUSY_ENV = "ARYL_FAKE_GPU_BUSY_RATIO"
 MEMORY_ENV = "ARYL_FAKE_GPU_MEMORY_BYTES"
@@ -100,12 +101,12 @@ class ProcessTable:
             is_settled = entry.scans > YOUNG_SCANS
             if is_settled and not entry.uuids and (entry.scans + pid) % FORGET_SCANS:
                 return entry
-        start_ticks = _start_ticks(self._proc / str(pid) / "stat")
-        if start_ticks is None:
+        ticks = start_ticks(pid, proc=str(self._proc))
+        if not ticks:
             self._entries.pop(pid, None)
             return None
-        if entry is None or entry.start_ticks != start_ticks:
-            entry = self._entries[pid] = _Entry(start_ticks=start_ticks)
+        if entry is None or entry.start_ticks != ticks:
+            entry = self._entries[pid] = _Entry(start_ticks=ticks)
         elif entry.scans > YOUNG_SCANS and entry.uuids:
             return entry
         self._read_environ(pid, entry)
@@ -142,18 +143,6 @@ def _pids(proc: Path) -> set[int]:
     # scandir, not iterdir: no Path object for each of some hundred processes, each second.
     with os.scandir(proc) as entries:
         return {int(entry.name) for entry in entries if entry.name.isdigit()}
-
-
-def _start_ticks(stat: Path) -> int | None:
-    """Field 22 of /proc/<pid>/stat, clock ticks since boot; None when gone or a zombie."""
-    try:
-        # The command in field 2 may hold blanks and brackets; the last bracket ends it.
-        fields = stat.read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    # A zombie has given its GPU memory back, unless only its main thread has ended (field 20).
-    is_over = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
-    return None if is_over else int(fields[19])
 
 
 def _environ(pid: int, proc: Path) -> dict[str, str]:

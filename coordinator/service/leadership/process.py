@@ -14,9 +14,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from common.model import Ordinal
+from common.procfs import boot_id, start_ticks
 
 PROC = Path("/proc")
-TERMINAL_STATES = (b"Z", b"X", b"x")
 
 
 class ProcessId(Struct, frozen=True, kw_only=True):
@@ -35,10 +35,10 @@ def this_process() -> ProcessId | None:
     """This process; None where the kernel does not say all of it."""
     pid = os.getpid()
     ticks = start_ticks(pid)
-    if ticks is None:
+    if not ticks:
         return None
     try:
-        return ProcessId(boot_id=_boot_id(), pid_namespace=_namespace(), pid=pid, start_ticks=ticks)
+        return ProcessId(boot_id=boot_id(), pid_namespace=_namespace(), pid=pid, start_ticks=ticks)
     except OSError:
         return None
 
@@ -46,7 +46,7 @@ def this_process() -> ProcessId | None:
 def has_ended(process: ProcessId) -> bool:
     """Whether a process of this machine and namespace is known to have ended; a zombie has."""
     try:
-        if (process.boot_id, process.pid_namespace) != (_boot_id(), _namespace()):
+        if (process.boot_id, process.pid_namespace) != (boot_id(), _namespace()):
             return False
         os.kill(process.pid, 0)
     except ProcessLookupError:
@@ -57,24 +57,6 @@ def has_ended(process: ProcessId) -> bool:
         return False
     is_hidden = not (PROC / str(process.pid)).exists()
     return not is_hidden and start_ticks(process.pid) != process.start_ticks
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process.
-
-    Field 22 of /proc/<pid>/stat, proc(5). A zombie has ended and counts as none.
-    """
-    try:
-        text = (PROC / str(pid) / "stat").read_bytes()
-    except OSError:
-        return None
-    # The command name stands in parentheses and may hold anything, parentheses too.
-    state, *fields = text.rpartition(b")")[2].split()
-    return None if state in TERMINAL_STATES else int(fields[18])
-
-
-def _boot_id() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _namespace() -> str:
