@@ -62,7 +62,7 @@ class Agent:
         last_resort: LastResort,
         lease_ttl_margin_s: float = LAST_RESORT_MARGIN_S,
         bus_counters: BusCounters | None = None,
-        instance: str | None = None,
+        instance: str,
     ) -> None:
         self._instance = instance
         self._follows = node.life.memory.instance

@@ -28,6 +28,7 @@ from common.model import (
     NonNegativeInt,
     Ordinal,
     Pool,
+    PositiveFloat,
     Progress,
     StopReason,
     Token,
@@ -67,8 +68,7 @@ class Trespass(Part, frozen=True, kw_only=True):
     pid: NonNegativeInt
     gpu_uuid: GpuUuid
     owner: str = ""
-    """Its user and program, such as `uid 1001: python3`; empty: it has gone, or an agent of an
-    older version."""
+    """Its user and program, such as `uid 1001: python3`; empty: it has gone."""
 
 
 class CommandReport(Part, frozen=True, kw_only=True):
@@ -114,8 +114,7 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     failure: Failure | None = None
     """Why it ended by itself without success, as its log says."""
     fault: Fault = Fault.NONE
-    """Whose fault its end is, or that it was refused; `error` has it in words. An agent of an older
-    version says it in words alone: `common.oldfaults`."""
+    """Whose fault its end is, or that it was refused; `error` has it in words."""
     refused_for: str = ""
     """What its job names that it was refused for: `workdir`, `checkpoint.path` or `command`."""
 
@@ -135,13 +134,13 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     """Generation of the desired state that this agent acts on."""
     service: Token | None = None
     rack: str = ""
-    instance: Token | None = None
-    """This start of the agent: another one each time. None: an agent of an older version."""
+    instance: Token
+    """This start of the agent: another one each time."""
     follows: Token | None = None
     """The start before this one on the same state directory, which is over: this one has its lock.
-    None: none that is known, or an agent of an older version."""
-    period_s: NonNegativeFloat = 0.0
-    """Seconds between two of its reports without news; 0: an agent of an older version."""
+    None: none that is known."""
+    period_s: PositiveFloat
+    """Seconds between two of its reports without news."""
     lease: Lease | None = None
     lease_remaining_s: float | None = None
     gpus: tuple[GpuReport, ...] = ()
@@ -161,13 +160,12 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     GPUs was ever read."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
-    is what else passed since the lease was over, because nobody worked on it. Kept over a restart.
-    Agents of an older version tell checkpoint and exit as one, vacate."""
+    is what else passed since the lease was over, because nobody worked on it. Kept over
+    a restart."""
     home_ago_s: float | None = None
-    """How long before this report that return was over. None: none that was timed to its end, or an
-    agent of an older version."""
+    """How long before this report that return was over. None: none that was timed."""
     turned_back: TurnBack | None = None
-    """Until the next lease. None: its latest loan ended otherwise, or an older version."""
+    """Until the next lease. None: its latest loan ended otherwise."""
     slow_command: CommandReport | UnsetType = UNSET
     """Only while there is one: a coordinator of an older version refuses it."""
 

@@ -91,7 +91,7 @@ class GpuReport(Part, frozen=True, kw_only=True):
     """Its instances in MIG mode, by GPU instance and compute instance; there may be none."""
     xid_counts: tuple[XidCount, ...] = ()
     """By code, since the agent started: a report that is lost loses none. Empty where there was
-    none, and of an agent of an older version."""
+    none."""
     recovery_action: RecoveryAction | None = None
     """None: the driver does not tell."""
 

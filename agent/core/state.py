@@ -71,8 +71,7 @@ class WorkerState(Struct, kw_only=True):
         life at any time. is_started: it was seen to.
     ended_at_s, saved_at_s: of its end and its claim of the checkpoint, once it is over, on the boot
         clock; None: not known.
-    fault, refused_for: see `WorkerReport`; a ledger of an older version has them in `error` alone,
-        and for such a version they are there as well: `agent.storage.ledger`.
+    fault, refused_for: see `WorkerReport`.
     """
 
     order: WorkerOrder
@@ -123,13 +122,13 @@ class Memory(Struct, kw_only=True):
     node: str
     boot_id: str
     instance: str | None = None
-    """The agent that wrote this, by the token of its start; None: one of an older version."""
+    """The agent that wrote this, by the token of its start; None before the first save."""
     role: NodeRole
     epoch: int = 0
     generation: int = 0
     desired_role: NodeRole
-    home_pool: Pool | None = None
-    """That of its settings; None: written by an older version. See `agent.core.node_lifecycle`."""
+    home_pool: Pool
+    """That of its settings; see `agent.core.node_lifecycle`."""
     validation: int = 0
     """The latest order to leave quarantine that it obeyed."""
     is_quarantine_over: bool = False
@@ -160,7 +159,7 @@ class Memory(Struct, kw_only=True):
     """Of its latest way home; see `agent.core.return_timing`."""
     gpus: list[GpuIdentity] = field(default_factory=list[GpuIdentity])
     """Its GPUs by the last reading of NVML, for an agent that starts while NVML cannot be read.
-    Empty before the first reading, and in a ledger of an older version."""
+    Empty before the first reading."""
     workers: dict[str, WorkerState] = field(default_factory=dict[str, WorkerState])
     forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
 

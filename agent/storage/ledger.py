@@ -207,7 +207,7 @@ class Ledger:
             Unavailable: the disk took it not. The record before it counts, and it may be tried
                 again as often as one likes.
         """
-        payload = _encoder.encode(written(memory))
+        payload = _encoder.encode(memory)
         async with self._lock:
             if payload == self._last:
                 return
@@ -395,7 +395,7 @@ def _decoded(payload: bytes) -> Memory:
         raise msgspec.ValidationError(
             f"version: {version}, written by a newer agent; this one reads up to {MEMORY_VERSION}"
         )
-    return read(_decoder.decode(payload))
+    return _decoder.decode(payload)
 
 
 def _open_own(path: Path, flags: int) -> int:
@@ -410,7 +410,7 @@ def _open_own(path: Path, flags: int) -> int:
 
 
 def _is_empty(mark: Path) -> bool:
-    """Whether a mark is there and empty. A ledger of an older version has none."""
+    """Whether a mark is there and empty."""
     try:
         return mark.stat().st_size == 0
     except OSError:

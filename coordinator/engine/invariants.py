@@ -399,11 +399,7 @@ def size_faults(state: ClusterState) -> list[str]:
 
 
 def figure_faults(state: ClusterState) -> list[str]:
-    """What has ended had begun: no more jobs and loans end than were counted in.
-
-    Only of a state whose counters were all kept by these rules: one that an older version saved may
-    have adopted jobs and loans uncounted.
-    """
+    """What has ended had begun: no more jobs and loans end than were counted in."""
     counters = state.counters
     faults: list[str] = []
     ended = counters.jobs_finished + counters.jobs_failed + counters.jobs_rejected

@@ -2,9 +2,6 @@
 
 A record is a batch of events with their instants and the decisions that came of them. Must not
 know where records are kept.
-
-Facts of an older version say in words whose fault the end of a worker was; they are read as the
-fields that they are now, so that they are decided again as they were.
 """
 
 from __future__ import annotations
@@ -13,22 +10,16 @@ import contextlib
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from common import oldfaults
 from common.decoding import UNREADABLE
 from common.errors import ProtocolError, TransitionError
-from common.faults import Fault
-from common.messages import WorkerPhase
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import (
     Event,
     LoanPassDue,
-    NodeReported,
     OperatorAction,
     OperatorAsked,
     PassDue,
-    WorkerFact,
 )
 from coordinator.policies.contract.decisions import Decision, Loan
 
@@ -46,11 +37,10 @@ class Record(Struct, frozen=True, kw_only=True):
     """One append: what entered, what was decided."""
 
     version: int = RECORD_VERSION
-    number: int = 0
-    """Grows with each record; a sequence may come again where a stream lost its end. 0: an older
-    version wrote it."""
-    after: int = 0
-    """Number of the record that its writer had before it; 0: none, or an older version."""
+    number: int
+    """Grows with each record, from 1; a sequence may come again where a stream lost its end."""
+    after: int
+    """Number of the record that its writer had before it; 0: none."""
     epoch: int
     writer: str
     entries: tuple[Entry, ...]
@@ -84,31 +74,9 @@ def decode_record(data: bytes, *, sequence: int) -> Record:
             raise ProtocolError(
                 f"journal record {sequence}: version {version}, expected {RECORD_VERSION}"
             )
-        record = _decoder.decode(data)
+        return _decoder.decode(data)
     except UNREADABLE as error:
         raise ProtocolError(f"journal record {sequence}: {error}") from error
-    entries = tuple(map(_translated, record.entries))
-    return replace(record, entries=entries)
-
-
-def _translated(entry: Entry) -> Entry:
-    """An entry as this version would have written it."""
-    event = entry.event
-    if not isinstance(event, NodeReported) or not any(map(_is_in_words, event.workers)):
-        return entry
-    workers = tuple(_with_fault(fact) if _is_in_words(fact) else fact for fact in event.workers)
-    return Entry(entry.now_s, replace(event, workers=workers))
-
-
-def _is_in_words(fact: WorkerFact) -> bool:
-    """Whether the fault of an end is nowhere but in its words, if there is one."""
-    is_over = fact.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
-    return is_over and bool(fact.error) and fact.fault == Fault.NONE
-
-
-def _with_fault(fact: WorkerFact) -> WorkerFact:
-    said = oldfaults.said(fact.error, is_refused=fact.phase == WorkerPhase.REFUSED)
-    return replace(fact, error=said.error, fault=said.fault, refused_for=said.refused_for)
 
 
 def decision_bytes(decisions: tuple[Decision, ...]) -> bytes:
@@ -122,14 +90,6 @@ def redecide(engine: Engine, record: Record) -> tuple[Decision, ...]:
     for entry in record.entries:
         decisions += engine.handle(entry.event, now_s=entry.now_s).decisions
     return tuple(decisions)
-
-
-def number_of(record: Record, *, sequence: int, before: int) -> int:
-    """Number of a record; one of an older version gets its sequence, if that is later.
-
-    before: the number of the record before it.
-    """
-    return record.number or max(before + 1, sequence)
 
 
 def follow(engine: Engine, record: Record) -> None:

@@ -21,7 +21,7 @@ from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.engine import Engine
 from coordinator.engine.nodes.lost_records import span
 from coordinator.engine.nodes.membership import unknown_services
-from coordinator.engine.record import Entry, Record, decode_record, encode_record, number_of
+from coordinator.engine.record import Entry, Record, decode_record, encode_record
 from coordinator.engine.state.commands import Command, Outcome
 from coordinator.engine.state.events import (
     Event,
@@ -622,7 +622,7 @@ class Decider:
                 last.epoch == record.epoch and last.writer != record.writer
             ):
                 raise Fenced(f"journal record {found[0]} is of {last.writer}, epoch {last.epoch}")
-            first = 1 + number_of(last, sequence=found[0], before=0)
+            first = 1 + last.number
             from_s = last.entries[-1].now_s if last.entries else 0.0
         if not self._may_act():
             raise Unavailable("journal: the lease ran out before the state was saved")

@@ -55,7 +55,7 @@ class AgentHouse:
 
     def __init__(
         self, *, inference: bool = False, before: AgentHouse | None = None, boot_id: str = "boot-1",
-        world: Machine | None = None, instance: str | None = None,
+        world: Machine | None = None, instance: str = "one",
         **changes: object,
     ) -> None:  # fmt: skip
         self.settings = settings(inference=inference, **changes)

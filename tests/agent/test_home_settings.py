@@ -9,7 +9,7 @@ import pytest
 from agent.settings import AgentSettings
 from agent.settings_file import checked, expected_homes, way_home
 from agent.storage import accepted_settings
-from agent.storage.ledger import Ledger, peek
+from agent.storage.ledger import peek
 from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
@@ -59,22 +59,14 @@ async def test_a_file_of_another_pool_or_service_does_not_keep_a_node_away(
     assert house.mark("routed").exists()
 
 
-@pytest.mark.parametrize("is_known", [True, False])
 async def test_a_file_of_another_pool_is_no_way_home_where_nothing_else_is_known(
-    quiet_house: DaemonHouse, *, is_known: bool
+    quiet_house: DaemonHouse,
 ) -> None:
-    """Whether the ledger names the pool or, of an older version, only the role that tells it."""
+    """The ledger names the pool of the node."""
     house = quiet_house
     config = await make_lent(house)
     (house.state_dir / accepted_settings.FILE).unlink()
     of_training(config)
-    if not is_known:
-        ledger = Ledger(house.state_dir)
-        memory = ledger.load()
-        assert memory is not None
-        memory.home_pool = None
-        await ledger.save(memory)
-        ledger.close()
     with pytest.raises(ConfigError, match="home_pool: training, and the node is of the inference"):
         way_home(config, state_dir=house.state_dir)
 

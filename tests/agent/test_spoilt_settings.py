@@ -104,7 +104,7 @@ async def test_going_home_says_on_what_it_goes(quiet_house: DaemonHouse) -> None
 async def test_what_a_way_home_does_not_need_is_not_read(
     quiet_house: DaemonHouse, spoilt: str
 ) -> None:
-    """Also where no agent has written down what it accepted, as one of an older version."""
+    """Also where what the agent accepted is written down nowhere any more."""
     house = quiet_house
     config = await make_lent(house)
     (house.state_dir / accepted_settings.FILE).unlink()

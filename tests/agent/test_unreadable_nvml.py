@@ -171,7 +171,7 @@ async def test_an_nvml_that_sees_no_gpu_is_named_and_the_known_ones_are_lost() -
 
 
 async def test_a_ledger_without_gpus_is_read(tmp_path: Path) -> None:
-    """An agent of an older version wrote it."""
+    """Its agent ended before it had read any."""
     ledger = Ledger(tmp_path)
     await ledger.save(first_memory(settings(), "boot-1"))
     ledger.close()

@@ -11,7 +11,7 @@ from agent.core import gpu_handover
 from agent.core import gpu_handover as trespasses
 from agent.core.gpu_handover import IDLE_BUSY_RATIO
 from agent.core.state import Facts, first_memory
-from agent.gpu.known_gpus import GpuIdentity, completed, identities, identity_only
+from agent.gpu.known_gpus import completed, identities, identity_only
 from agent.telemetry.gpu_attribution import Look, Strangers
 from common.faults import Fault
 from common.messages import (
@@ -202,6 +202,8 @@ def test_of_a_gpu_in_mig_mode_a_scheduler_has_its_instances_alone() -> None:
         role=R.TRAINING,
         epoch=0,
         generation=0,
+        instance="one",
+        period_s=1.0,
         gpus=(parted(True), parted(None, index=1), parted(False, index=2)),
     )
     assert [fact.uuid for fact in facts_of(report).gpus] == ["MIG-1", "GPU-2"]
@@ -215,10 +217,3 @@ def test_a_silent_gpu_in_mig_mode_stays_one() -> None:
     lost = identity_only(gpu, GpuHealth.LOST)
     [kept] = completed((), identities([gpu]), is_whole=False)
     assert [(one.is_mig, one.mig) for one in (lost, kept)] == [(True, (silent,))] * 2
-
-
-def test_a_ledger_of_an_older_version_knows_no_mig() -> None:
-    """It is read as it was: its GPUs were all whole."""
-    old = {"uuid": "GPU-0", "index": 0, "gpu_type": "H100", "memory_total_bytes": 1000}
-    [kept] = completed((), [msgspec.convert(old, GpuIdentity)], is_whole=False)
-    assert (kept.is_mig, kept.mig) == (False, ())

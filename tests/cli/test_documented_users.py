@@ -182,7 +182,7 @@ async def test_nobody_uses_the_coordinators_rights_by_the_subject_of_an_answer(s
     before = (await site.asked("status", "-o", "json"))["status"]
     report = NodeReport(
         node="train-1", boot_id="b", sequence=1, home_pool=Pool.TRAINING, role=NodeRole.TRAINING,
-        epoch=0, generation=0,
+        epoch=0, generation=0, instance="one", period_s=1.0,
     )  # fmt: skip
     await say(
         site.url("train-1"), subjects.node_report(CELL, "train-1"), encode(report),

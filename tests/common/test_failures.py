@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import permutations
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from common.failure_rules import MAX_CHARS_OF_LINE, NO_SIGNATURE, TAIL_BYTES, read_rules
@@ -320,13 +319,9 @@ def test_only_the_end_of_a_log_is_looked_at() -> None:
 
 
 def test_a_failure_says_who_has_to_look_at_it() -> None:
-    """As its reason does; of a report of an older agent nobody knows."""
+    """As its reason does."""
     found = RULES.classify(b"torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
     assert found.origins == RULES.reasons[found.reason].origins != ()
-    older = msgspec.json.decode(
-        b'{"reason": "core_dump", "title": "Core dump", "retry": "elsewhere"}', type=Failure
-    )
-    assert older.origins == ()
 
 
 def test_the_line_that_showed_it_is_told_and_is_short() -> None:

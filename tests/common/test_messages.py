@@ -16,6 +16,8 @@ REPORT = NodeReport(
     role=NodeRole.TRAINING,
     epoch=0,
     generation=0,
+    instance="one",
+    period_s=1.0,
 )
 
 

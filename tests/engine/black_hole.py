@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from common.faults import NODE_FAULT, Fault
 from common.messages import WorkerPhase
 from common.model import GpuUuid, JobId, JobSpec, NodeName, NodeRole, Pool, WorkerRange
 from coordinator.engine.engine import Engine
@@ -23,7 +26,32 @@ from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from tests.engine.journalled import journalled
 from tests.engine.reporting import GPUS
 
-FAULT = "node fault: cannot start the worker: systemd-run failed"
+
+class Refusal(NamedTuple):
+    """Why a node cannot run a worker."""
+
+    error: str
+    fault: Fault = Fault.NODE
+    refused_for: str = ""
+
+    def of(self, worker: WorkerEntry) -> WorkerFact:
+        """What the node says of the worker."""
+        return WorkerFact(
+            key=worker.key,
+            phase=WorkerPhase.REFUSED,
+            error=self.error,
+            fault=self.fault,
+            refused_for=self.refused_for,
+        )
+
+    @property
+    def told(self) -> str:
+        """What people are told of it."""
+        return f"{NODE_FAULT}: {self.error}" if self.fault.is_nodes else self.error
+
+
+BROKEN = Refusal("cannot start the worker: systemd-run failed")
+FAULT = BROKEN.told
 SETTINGS = EngineSettings()
 REST_S, BACK_OFF_S = SETTINGS.retry_backoff_max_s, SETTINGS.retry_backoff_s
 
@@ -113,7 +141,7 @@ class BlackHole:
         if worker.stop is not None:
             return WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=worker.stop)
         if phase == WorkerPhase.RUNNING and worker.node in self.bad:
-            return WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT)
+            return BROKEN.of(worker)
         return WorkerFact(key=worker.key, phase=phase, endpoint="h:1")
 
     def wait(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Events as they come out of a journal, where older versions say in words whose fault an end is.
+"""Events as they come out of a journal.
 
 Must not know what is asserted.
 """
@@ -15,7 +15,9 @@ E = TypeVar("E", bound=Event)
 
 def journalled(event: E) -> E:
     """An event that was written and is read again; it is of the kind that it was."""
-    record = Record(epoch=1, writer="w", entries=(Entry(0.0, event),), decisions=())
+    record = Record(
+        number=1, after=0, epoch=1, writer="w", entries=(Entry(0.0, event),), decisions=()
+    )
     [entry] = decode_record(encode_record(record), sequence=1).entries
     assert isinstance(entry.event, type(event))
     return entry.event

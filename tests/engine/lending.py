@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import (
     GpuUuid,
@@ -28,12 +29,17 @@ from coordinator.engine.state.events import (
     PassDue,
     WorkerFact,
 )
-from coordinator.engine.state.tables import JobEntry, NodeEntry
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
+from tests.engine.black_hole import Refusal
 from tests.engine.journalled import journalled
 from tests.engine.reporting import CHAT, GPUS, service, settings
 
 TYPE = "H100"
 T0 = NodeName("t0")
+
+
+def _last(job: JobEntry) -> WorkerEntry:
+    return max(job.workers.values(), key=lambda worker: worker.key.worker_index)
 
 
 class Lending:
@@ -121,15 +127,20 @@ class Lending:
             self.handle(LoadMeasured(service=CHAT, load=0.0))
             self.handle(PassDue())
 
-    def says(self, job: JobEntry, phase: WorkerPhase, error: str = "") -> NodeName:
+    def says(
+        self, job: JobEntry, phase: WorkerPhase, error: str = "", fault: Fault = Fault.NONE
+    ) -> NodeName:
         """What its node says of the worker of a job that was placed last; which node that is."""
-        worker = max(job.workers.values(), key=lambda worker: worker.key.worker_index)
-        fact = WorkerFact(key=worker.key, phase=phase, endpoint="h:1", error=error)
+        worker = _last(job)
+        fact = WorkerFact(key=worker.key, phase=phase, endpoint="h:1", error=error, fault=fault)
+        self._hear(worker, fact)
+        return worker.node
+
+    def _hear(self, worker: WorkerEntry, fact: WorkerFact) -> None:
         role = NodeRole.TRAINING if worker.node == T0 else NodeRole.ON_LOAN
         self.report(worker.node, role, fact)
-        if phase == WorkerPhase.REFUSED:
+        if fact.phase == WorkerPhase.REFUSED:
             self.report(worker.node, role)
-        return worker.node
 
     def run(self, job: JobEntry) -> NodeName:
         """A pass places a worker of a job, and it runs; where."""
@@ -148,10 +159,12 @@ class Lending:
                 ]
                 self.report(worker.node, NodeRole.ON_LOAN, *facts)
 
-    def refuse(self, job: JobEntry, error: str) -> NodeName:
+    def refuse(self, job: JobEntry, why: Refusal) -> NodeName:
         """A pass places a worker of a job, which its node refuses; which node that was."""
         self.handle(PassDue())
-        return self.says(job, WorkerPhase.REFUSED, error)
+        worker = _last(job)
+        self._hear(worker, why.of(worker))
+        return worker.node
 
     def held_until_s(self, job: JobEntry) -> float:
         """Up to when no further node is lent for a job; the engine wakes then at the latest."""

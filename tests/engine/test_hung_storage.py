@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerPhase
 from common.model import CheckpointSpec, JobState, NodeName
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from tests.engine.black_hole import FAULT, REST_S, BlackHole
+from tests.engine.black_hole import BROKEN, REST_S, BlackHole, Refusal
 from tests.engine.house import state
 
-# As agents of any version say it, letter by letter: the engine knows it by these words.
-SILENT = "the storage did not answer in 10 s"
-LOOKED = f"node fault: workdir or checkpoint.path: {SILENT}"
-HUNG = f"node fault: cannot start the worker: j-1-0: its shim: workdir: {SILENT}"
+SILENT = f"{STORAGE_SILENT} in 10 s"
+LOOKED = Refusal(f"workdir or checkpoint.path: {SILENT}", Fault.STORAGE)
+HUNG = Refusal(f"cannot start the worker: j-1-0: its shim: workdir: {SILENT}", Fault.STORAGE)
 
 
 def cell_of(nodes: int) -> BlackHole:
@@ -48,18 +48,18 @@ def submit(
     return job
 
 
-def hangs(cell: BlackHole, job: JobEntry, error: str = HUNG) -> NodeName:
+def hangs(cell: BlackHole, job: JobEntry, why: Refusal = HUNG) -> NodeName:
     """A pass places a job, its gang is ready, and its node cannot start it; on which that was."""
     cell.handle(PassDue())
     cell.say(WorkerPhase.READY)
     [worker] = job.workers.values()
-    cell.report(worker.node, replace(cell.fact(worker, WorkerPhase.REFUSED), error=error))
+    cell.report(worker.node, why.of(worker))
     cell.report(worker.node)
     return worker.node
 
 
 @pytest.mark.parametrize(
-    ("where", "error"),
+    ("where", "why"),
     [
         ({"workdir": "/data/a"}, HUNG),
         ({"saves_at": "/data/a/checkpoint"}, LOOKED),
@@ -67,13 +67,13 @@ def hangs(cell: BlackHole, job: JobEntry, error: str = HUNG) -> NodeName:
         ({"saves_at": "/data/a/checkpoint", "path": "/data/a/bin"}, HUNG),
     ],
 )
-def test_one_job_whose_directory_hangs_closes_no_node(where: dict[str, str], error: str) -> None:
+def test_one_job_whose_directory_hangs_closes_no_node(where: dict[str, str], why: Refusal) -> None:
     """However often it comes, and wherever it goes: it takes its fault along."""
     cell = cell_of(2)
     job = submit(cell, "hangs", **where)
     hung_on: list[NodeName] = []
     while len(hung_on) < 4 * MOST:
-        hung_on.append(hangs(cell, job, error))
+        hung_on.append(hangs(cell, job, why))
         cell.now_s = max(cell.now_s, job.retry.at_s or 0.0)
         cell.handle(PassDue())
     assert max(hung_on.count(NodeName(name)) for name in cell.boots) >= 2 * MOST
@@ -126,11 +126,11 @@ def test_what_hangs_adds_nothing_to_what_the_node_refused_by_itself() -> None:
     """One job's storage does not make up the number; nor does it undo it."""
     cell = cell_of(1)
     for number in range(MOST - 1):
-        hangs(cell, submit(cell, f"j{number}"), FAULT)
+        hangs(cell, submit(cell, f"j{number}"), BROKEN)
     hangs(cell, submit(cell, "a", workdir="/data/a"))
     hangs(cell, submit(cell, "again", workdir="/data/a"))
     assert not cell.node("t0").closed_reason
-    hangs(cell, submit(cell, "last"), FAULT)
+    hangs(cell, submit(cell, "last"), BROKEN)
     assert cell.node("t0").closed_reason
 
 

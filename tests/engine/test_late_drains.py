@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from common.model import LeaseId, NodeRole
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.record import Entry, Record, decode_record, encode_record
 from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.accounting import figures, with_overdue
 from coordinator.engine.state.events import (
     Event,
     LeaderStarted,
-    LoanPassDue,
     NodeReported,
     NodeSilent,
     PassDue,
@@ -22,7 +19,6 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api import rows
 from coordinator.sim.run.cluster import Delays
-from coordinator.sim.run.replay import Replay
 from tests.engine.house import CHAT, House
 from tests.engine.test_called_back import (
     I0,
@@ -234,43 +230,6 @@ def test_a_simulated_node_is_judged_as_a_live_one(deaf_s: float, is_late: bool) 
     assert house.node("i0").role == NodeRole.SERVING
     assert late_now(house) == is_late
     assert counted(house)[:3] == ((0, 1, 1) if is_late else CANCELLED[:3])
-
-
-def journal_of(house: House, *entries: tuple[float, Event]) -> bytes:
-    """One record of what happens at instants after now."""
-    now_s = house.engine.state.now_s
-    facts = tuple(Entry(now_s + after_s, event) for after_s, event in entries)
-    return encode_record(Record(epoch=1, writer="w", entries=facts, decisions=()))
-
-
-@pytest.mark.parametrize(("is_old", "expected"), [(False, (0, 1, 1, 101.0)), (True, CANCELLED)])
-def test_a_record_of_an_older_version_is_folded_as_it_was(
-    is_old: bool, expected: tuple[int, int, int, float | None]
-) -> None:
-    """It does not say that a move was heard, and brings the decisions that it brought."""
-    house = called_back()
-    home = report(house, NodeRole.SERVING, is_move_heard=not is_old)
-    data = journal_of(house, (30.0, LoanPassDue()), (101.0, home), (102.0, PassDue()))
-    assert (b"is_move_heard" in data) == (not is_old)
-    run = Replay(again(house.engine))
-    run.take(1, decode_record(data, sequence=1))
-    assert run.result().differences == ()
-    house.engine = run.engine
-    assert counted(house) == expected
-
-
-def test_a_snapshot_of_an_older_version_is_read() -> None:
-    """It knows of no late drain, and what is heard after it is judged by the rule of now."""
-    house = called_back()
-    plain = msgspec.msgpack.decode(house.engine.encode_state())
-    for loan in plain["loans"].values():
-        del loan["is_drain_late"]
-    house.engine.state = decode_state(msgspec.msgpack.encode(plain))
-    house.engine = again(house.engine)
-    assert not loan_of(house).is_drain_late
-    passes(house, 101.0)
-    happens(house, replace(report(house, NodeRole.SERVING), is_move_heard=True))
-    assert counted(house) == (0, 1, 1, 101.0)
 
 
 def test_a_late_drain_is_remembered_by_the_next_leader() -> None:

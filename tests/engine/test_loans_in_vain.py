@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import JobState, NodeRole
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.service.api.explain import job as explain_job
-from tests.engine.black_hole import BACK_OFF_S
+from tests.engine.black_hole import BACK_OFF_S, Refusal
 from tests.engine.house import state
 from tests.engine.lending import Lending
 
-HUNG = "node fault: workdir or checkpoint.path: the storage did not answer in 10 s"
-MISSING = "workdir: no such directory: /data/x"
+HUNG = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
+MISSING = Refusal("workdir: no such directory: /data/x", Fault.JOB, "workdir")
 
 
-@pytest.mark.parametrize("error", [HUNG, MISSING])
-def test_a_job_that_was_refused_has_no_further_node_lent_for_it_in_its_back_off(error: str) -> None:
+@pytest.mark.parametrize("why", [HUNG, MISSING])
+def test_a_job_that_was_refused_has_no_further_node_lent_for_it_in_its_back_off(
+    why: Refusal,
+) -> None:
     """It would take one node after the other from the service, and start on none."""
     cell = Lending()
     job = cell.submit("hangs")
     [first] = cell.lends()
-    assert cell.refuse(job, error) == first
+    assert cell.refuse(job, why) == first
     assert (state(job), job.retry.avoid_nodes) == (JobState.PENDING, [first])
     assert cell.lends() == []
     until_s = cell.held_until_s(job)
@@ -34,7 +37,7 @@ def test_a_job_that_was_refused_has_no_further_node_lent_for_it_in_its_back_off(
     cell.now_s = until_s
     assert cell.handle(PassDue()).needs_loan_pass
     assert job.retry.no_loan_until_s is None
-    assert cell.refuse(job, error) == first  # which is lent and free, and left alone no longer
+    assert cell.refuse(job, why) == first  # which is lent and free, and left alone no longer
 
 
 def test_a_gang_that_was_not_ready_has_no_further_node_lent_for_it_in_its_back_off() -> None:
@@ -80,14 +83,14 @@ def test_a_node_that_failed_a_job_which_ran_there_keeps_no_other_from_being_lent
     job = cell.submit("runs")
     [first] = cell.lends()
     assert cell.run(job) == first
-    cell.says(job, WorkerPhase.EXITED, "node fault: the worker and its supervisor are gone")
+    cell.says(job, WorkerPhase.EXITED, "the worker and its supervisor are gone", Fault.NODE)
     assert (state(job), job.retry.avoid_nodes) == (JobState.PENDING, [first])
     assert job.retry.no_loan_until_s is None
     assert len(cell.lends()) == 1
 
 
-@pytest.mark.parametrize("error", [HUNG, MISSING])
-def test_a_job_that_was_refused_a_further_worker_has_no_node_lent_to_grow(error: str) -> None:
+@pytest.mark.parametrize("why", [HUNG, MISSING])
+def test_a_job_that_was_refused_a_further_worker_has_no_node_lent_to_grow(why: Refusal) -> None:
     """It computes on with what it has, and leaves the node that refused it alone."""
     cell = Lending(nodes=4)
     job = cell.submit("grows", most=3)
@@ -96,24 +99,19 @@ def test_a_job_that_was_refused_a_further_worker_has_no_node_lent_to_grow(error:
     for phase in (WorkerPhase.READY, WorkerPhase.RUNNING):
         for worker in list(job.workers.values()):
             is_refused = worker.is_flexible and phase == WorkerPhase.RUNNING
-            said = WorkerFact(
-                key=worker.key,
-                phase=WorkerPhase.REFUSED if is_refused else phase,
-                endpoint="h:1",
-                error=error if is_refused else "",
-            )
-            cell.report(worker.node, NodeRole.ON_LOAN, said)
+            said = WorkerFact(key=worker.key, phase=phase, endpoint="h:1")
+            cell.report(worker.node, NodeRole.ON_LOAN, why.of(worker) if is_refused else said)
     (base,) = job.workers.values()
     for name in job.retry.avoid_nodes:
         cell.report(name, NodeRole.ON_LOAN)
     assert state(job) == JobState.RUNNING
     assert job.retry.avoid_nodes == [name for name in cell.names[:3] if name != base.node]
     assert cell.seen(job)
-    assert any("no node is lent for it" in why for why in explain_job(cell.engine, job))
+    assert any("no node is lent for it" in line for line in explain_job(cell.engine, job))
     cell.quiet(20.0)
     assert cell.lends() == []
     assert len(job.workers) == 1
-    if error == MISSING:  # for which the nodes themselves are left alone for longer
+    if why == MISSING:  # for which the nodes themselves are left alone for longer
         until_s = cell.held_until_s(job)
         cell.now_s = until_s - 1.0
         assert cell.handle(PassDue()).wake_at_s == until_s

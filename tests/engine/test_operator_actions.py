@@ -8,7 +8,6 @@ import pytest
 from common.model import JobState, LeaseId, NodeRole, Pool
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import NodeSilent, OperatorAction, OperatorAsked
-from coordinator.engine.state.tables import ClusterState
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, CODE, N, Reporting, service, settings
 
@@ -93,18 +92,6 @@ def test_the_mode_of_all_services_ends_no_recall() -> None:
     ask(cell, A.RECALL)
     cell.handle(OperatorAsked(action=A.SET_MODE, by="ops/ada", target="", value="act"))
     assert recalled(with_code(cell, is_new_process=False)) == {CHAT: True, CODE: True}
-
-
-def test_a_state_of_before_is_of_a_cell_that_is_not_recalled() -> None:
-    """What an older version wrote has services that are recalled, and no word of all of them."""
-    cell = Reporting(Pool.INFERENCE, service())
-    ask(cell, A.RECALL)
-    plain = msgspec.to_builtins(cell.engine.state, builtin_types=(bytes,))
-    del plain["is_recalled"]
-    old = decode_state(msgspec.msgpack.encode(plain))
-    assert isinstance(old, ClusterState)
-    assert recalled(Engine(settings(service()), old)) == {CHAT: True}
-    assert not old.is_recalled
 
 
 def test_only_a_node_that_is_lost_can_be_confirmed_dead() -> None:

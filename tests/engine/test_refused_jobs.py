@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.messages import WorkerPhase
+from common.faults import Fault
 from common.model import JobState, NodeName, RetrySpec
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
-from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
+from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.engine.house import state
 
 WORKDIR = "workdir '/data/run' is not a directory on this node"
 COMMAND = "command 'train' was not found on PATH '/usr/bin'"
+NO_WORKDIR = Refusal(WORKDIR, Fault.JOB, "workdir")
+NO_COMMAND = Refusal(COMMAND, Fault.JOB, "command")
 COOLDOWN_S = SETTINGS.resize_cooldown_s
 
 
@@ -25,24 +27,20 @@ def cell_of(nodes: int) -> BlackHole:
     return cell
 
 
-def refuse(cell: BlackHole, job: JobEntry, *names: str, error: str = WORKDIR) -> None:
+def refuse(cell: BlackHole, job: JobEntry, *names: str, why: Refusal = NO_WORKDIR) -> None:
     """Nodes say that they cannot run the job's workers that are there; the others are gone."""
     for name in names:
-        facts = [
-            WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=error)
-            for worker in job.workers.values()
-            if worker.node == name
-        ]
+        facts = [why.of(worker) for worker in job.workers.values() if worker.node == name]
         cell.report(name, *facts)
     for name in sorted({*names, *(worker.node for worker in job.workers.values())}):
         cell.report(name)
 
 
-def refused_on(cell: BlackHole, job: JobEntry, error: str = WORKDIR) -> list[str]:
+def refused_on(cell: BlackHole, job: JobEntry, why: Refusal = NO_WORKDIR) -> list[str]:
     """A pass, and every node that it placed the job on refuses it; which ones."""
     cell.handle(PassDue())
     names = sorted({worker.node for worker in job.workers.values()})
-    refuse(cell, job, *names, error=error)
+    refuse(cell, job, *names, why=why)
     return list(names)
 
 
@@ -76,9 +74,9 @@ def test_two_nodes_that_miss_different_things_prove_nothing() -> None:
     cell = cell_of(4)
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
-    assert refused_on(cell, job, COMMAND) == ["t1"]
+    assert refused_on(cell, job, NO_COMMAND) == ["t1"]
     assert (state(job), job.node_fault_count) == (JobState.PENDING, 2)
-    assert refused_on(cell, job, COMMAND) == ["t2"]
+    assert refused_on(cell, job, NO_COMMAND) == ["t2"]
     assert (state(job), job.error) == (JobState.FAILED, f"{COMMAND} (t1, t2)")
 
 
@@ -97,7 +95,7 @@ def test_where_every_node_misses_something_the_last_word_counts() -> None:
     cell = cell_of(2)
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
-    assert refused_on(cell, job, COMMAND) == ["t1"]
+    assert refused_on(cell, job, NO_COMMAND) == ["t1"]
     assert (state(job), job.error) == (
         JobState.FAILED, f"{COMMAND} (t1; the job fits nowhere else)",
     )  # fmt: skip
@@ -201,8 +199,7 @@ def test_a_job_that_runs_is_not_ended_by_nodes_that_it_could_grow_onto() -> None
         here = [worker for worker in job.workers.values() if worker.node == name]
         assert here
         assert all(worker.is_flexible for worker in here)
-        facts = [WorkerFact(key=w.key, phase=WorkerPhase.REFUSED, error=WORKDIR) for w in here]
-        cell.report(name, *facts)
+        cell.report(name, *map(NO_WORKDIR.of, here))
         cell.report(name)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
     assert (job.own_fault_count, job.node_fault_count) == (0, 2)

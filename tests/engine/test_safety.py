@@ -376,7 +376,12 @@ def test_a_journal_replays_to_identical_decisions_and_state(ops: list[Op]) -> No
     for now_s, event, outcome in journal:
         house.script(outcome)
         record = Record(
-            epoch=1, writer="w", entries=(Entry(now_s, event),), decisions=outcome.decisions
+            number=1,
+            after=0,
+            epoch=1,
+            writer="w",
+            entries=(Entry(now_s, event),),
+            decisions=outcome.decisions,
         )
         assert replay(again, record), decision_bytes(outcome.decisions)
     assert again.encode_state() == house.engine.encode_state()

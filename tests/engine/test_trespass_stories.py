@@ -127,7 +127,7 @@ def test_a_process_that_changes_its_name_is_told_once() -> None:
 
 
 def test_two_of_whom_nobody_knows_whose_they_are_are_told_each() -> None:
-    """An agent of an older version names no owner: what is there beside another one is no crash of
+    """Of one that is gone nobody tells the owner: what is there beside another one is no crash of
     it, and what comes when it has left may be."""
     cell = Cell()
     cell.has(100, owner="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -194,18 +193,6 @@ def test_watching_is_in_the_state() -> None:
         assert again.shadow_loans == house.engine.state.shadow_loans
         assert again.recommendations == house.engine.state.recommendations
         assert again.shadow_loans or again.recommendations
-
-
-def test_a_shadow_that_an_older_version_saved_is_read() -> None:
-    """It wrote down when it began as well, which nothing asks for."""
-    house = Watched(Mode.OBSERVE)
-    house.load(1.0)
-    plain = msgspec.msgpack.decode(house.engine.encode_state())
-    for shadow in plain["shadow_loans"].values():
-        shadow["lent_at_s"] = 60.0
-    again = decode_state(msgspec.msgpack.encode(plain))
-    assert again.shadow_loans
-    assert again == house.engine.state
 
 
 def test_a_stale_shadow_decision_is_refused() -> None:

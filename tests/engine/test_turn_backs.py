@@ -177,8 +177,7 @@ def test_a_turn_back_is_remembered_by_the_next_leader_and_an_old_journal_knows_n
 
 
 def test_a_loan_that_began_did_not_turn_back_whatever_its_node_says() -> None:
-    """A node of an older version could say that it gave a loan up and begin it after all, if its
-    agent was killed in between: its service lost the node by a lapse."""
+    """If its node says so and begins it after all, the service lost the node by a lapse."""
     house = draining()
     began = msgspec.structs.replace(
         turned(house, NodeRole.ON_LOAN), lease_id=loan_of(house).lease_id

@@ -184,15 +184,6 @@ def test_only_types_of_those_that_take_several_are_remembered() -> None:
     assert promised(found) == ({"one"}, {})
 
 
-def test_promises_of_before_are_on_the_first_type_that_each_takes() -> None:
-    """That is where an earlier release had planned whoever takes several."""
-    held, last, memory = waiting_cell()
-    stored = msgspec.msgpack.encode(msgspec.msgpack.decode(memory)[:8])
-    found = decided(cell([*held, last]), stored)
-    assert promised(found)[1]["last"] == "A100"
-    assert found.decisions == ()
-
-
 def test_who_waits_for_no_gpus_of_its_own_type_leaves_the_others_to_newcomers() -> None:
     """Free GPUs of the type that it has are its own first; a newcomer chooses among the rest."""
     own = replace(asks("own", 100.0, 900.0), submitted_at_s=NOW_S - 9.0)

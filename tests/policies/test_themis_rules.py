@@ -62,6 +62,7 @@ def served_before(jobs: Iterable[JobView], **record: tuple[float, float]) -> byt
             apps[f"job {job.job_id}"] = AppRecord(
                 submitted_at_s=job.submitted_at_s,
                 area_s=0.0,
+                seen_at_s=job.submitted_at_s,
                 jobs={job.job_id: Work(job.whole_work_s * job.gpus_per_worker, most_gpus(job))},
                 granted_at_s=NOW_S - since_s,
                 rho=rho,

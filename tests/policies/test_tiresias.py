@@ -209,7 +209,7 @@ def test_a_list_is_written_with_slashes() -> None:
     assert policy("tiresias:limits=").knobs == TiresiasKnobs(limits=())
 
 
-def test_bytes_of_an_older_release_are_forgotten() -> None:
+def test_bytes_that_do_not_decode_are_forgotten() -> None:
     """Memory that does not decode costs what was learned, not the pass."""
     snapshot = cell([job("new", 8)], n0=8)
     assert changed(snapshot, "tiresias", b"\xc1") == ([], ["new"])

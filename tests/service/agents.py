@@ -67,7 +67,7 @@ class Agent:
 
     Args:
         boot_id: of its machine; None is the pretend node's own.
-        instance: which start of an agent this is; None is an older agent, which does not say.
+        instance: which start of an agent this is.
         up_s: how long its machine has been up.
         delays: how long its own life takes it.
     """
@@ -79,7 +79,7 @@ class Agent:
         spec: NodeSpec,
         *,
         boot_id: str | None = None,
-        instance: str | None = None,
+        instance: str = "one",
         up_s: float = 0.0,
         delays: Delays = DELAYS,
     ) -> None:
@@ -169,6 +169,7 @@ class Agent:
             node=self.name,
             boot_id=self.boot_id or facts.boot_id,
             instance=self.instance,
+            period_s=1.0,
             sequence=self._sequence,
             home_pool=facts.home_pool,
             role=facts.role,

@@ -103,6 +103,8 @@ def says(house: House, *found: Trespass, boot: str = "") -> None:
         role=entry.role,
         epoch=entry.reported_epoch,
         generation=entry.reported_generation,
+        instance="one",
+        period_s=1.0,
         trespasses=found,
     )
     house.sim.handle(facts_of(report))
@@ -142,6 +144,8 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
         role=entry.role,
         epoch=entry.reported_epoch,
         generation=entry.reported_generation,
+        instance="one",
+        period_s=1.0,
         workers=(worker,),
     )
     running = facts_of(report)

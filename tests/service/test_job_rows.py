@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from common.apirows import JobRow
-from common.messages import WorkerPhase
+from common.faults import Fault
 from common.model import JobState
 from coordinator.cli import columns
 from coordinator.cli.cell import glance
-from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.api import explain, rows
 from coordinator.service.nodes.report_folding import Folder
-from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
+from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole, Refusal
 from tests.engine.house import House, state
 from tests.engine.jobs.test_gpu_sharing import beside, resume, suspend
 from tests.engine.jobs.test_stalls import FLOOR_S, quiet, tells, told
@@ -58,7 +58,7 @@ def test_a_job_that_ended_says_how() -> None:
     cell.handle(PassDue())
     [worker] = job.workers.values()
     error = "workdir '/x' is not a directory on this node"
-    cell.report("t0", WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=error))
+    cell.report("t0", Refusal(error, Fault.JOB, "workdir").of(worker))
     shown = row(cell, job)
     assert shown.state == JobState.FAILED
     assert columns.why(shown) == shown.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, StopReason
 from coordinator.cli import columns
@@ -9,9 +10,10 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.api import explain, rows
-from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
+from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
-HUNG = "node fault: workdir or checkpoint.path: the storage did not answer in 10 s"
+SILENT = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
+HUNG = SILENT.told
 EARLIER = "its latest try ended: "
 
 
@@ -35,7 +37,7 @@ def on_two_nodes() -> tuple[BlackHole, JobEntry]:
 def hangs(cell: BlackHole, job: JobEntry) -> None:
     """The node of a job's only worker refuses it."""
     [worker] = job.workers.values()
-    cell.report(worker.node, WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=HUNG))
+    cell.report(worker.node, SILENT.of(worker))
 
 
 def shown(cell: BlackHole, job: JobEntry) -> str:

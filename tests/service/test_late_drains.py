@@ -22,7 +22,6 @@ from common.api import (
 )
 from common.messages import DesiredState, NodeReport
 from common.model import NodeName, NodeRole
-from coordinator.engine.record import Record
 from coordinator.engine.state.accounting import Figures
 from coordinator.engine.state.events import NodeReported, OperatorAction
 from coordinator.service.coordinator import Coordinator
@@ -165,32 +164,6 @@ async def test_a_restart_while_it_drains_forgets_nothing_either() -> None:
         stuck.let_go()
         await at_home(stuck)
         assert await stuck.counts() == LATE
-
-
-async def test_the_journal_of_an_older_version_is_folded_as_it_was() -> None:
-    """Its records do not say that a move was heard: the same decisions, and a cancelled loan."""
-    stuck = Stuck()
-    async with stuck.cell:
-        await stuck.begin()
-        await stuck.cell.clock.advance(75.0)
-        stuck.let_go()
-        await at_home(stuck)
-        journal = [(number, older(record)) for number, record in stuck.cell.journal()]
-    result = replay(journal)
-    found = result.figures
-    assert (found.loans_cancelled, found.reclaims, found.reclaims_late) == CANCELLED
-    assert result.differences == ()
-
-
-def older(record: Record) -> Record:
-    """As a version wrote it that did not know the field."""
-    entries = tuple(
-        replace(entry, event=replace(entry.event, is_move_heard=False))
-        if isinstance(entry.event, NodeReported)
-        else entry
-        for entry in record.entries
-    )
-    return replace(record, entries=entries)
 
 
 def says(sequence: int, role: NodeRole, *, boot_id: str = "b") -> NodeReport:

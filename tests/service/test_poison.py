@@ -428,7 +428,10 @@ async def test_a_rebuild_that_took_long_is_not_repeated() -> None:
     """Its snapshot is written before the new leader's first record, of which it might die."""
     desk = Desk()
     desk.records += [
-        encode_record(Record(epoch=1, writer="w", entries=(), decisions=())) for _ in range(5)
+        encode_record(
+            Record(number=at + 1, after=at, epoch=1, writer="w", entries=(), decisions=())
+        )
+        for at in range(5)
     ]
     await desk.decider().rebuild()
     assert desk.saved_at() == len(desk.records)

@@ -230,8 +230,13 @@ def test_events_of_one_instant_keep_their_order() -> None:
     """Time is not what orders a record: its entries are."""
     run = Replay()
     passes = tuple(Entry(5.0, PassDue()) for _ in range(3))
-    run.take(1, Record(epoch=1, writer="w", entries=passes, decisions=()))
-    run.take(2, Record(epoch=1, writer="w", entries=(Entry(5.0, PassDue()),), decisions=()))
+    run.take(1, Record(number=1, after=0, epoch=1, writer="w", entries=passes, decisions=()))
+    run.take(
+        2,
+        Record(
+            number=2, after=1, epoch=1, writer="w", entries=(Entry(5.0, PassDue()),), decisions=()
+        ),
+    )
     assert run.engine.state.pass_id == 4
     assert run.loop.now_s == 5.0
 

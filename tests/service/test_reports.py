@@ -94,6 +94,8 @@ def reports(draw: st.DrawFn) -> NodeReport:
         role=draw(st.sampled_from([role for role in NodeRole if role != NodeRole.LOST])),
         epoch=draw(NATURALS),
         generation=draw(NATURALS),
+        instance="one",
+        period_s=1.0,
         service=draw(st.sampled_from([None, CHAT, "other"])),
         lease=draw(
             st.none()

@@ -98,11 +98,10 @@ async def test_a_snapshot_outlives_its_journal() -> None:
             await cell.leaders[-1].crash()
 
 
-async def test_a_snapshot_that_an_older_version_left_behind_is_left_aside(
+async def test_a_snapshot_of_another_history_is_left_aside(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A journal that was made again by one that numbers no records, and is later than the snapshot,
-    has another history."""
+    """The journal was made again, counts from 1, and is later than the snapshot."""
     async with Cell() as cell:
         coordinator = await cell.lead(settings=make_settings(snapshot_records=1))
         job_id = await running(cell, coordinator)
@@ -115,7 +114,7 @@ async def test_a_snapshot_that_an_older_version_left_behind_is_left_aside(
         await cell.until(lambda: job_id in second.engine.state.jobs)
         await cell.leaders[1].crash()
         for number, (_, record) in enumerate(cell.journal()):
-            cell.records[number] = encode_record(replace(record, number=0, after=0))
+            cell.records[number] = encode_record(replace(record, number=number + 1, after=number))
         cell.snapshots.saved = (len(cell.records) + 1, saved[1])
         third = await cell.lead("three")
         assert "is left aside" in caplog.text
@@ -158,7 +157,9 @@ async def test_a_journal_that_is_decided_otherwise_now_is_warned_of(
 
 
 NEWER = encode_record(
-    Record(version=RECORD_VERSION + 1, epoch=1, writer="w", entries=(), decisions=())
+    Record(
+        version=RECORD_VERSION + 1, number=1, after=0, epoch=1, writer="w", entries=(), decisions=()
+    )
 )
 
 

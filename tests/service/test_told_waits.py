@@ -22,6 +22,8 @@ def report(sequence: int, error: str, phase: WorkerPhase = WorkerPhase.RESERVING
         role=NodeRole.TRAINING,
         epoch=1,
         generation=1,
+        instance="one",
+        period_s=1.0,
         workers=(WorkerReport(key=KEY, phase=phase, gpu_uuids=(), error=error),),
     )
 

@@ -25,6 +25,8 @@ def test_a_report_of_a_turn_back_is_one_in_status_and_of_its_service() -> None:
         role=NodeRole.VACATING,
         epoch=house.engine.state.epoch,
         generation=entry.generation,
+        instance="one",
+        period_s=1.0,
         service=CHAT,
         turned_back=TurnBack(lease_id=loan.lease_id, reason="GPU-1 is used"),
     )

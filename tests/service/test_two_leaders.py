@@ -99,6 +99,7 @@ class Scene:
             bus=await self.place.bus(),
             clock=self.clock,
             last_resort=self.house.last_resort,
+            instance="one",
         )
         self._stack.push_async_callback(_end, asyncio.create_task(agent.run()))
 

@@ -38,8 +38,8 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
     they add up to the time from the order to `home_at_s`, when it was heard to be over.
 
     The node tells how long its own stages took and how long ago they were over; what is left, on
-    this clock, is how long the call took until its node acted on it. A node of an older version
-    does not say how long ago, and its stages are all that is told. After a reboot on the way
+    this clock, is how long the call took until its node acted on it. Of a node that
+    does not say how long ago its stages are all that is told. After a reboot on the way
     nobody knows what of the rest went before, so all of it is `unattended`.
     """
     own_s = dict(event.stage_durations_s)

@@ -76,7 +76,7 @@ def _story_of(stories: list[TrespassStory], fact: TrespassFact) -> TrespassStory
 
     A process that is known stays what it was, whatever it calls itself by now: some programs write
     what they do into their name. Any other one belongs to those of the same user and program. Where
-    these are not known, as of an agent of an older version, it may have come in the place of one
+    these are not known, as of one that has gone, it may have come in the place of one
     that has left, and is another one beside one that is still there.
     """
     on_gpu = [one for one in stories if one.gpu_uuid == fact.gpu_uuid]

@@ -40,7 +40,7 @@ class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
     settings: EngineSettings | None = None
     """What it decides by from here on; None keeps what was."""
     clock: ClockMark | None = None
-    """How its time is told, for the next one; None: an older version, or virtual time."""
+    """How its time is told, for the next one; None: virtual time."""
 
 
 class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
@@ -110,7 +110,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: Checkpoint | None = None
     failure: Failure | None = None
     fault: Fault = Fault.NONE
-    """Whose fault its end is; a record of an older version says it in `error` (`engine.record`)."""
+    """Whose fault its end is."""
     refused_for: str = ""
     """What its job names that its node refused it for, and is not to blame for."""
     ended_ago_s: float = 0.0
@@ -153,10 +153,10 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     home_ago_s: float | None = None
     """How long before this fact its latest way home was over; None: not known."""
     turned_back: TurnBack | None = None
-    """Its latest loan was given up by the node itself; None: it was not, or an older version."""
+    """Its latest loan was given up by the node itself; None: it was not."""
     is_move_heard: bool = False
     """It left another role, in which it had been heard until now: no later than the silence by
-    which a node is LOST before this fact, in the same boot. False also: an older version."""
+    which a node is LOST before this fact, in the same boot."""
 
 
 class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):

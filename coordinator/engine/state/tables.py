@@ -240,7 +240,6 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     avoided: nodes that it leaves alone, each for a time of its own; see `jobs.retry`.
     no_loan_until_s: nodes could not start it, maybe for its own storage: before this no further
         node is lent for it. None: as for any other.
-    old_avoid_nodes, old_avoid_until_s: the same as older versions saved it, one time for all.
     failed_on: the nodes that ended its latest attempt; empty: none did, or nobody noted it.
     node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
     refused_by: since it ran last, the first node that refused it for each thing that it names.
@@ -257,20 +256,12 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     at_s: float | None = None
     avoided: dict[NodeName, Avoided] = field(default_factory=dict[NodeName, Avoided])
     no_loan_until_s: float | None = None
-    old_avoid_nodes: list[NodeName] = field(default_factory=list[NodeName], name="avoid_nodes")
-    old_avoid_until_s: float = field(default=0.0, name="avoid_until_s")
     is_prerun_over: bool = False
     prerun_attempts: int = 0
     node_faults: int = 0
     refused_by: dict[str, NodeName] = field(default_factory=dict[str, NodeName])
     refused_attempt: int = 0
     failed_on: list[NodeName] = field(default_factory=list[NodeName])
-
-    def __post_init__(self) -> None:
-        """Read what an older version saved."""
-        known = Avoided(self.old_avoid_until_s, is_own_fault=not self.node_faults)
-        self.avoided.update((name, known) for name in self.old_avoid_nodes)
-        self.old_avoid_nodes, self.old_avoid_until_s = [], 0.0
 
     @property
     def avoid_nodes(self) -> list[NodeName]:
@@ -327,8 +318,7 @@ class LoanEntry(Struct, kw_only=True):
     ended_reason: str = ""
     """Why it is over although its node did not come back to the service that had lent it."""
     is_lapsed: bool = False
-    """It ended by its own TTL, before any order had reached its node; or, of a node of an older
-    version, its node turned back."""
+    """It ended by its own TTL, before any order had reached its node."""
     lapsed_at_s: float | None = None
     """When that was heard."""
     lapse_s: float | None = None

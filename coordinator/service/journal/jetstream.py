@@ -646,8 +646,8 @@ class _Message(NamedTuple):
     sequence: int
     data: bytes
     is_record: bool
-    is_sound: bool = True
-    """Its checksum is right; true of one without a checksum, as older versions write them."""
+    is_sound: bool
+    """Its checksum is right."""
 
 
 def _is_ours(headers: Mapping[str, str] | None) -> bool:
@@ -664,7 +664,7 @@ def _checksum(record: bytes) -> str:
 
 def _message(sequence: int, data: bytes, headers: Mapping[str, str] | None) -> _Message:
     expected = (headers or {}).get(CHECKSUM_HEADER)
-    is_sound = expected is None or expected == _checksum(data)
+    is_sound = expected == _checksum(data)
     return _Message(sequence, data, _is_ours(headers), is_sound)
 
 

@@ -18,7 +18,7 @@ from common.decoding import UNREADABLE
 from common.errors import ConfigError, ProtocolError
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.nodes.lost_records import span
-from coordinator.engine.record import Record, decode_record, follow, number_of, replay
+from coordinator.engine.record import Record, decode_record, follow, replay
 from coordinator.engine.state.events import RecordsLost
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.service.ports import JournalPort, Lost, SnapshotsPort
@@ -34,10 +34,10 @@ class Saved(Struct, frozen=True, kw_only=True):
 
     settings: EngineSettings
     state: msgspec.Raw
-    journal: str = ""
+    journal: str
     """The identity of the journal that its sequence counts in."""
-    number: int = 0
-    """Of the last record that is in it; 0: an older version, the number is the sequence."""
+    number: int
+    """Of the last record that is in it."""
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True):
@@ -72,8 +72,6 @@ class _Replaying:
     def __init__(self, base: _Base, journal: JournalPort, progress: Callable[[], None]) -> None:
         self.engine = base.engine
         self.number = base.number
-        self._at = base.number if base.is_of_this_journal else 0
-        """Number of the last record that was read, also of one that the snapshot has."""
         self.records = self.mismatches = self.first_mismatch = 0
         self.losses: list[RecordsLost] = []
         self._progress = progress
@@ -105,12 +103,12 @@ class _Replaying:
 
     def _take(self, sequence: int, data: bytes) -> None:
         record = _decoded(data, sequence)
-        self._at = number = number_of(record, sequence=sequence, before=self._at)
+        number = record.number
         if number <= self.number:
             self._gone = None  # what is gone before it is in the snapshot too
             return  # in the snapshot, or written twice
         at_s = record.entries[0].now_s if record.entries else None
-        is_gap = self._gone is not None or (record.number and record.after > self.number)
+        is_gap = self._gone is not None or record.after > self.number
         if is_gap and not _tells_of(record, self.number + 1):
             self.lose(self.number + 1, max(record.after, number - 1), at_s)
         self._gone = None
@@ -228,21 +226,20 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
         # A journal that forgets nothing only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
         return _Base(Engine(EngineSettings()))
-    number = saved.number or sequence
+    number = saved.number
     last = await journal.last_record()
     record = None if last is None else _decoded(last[1], last[0])
-    if last is not None and record is not None and record.entries:
-        at = number_of(record, sequence=last[0], before=0)
-        if at <= number and record.entries[-1].now_s > state.now_s:
-            log.error(
-                "snapshot %d is left aside: the journal was made again since, and its last record "
-                "is later than the snapshot; what runs is taken over from the nodes' ledgers",
-                sequence,
-            )
-            return _Base(Engine(EngineSettings()))
+    is_newer = record is not None and record.entries and record.entries[-1].now_s > state.now_s
+    if record is not None and is_newer and record.number <= number:
+        log.error(
+            "snapshot %d is left aside: the journal was made again since, and its last record "
+            "is later than the snapshot; what runs is taken over from the nodes' ledgers",
+            sequence,
+        )
+        return _Base(Engine(EngineSettings()))
     with _decided_by_what_is_here(f"snapshot {sequence}"):
         engine = Engine(saved.settings, state)
-    is_whole = saved.journal in ("", journal.identity) and sequence <= journal.last_sequence
+    is_whole = saved.journal == journal.identity and sequence <= journal.last_sequence
     if not is_whole:
         log.error("snapshot %d is later than what the journal still has", sequence)
     return _Base(engine, sequence, number, is_whole)

@@ -56,7 +56,7 @@ class EngineTime:
     def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
         """Leading begins; `known_s` is the last instant of the journal, and none is before it.
 
-        mark: that of whoever led before; None: nobody did, or an older version.
+        mark: that of whoever led before; None: nobody did.
         """
         self._began_s = self._clock.now_s()
         self._gap_s = 0.0

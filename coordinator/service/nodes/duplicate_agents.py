@@ -75,7 +75,7 @@ class Rivals:
 
         silent_s: since the speaker's last report, as far as anybody listened.
         """
-        node, instance = NodeName(report.node), report.instance or ""
+        node, instance = NodeName(report.node), report.instance
         speaker = self._speakers.get(node)
         if speaker is None:
             speaker = self._speakers[node] = _Speaker(report.boot_id, instance, now_s)
@@ -87,13 +87,13 @@ class Rivals:
                 return False
             _replace(speaker, report.boot_id, instance)
         speaker.at_s = now_s
-        speaker.period_s = report.period_s or PERIOD_S
+        speaker.period_s = report.period_s
         return True
 
     def speaks(self, report: NodeReport) -> bool:
         """Whether a report is of the agent that speaks for its node."""
         speaker = self._speakers.get(NodeName(report.node))
-        said = (report.boot_id, report.instance or "")
+        said = (report.boot_id, report.instance)
         return speaker is not None and (speaker.boot_id, speaker.instance) == said
 
     def prefer(self, node: NodeName, boot_id: str) -> bool:
@@ -114,10 +114,7 @@ class Rivals:
     def _may_follow(
         self, report: NodeReport, speaker: _Speaker, *, now_s: float, silent_s: float
     ) -> bool:
-        """Whether one machine can have made this report after those of the speaker.
-
-        An agent of an older version does not say which start of it this is.
-        """
+        """Whether one machine can have made this report after those of the speaker."""
         if report.boot_id == speaker.boot_id:
             if report.instance in speaker.instances:
                 return False
@@ -131,8 +128,9 @@ class Rivals:
         """Of several rivals the first one is told, so that the words do not change each second."""
         rival = speaker.rival
         if rival is None or now_s - rival.at_s > self._patience_s:
-            instance = report.instance or ""
-            rival = speaker.rival = _Rival(report.boot_id, instance, since_s=now_s, at_s=now_s)
+            rival = speaker.rival = _Rival(
+                report.boot_id, report.instance, since_s=now_s, at_s=now_s
+            )
         rival.at_s = now_s
 
     def told(self, node: NodeName, *, now_s: float) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from common.messages import GpuReport, XidCount
+from common.messages import GpuReport
 from coordinator.engine.state.events import FaultClass, GpuFact, GpuFaultFact
 
 ECC = "uncorrected ECC errors"
@@ -33,14 +33,9 @@ class Catalogue(Struct, frozen=True, kw_only=True):
 
     def fact(self, gpu: GpuReport) -> GpuFact:
         """What matters of a GPU to a scheduler, its faults by this catalogue."""
-        counts = gpu.xid_counts or tuple(
-            # An agent of an older version tells each report's new ones alone.
-            XidCount(code=code, count=gpu.xids.count(code))
-            for code in sorted(set(gpu.xids))
-        )
         faults = [
             _fault(self.by_xid.get(one.code, UNKNOWN), f"XID {one.code}", one.count)
-            for one in counts
+            for one in gpu.xid_counts
         ]
         if gpu.ecc_uncorrected_count:
             faults.append(_fault(self.ecc, ECC, gpu.ecc_uncorrected_count))

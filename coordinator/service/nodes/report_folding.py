@@ -112,9 +112,9 @@ class Folder:
             self.reports.pop(node, None)
 
     def instance(self, node: NodeName) -> str | UnsetType:
-        """Which start of its agent reported last; unset where it does not say."""
+        """Which start of its agent reported last; unset where none did."""
         report = self.reports.get(node)
-        return UNSET if report is None or report.instance is None else report.instance
+        return UNSET if report is None else report.instance
 
     def expect(self, node: NodeName, *, now_s: float) -> None:
         """A node that should report from now on; silence is counted from here if it never did."""

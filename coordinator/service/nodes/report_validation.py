@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec.structs import replace
-
-from common import oldfaults, subjects
+from common import subjects
 from common.errors import ProtocolError
-from common.faults import Fault
 from common.messages import (
     InferenceReport,
     NodeReport,
-    WorkerPhase,
-    WorkerReport,
     decode,
 )
 from common.model import MAX_INT, STORE_INDEX, NodeRole
@@ -29,8 +24,7 @@ MAX_TRUSTED_EPOCH = MAX_INT // 2
 
 
 def node_report(data: bytes, subject: str) -> NodeReport:
-    """A report from its bytes and the subject that it came on; whatever the version of its agent,
-    whose fault an end is stands in `fault`.
+    """A report from its bytes and the subject that it came on.
 
     NATS permissions fix the subject; what a payload calls itself must be the same.
 
@@ -49,27 +43,7 @@ def node_report(data: bytes, subject: str) -> NodeReport:
             raise ProtocolError(f"NodeReport: field workers: there is no worker {worker.key}")
     if report.inference is not None:
         _check_counts(report.inference)
-    if any(map(_is_in_words, report.workers)):
-        workers = (_with_fault(one) if _is_in_words(one) else one for one in report.workers)
-        return replace(report, workers=tuple(workers))
     return report
-
-
-def _is_in_words(worker: WorkerReport) -> bool:
-    """Whether the fault of an end is nowhere but in its words, if there is one: agents of an older
-    version tell it so."""
-    is_told = bool(worker.error) and worker.fault is _NONE
-    return is_told and worker.phase in _OVER
-
-
-def _with_fault(worker: WorkerReport) -> WorkerReport:
-    said = oldfaults.said(worker.error, is_refused=worker.phase == WorkerPhase.REFUSED)
-    return replace(worker, error=said.error, fault=said.fault, refused_for=said.refused_for)
-
-
-_NONE = Fault.NONE
-_OVER = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
-"""Members of an enum are slow to look up, and every report asks for these."""
 
 
 def trusted_epoch(said: int) -> int:

@@ -174,7 +174,7 @@ class Loads:
                 rate=None if held is None else held.load,
             )
         counted.is_serving = is_serving
-        counted.fresh_s = max(self._period_s, MISSED * (report.period_s or PERIOD_S))
+        counted.fresh_s = max(self._period_s, MISSED * report.period_s)
         counted.why = "" if report.inference is not None else _why_unread(report)
         if report.inference is not None:
             counted.page_at_s = now_s

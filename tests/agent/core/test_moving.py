@@ -12,11 +12,9 @@ from tests.agent.bench import Bench, key, lease, order
 R, H = NodeRole, HookKind
 
 
-def moved(bench: Bench, *, inference: bool, is_old_version: bool = False) -> Bench:
+def moved(bench: Bench, *, inference: bool) -> Bench:
     """The same machine after its agent started again with the settings of the other pool."""
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(bench.memory), type=Memory)
-    if is_old_version:
-        kept.home_pool = None
     again = Bench(inference=inference, memory=kept, at_s=bench.now_s + 1.0)
     again.pids, again.is_healthy, again.page = bench.pids, bench.is_healthy, bench.page
     again.workers = bench.workers
@@ -31,14 +29,11 @@ def training(bench: Bench) -> None:
     assert bench.life.workers.live()
 
 
-@pytest.mark.parametrize("is_old_version", [False, True])
-def test_a_training_node_that_becomes_one_of_a_service_starts_its_server(
-    *, is_old_version: bool
-) -> None:
-    """At once, as no worker is there; also from the ledger of a version that names no pool."""
+def test_a_training_node_that_becomes_one_of_a_service_starts_its_server() -> None:
+    """At once, as no worker is there."""
     bench = Bench(inference=False)
     bench.step()
-    again = moved(bench, inference=True, is_old_version=is_old_version)
+    again = moved(bench, inference=True)
     assert "moved from the training pool to the inference pool" in again.life.detail
     again.steps(5)
     assert (again.role(), again.hooks) == (R.SERVING, [H.START, H.ROUTE])
@@ -102,21 +97,18 @@ def test_a_reboot_needs_no_such_way() -> None:
     assert again.role() == R.SERVING
 
 
-@pytest.mark.parametrize("is_old_version", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_an_agent_that_starts_again_in_the_same_pool_changes_nothing(
-    *, inference: bool, is_old_version: bool
-) -> None:
+def test_an_agent_that_starts_again_in_the_same_pool_changes_nothing(*, inference: bool) -> None:
     """Whatever role it has, and whichever version wrote the ledger; the next one names the pool."""
     bench = Bench(inference=inference)
     if inference:
         bench.serve()
         bench.lend()
     role = bench.role()
-    again = moved(bench, inference=inference, is_old_version=is_old_version)
+    again = moved(bench, inference=inference)
     assert again.role() == role
     assert again.memory.home_pool == (Pool.INFERENCE if inference else Pool.TRAINING)
     again.want(R.QUARANTINED)
     again.step()
-    later = moved(again, inference=inference, is_old_version=is_old_version)
+    later = moved(again, inference=inference)
     assert (later.role(), later.life.detail) == (R.QUARANTINED, "")

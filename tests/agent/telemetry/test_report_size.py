@@ -48,6 +48,8 @@ def make_report(*, errors: int = 0, pids: int = 0, paths: int = 0) -> NodeReport
         role=NodeRole.TRAINING,
         epoch=1,
         generation=1,
+        instance="one",
+        period_s=1.0,
         gpus=tuple(structs.replace(gpu, processes=processes) for gpu in two_gpus({})),
         workers=workers,
         trespasses=(Trespass(pid=1, gpu_uuid=GpuUuid("GPU-0")),),

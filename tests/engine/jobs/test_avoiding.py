@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.messages import WorkerPhase
-from common.model import JobId, JobState, NodeName
-from coordinator.engine.engine import Engine, decode_state
+from common.faults import Fault
+from common.model import JobState, NodeName
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.state.context import Context
-from coordinator.engine.state.events import (
-    GpuFact,
-    NodeReported,
-    OperatorAction,
-    PassDue,
-    WorkerFact,
-)
+from coordinator.engine.state.events import GpuFact, NodeReported, OperatorAction, PassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain import job as explain_job
 from coordinator.sim.run.cluster import Delays
-from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
+from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.engine.house import House, state
 from tests.engine.jobs.test_retry import fail
 
-WORKDIR = "workdir: no such directory: /data/x"
+MISSING = Refusal("workdir: no such directory: /data/x", Fault.JOB, "workdir")
 AVOID_S = SETTINGS.retry_avoid_s
 TIMEOUT_S, REST_S = 10.0, 100.0
 T0, T1, T2 = (NodeName(f"t{number}") for number in range(3))
@@ -79,9 +71,8 @@ def grown(cell: BlackHole) -> JobEntry:
     cell.now_s += SETTINGS.resize_cooldown_s
     cell.handle(PassDue())
     here = [worker for worker in job.workers.values() if worker.node == "t1"]
-    facts = [WorkerFact(key=w.key, phase=WorkerPhase.REFUSED, error=WORKDIR) for w in here]
-    assert facts
-    cell.report("t1", *facts)
+    assert here
+    cell.report("t1", *map(MISSING.of, here))
     cell.report("t1")
     assert (state(job), job.retry.avoid_nodes) == (JobState.RUNNING, ["t1"])
     return job
@@ -244,27 +235,6 @@ def test_nothing_shortens_the_time_for_which_a_node_is_left_alone(
         assert job.retry.avoid_nodes == sorted(ends_s)
         due = [end for n, end in ends_s.items() if n not in stays]
         assert jobs_retry.avoids_until_s(job) == min(due, default=None)
-
-
-@pytest.mark.parametrize("node_faults", [0, 2])
-def test_what_an_older_version_saved_is_read(node_faults: int) -> None:
-    """One time for all of them; of own faults where the last fault was no node's."""
-    cell = BlackHole(nodes=2)
-    cell.bad = set()
-    job = cell.submit("j")
-    saved = msgspec.msgpack.decode(cell.engine.encode_state())
-    saved["jobs"][job.job_id]["retry"] = {
-        "avoid_nodes": ["t1", "t0"], "avoid_until_s": 500.0, "node_faults": node_faults,
-    }  # fmt: skip
-    again = Engine(SETTINGS, decode_state(msgspec.msgpack.encode(saved)))
-    known = Avoided(500.0, is_own_fault=not node_faults)
-    assert again.state.jobs[JobId("j")].retry == RetryEntry(
-        avoided={T1: known, T0: known}, node_faults=node_faults
-    )
-    assert again.snapshot().jobs[0].avoid_nodes == (T0, T1)
-    assert decode_state(again.encode_state()) == again.state
-    again.handle(PassDue(), now_s=500.0)
-    assert again.state.jobs[JobId("j")].retry.avoid_nodes == []
 
 
 def test_all_nodes_are_told_with_their_own_times() -> None:

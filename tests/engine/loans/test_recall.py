@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
     PassDue,
     WorkerFact,
 )
-from tests.engine.black_hole import FAULT
+from tests.engine.black_hole import BROKEN
 from tests.engine.house import state
 from tests.engine.lending import Lending
 from tests.engine.reporting import N, Reporting, facts, service
@@ -36,7 +36,7 @@ def refused(cell: Reporting, *, times: int = 1, gpus: int = 2) -> None:
         [worker] = job.workers.values()
         cell.workers = (
             *others,
-            WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT),
+            BROKEN.of(worker),
         )
         cell.report()
         cell.workers = others
@@ -95,9 +95,8 @@ def test_a_node_that_holds_only_a_rendezvous_store_is_not_given_back() -> None:
         cell.handle(PassDue())
         (worker,) = refused.workers.values()
         assert worker.node == I0
-        for phase in (WorkerPhase.READY, WorkerPhase.REFUSED):
-            error = FAULT if phase == WorkerPhase.REFUSED else ""
-            fact = WorkerFact(key=worker.key, phase=phase, endpoint="h:1", error=error)
+        ready = WorkerFact(key=worker.key, phase=WorkerPhase.READY, endpoint="h:1")
+        for fact in (ready, BROKEN.of(worker)):
             cell.report(I0, NodeRole.ON_LOAN, store, fact)
         cell.report(I0, NodeRole.ON_LOAN, store)
         cell.handle(JobCancelRequested(job_id=refused.job_id, by="t/u"))
@@ -126,7 +125,7 @@ def test_a_node_that_holds_workers_nobody_knows_is_not_given_back() -> None:
     unknown = WorkerFact(key=WorkerKey(JobId("of-before"), 1, 0), phase=WorkerPhase.RUNNING)
     cell.workers = (
         unknown,
-        WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT),
+        BROKEN.of(worker),
     )
     cell.report()
     cell.workers = (unknown,)

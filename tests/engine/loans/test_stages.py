@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from common.model import NodeName, NodeRole
 from coordinator.engine.state.events import (
     GpuFact,
@@ -95,8 +93,8 @@ def test_after_a_reboot_on_the_way_the_rest_is_unattended() -> None:
     assert stages_s["unattended"] == 2.5
 
 
-def test_of_an_older_agent_its_own_stages_are_told() -> None:
-    """It does not say how long ago it was home."""
+def test_of_a_node_that_does_not_say_when_its_own_stages_are_told() -> None:
+    """How long ago it was home is not known."""
     house = lent()
     reclaim(house)
     assert is_home(house, 30.0, home_ago_s=None).stage_durations_s == OWN_S
@@ -140,14 +138,3 @@ def test_to_wait_for_jobs_is_a_stage() -> None:
     assert sum(stages_s.values()) - stages_s["decide"] == rows.loan_row(loan, now_s=0.0).reclaim_s
     assert loan.reclaim_ordered_at_s == ordered_at_s
     assert stages_s["decide"] == ordered_at_s - measured_at_s > 0.0
-
-
-def test_a_loan_of_an_older_version_is_read() -> None:
-    """Its entry knows nothing of when its node was told."""
-    house = lent()
-    reclaim(house)
-    [loan] = house.engine.state.loans.values()
-    entry = msgspec.to_builtins(loan)
-    for name in ("decide_s", "called_home_at_s", "called_home_boot_id"):
-        del entry[name]
-    assert msgspec.convert(entry, LoanEntry).called_home_at_s is None

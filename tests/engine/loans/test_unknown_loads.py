@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,10 +266,3 @@ def test_whatever_becomes_known_and_unknown_no_loan_rests_on_what_is_not(
                 assert fresh == []
                 if all(one.is_over for one in unknown.values()):
                     assert cell.lent == []
-
-
-def test_a_record_of_a_load_that_says_no_more_than_before_is_a_known_one() -> None:
-    """As a coordinator of an older version wrote it."""
-    old = msgspec.msgpack.encode({"type": "load_measured", "service": "chat", "load": 3.0})
-    found = msgspec.msgpack.decode(old, type=LoadMeasured)
-    assert (found.load, found.is_known) == (3.0, True)

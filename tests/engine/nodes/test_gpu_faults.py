@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -310,17 +309,3 @@ def test_a_lent_node_goes_home_with_a_gpu_that_is_out() -> None:
     cell.handle(OperatorAsked(action=OperatorAction.RECALL, by="ops/ada"))
     assert cell.node.desired_role == NodeRole.SERVING
     assert cell.node.lease is None
-
-
-def test_a_state_of_an_older_version_knows_no_faults() -> None:
-    """Its nodes and facts lack the new fields, and are read as those of GPUs that are well."""
-    old = msgspec.msgpack.encode({"uuid": "GPU-9", "gpu_type": "H100", "memory_bytes": 5})
-    assert msgspec.msgpack.decode(old, type=GpuFact) == GpuFact(
-        GpuUuid("GPU-9"), "H100", memory_bytes=5
-    )
-    raw = msgspec.msgpack.decode(training().engine.encode_state())
-    raw.pop("breaker_since_s")
-    for node in raw["nodes"].values():
-        node.pop("gpu_conditions")
-    state = decode_state(msgspec.msgpack.encode(raw))
-    assert state.nodes[N].gpu_conditions == {}

@@ -218,6 +218,6 @@ def test_the_deadline_is_saved_and_is_kept_by_the_next_leader() -> None:
     third = Engine(house.engine.settings, decode_state(blob))
     decisions = tuple(d for outcome in found[0] for d in outcome.decisions)
     entries = tuple(Entry(at_s, event) for at_s, event in events)
-    record = Record(epoch=9, writer="two", entries=entries, decisions=decisions)
+    record = Record(number=1, after=0, epoch=9, writer="two", entries=entries, decisions=decisions)
     assert replay(third, record)
     assert third.encode_state() == engines[0].encode_state()

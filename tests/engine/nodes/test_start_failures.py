@@ -20,7 +20,15 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
-from tests.engine.black_hole import BACK_OFF_S, FAULT, REST_S, SETTINGS, BlackHole
+from tests.engine.black_hole import (
+    BACK_OFF_S,
+    BROKEN,
+    FAULT,
+    REST_S,
+    SETTINGS,
+    BlackHole,
+    Refusal,
+)
 from tests.engine.house import state
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, facts, service
 
@@ -123,7 +131,7 @@ def test_two_nodes_that_refuse_a_job_are_both_left_alone() -> None:
     cell.handle(PassDue())
     [worker] = job.workers.values()
     assert worker.node == "t1"
-    cell.report("t1", WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT))
+    cell.report("t1", BROKEN.of(worker))
     cell.report("t1")
     assert job.retry.avoid_nodes == ["t0", "t1"]
     cell.passes()
@@ -140,7 +148,7 @@ def test_a_node_that_refuses_start_after_start_takes_nothing_new() -> None:
     cell.passes()
     assert (state(waits), waits.attempt) == (JobState.PENDING, 0)
     [said] = [why for why in explain_node(cell.engine, cell.node("t0")) if "refused" in why]
-    assert f"refused {MOST} starts in a row, the last: {FAULT.removeprefix('node fault: ')}" in said
+    assert f"refused {MOST} starts in a row, the last: {BROKEN.error}" in said
     assert "aryl node uncordon t0" in said
 
 
@@ -206,7 +214,7 @@ def test_a_lent_node_that_refused_its_jobs_is_not_lent_again_at_once() -> None:
         cell.passes()
         cell.workers = facts(job.workers.values(), WorkerPhase.READY)
         cell.report()
-        cell.workers = facts(job.workers.values(), WorkerPhase.REFUSED, error=FAULT)
+        cell.workers = tuple(map(BROKEN.of, job.workers.values()))
         cell.report()
         cell.workers = ()
         cell.report()
@@ -276,10 +284,7 @@ def reserve_refused(cell: BlackHole, job: JobEntry) -> None:
     cell.handle(PassDue())
     cell.report(
         "t0",
-        *(
-            WorkerFact(key=w.key, phase=WorkerPhase.REFUSED, error="node fault: no answer")
-            for w in job.workers.values()
-        ),
+        *map(Refusal("no answer").of, job.workers.values()),
     )
     cell.report("t0")
 
@@ -304,9 +309,7 @@ def test_a_job_that_every_node_refuses_waits_between_two_tries() -> None:
         cell.handle(PassDue())
         [worker] = job.workers.values()
         tried.append(worker.node)
-        error = "node fault: no answer"
-        said = WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=error)
-        cell.report(worker.node, said)
+        cell.report(worker.node, Refusal("no answer").of(worker))
         cell.report(worker.node)
     assert sorted(tried) == ["t0", "t1"]
     assert job.retry.at_s is not None
@@ -321,11 +324,7 @@ def test_a_gpu_that_is_gone_closes_no_node() -> None:
     jobs = [cell.submit(f"j{number}") for number in range(MOST)]
     for job in jobs:
         cell.handle(PassDue())
-        facts = [
-            WorkerFact(key=w.key, phase=WorkerPhase.REFUSED, error=FAULT)
-            for w in job.workers.values()
-        ]
-        cell.report("t0", *facts, gpus=GPUS[:1])
+        cell.report("t0", *map(BROKEN.of, job.workers.values()), gpus=GPUS[:1])
         cell.report("t0")
     assert cell.node("t0").refused_starts == 0
 

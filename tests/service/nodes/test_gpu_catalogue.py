@@ -60,12 +60,6 @@ def test_a_report_s_faults_are_told_by_the_catalogue() -> None:
     assert packaged().fact(gpu(ecc_uncorrected_count=0)).faults == ()
 
 
-def test_an_agent_of_an_older_version_tells_its_new_xids_alone() -> None:
-    """It has no counts; what a report brings is what counts then."""
-    found = packaged().fact(gpu(xids=(79, 79, 13))).faults
-    assert [(one.what, one.count) for one in found] == [("XID 13", 1), ("XID 79", 2)]
-
-
 def test_a_site_s_entry_goes_before_the_packaged_one(tmp_path: Path) -> None:
     """Only in what it says; XIDs that nobody knew are its own; all others stay."""
     text = """

@@ -58,6 +58,7 @@ class Fleet:
             epoch=1,
             generation=1,
             service=CHAT,
+            instance="one",
             period_s=1.0,
             inference=InferenceReport(running_count=0, waiting_count=0, success_total=served)
             if is_read

@@ -41,7 +41,9 @@ class Recorded:
     def record(self, decisions: Decisions) -> Record:
         """The pass, with what is said to have come of it."""
         entries = (Entry(self.now_s, PassDue()),)
-        return Record(epoch=1, writer="one", entries=entries, decisions=decisions)
+        return Record(
+            number=1, after=0, epoch=1, writer="one", entries=entries, decisions=decisions
+        )
 
 
 def other_job(decisions: Decisions) -> Decisions:
