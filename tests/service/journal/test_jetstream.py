@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import resource
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -178,7 +179,9 @@ async def test_what_names_its_writer_is_a_record_whatever_it_holds(jetstream: Je
     journal = await opened(jetstream)
     await journal.append(b"mine")
     other = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
-    await other.publish(subjects.journal(CELL), b"theirs", headers={store.WRITER_HEADER: "w"})
+    checksum = f"{binascii.crc32(b'theirs'):08x}"
+    headers = {store.WRITER_HEADER: "w", store.CHECKSUM_HEADER: checksum}
+    await other.publish(subjects.journal(CELL), b"theirs", headers=headers)
     with pytest.raises(Fenced, match="record 2"):
         await journal.append(b"mine too")
     assert await records(journal) == [(1, b"mine"), (2, b"theirs")]
