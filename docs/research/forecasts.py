@@ -15,10 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
 import msgspec
-from docs.research.forecasts_judged import HORIZONS_S, Score, judged
-from docs.research.forecasts_lstm import WAYS, forecasts
-from docs.research.forecasts_text import page
-from docs.research.kept import RESULTS
 from msgspec import Struct
 
 from coordinator.policies.aryl.lending.forecast import (
@@ -32,6 +28,10 @@ from coordinator.workloads.formats import find
 from coordinator.workloads.load_formats import read_loads
 from coordinator.workloads.named import inference_load
 from coordinator.workloads.records import LoadSeries
+from docs.research.forecasts_judged import HORIZONS_S, Score, judged
+from docs.research.forecasts_lstm import WAYS, forecasts
+from docs.research.forecasts_text import page
+from docs.research.kept import RESULTS
 
 FIGURES = RESULTS / "forecasts.json"
 PAGE = RESULTS.parent / "forecasts.md"

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from docs.research.lstm import Adam, Array, Loss, Weights, gradients, made, pinball, said, squared
 from msgspec import Struct
 from numpy.typing import NDArray
+
+from docs.research.lstm import Adam, Array, Loss, Weights, gradients, made, pinball, said, squared
 
 WINDOW = 10
 LAYERS = 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from docs.research.pages import rendered, table
-
 from docs.research.forecasts_judged import (
     HEADROOM_RATIO,
     HORIZONS_S,
@@ -15,6 +13,7 @@ from docs.research.forecasts_judged import (
     Score,
 )
 from docs.research.forecasts_lstm import BATCH, CELLS, DAILY_STEPS, FIRST_STEPS, WAYS
+from docs.research.pages import rendered, table
 
 OUR_BOUND = "quantile 0.9 (`foresight`)"
 LAST = "last value"

@@ -15,6 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from common.errors import ConfigError
+from coordinator.sim.report.statistics import Estimate, estimate
+from coordinator.sim.run.compare import with_gaps
+from coordinator.sim.run.play import Run
+from docs.research.foresight_bounds import least_of
 from docs.research.foresight_pooled import least_queueing_s
 from docs.research.pages import rendered
 from docs.research.pages import table as _table
@@ -29,12 +34,6 @@ from docs.research.play_foresight import (
     read_kept,
     workload_of,
 )
-
-from common.errors import ConfigError
-from coordinator.sim.report.statistics import Estimate, estimate
-from coordinator.sim.run.compare import with_gaps
-from coordinator.sim.run.play import Run
-from docs.research.foresight_bounds import least_of
 
 PAGE = Path(__file__).parents[1] / "foresight.md"
 

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import msgspec
-from docs.research.kept import RESULTS
 from msgspec import Struct
 
 from coordinator.sim.run.build import RunOptions, TimesTaken
 from coordinator.sim.run.compare import Task, play_task
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.shaping import RuntimeModel
+from docs.research.kept import RESULTS
 
 TRACE = "elasticflow_itp/elasticVpollux_e_195job.csv.gz"
 CURVES = "elasticflow_scaling/throughputs_T4"

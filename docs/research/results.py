@@ -14,18 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from docs.research.results_bounds import BOUNDS, with_gaps_closed
-from docs.research.results_figures import Named, filled, sentence_figures, text_of
-from docs.research.results_known import (
-    elasticflow_text,
-    fair_shares_text,
-    golden_text,
-    margins_text,
-    read_bars,
-)
-from docs.research.results_ours import Values, all_values, by_row, drawn_gains, gains, guests
-from docs.research.results_sentences import Measured, read_measured
-from docs.research.results_text import LACKING, WHY, WHY_OF_ROW
 from msgspec import Struct
 
 from coordinator.sim.report.statistics import Estimate
@@ -46,6 +34,18 @@ from docs.research.paper_figures import (
     TABLE_9,
 )
 from docs.research.play_results import DRAWN_DAYS, DRAWS, GOLDEN, Kept, read_kept
+from docs.research.results_bounds import BOUNDS, with_gaps_closed
+from docs.research.results_figures import Named, filled, sentence_figures, text_of
+from docs.research.results_known import (
+    elasticflow_text,
+    fair_shares_text,
+    golden_text,
+    margins_text,
+    read_bars,
+)
+from docs.research.results_ours import Values, all_values, by_row, drawn_gains, gains, guests
+from docs.research.results_sentences import Measured, read_measured
+from docs.research.results_text import LACKING, WHY, WHY_OF_ROW
 
 PAGE = Path(__file__).parents[1] / "results.md"
 TOLERANCE = 0.15

@@ -12,8 +12,6 @@ import re
 from collections.abc import Mapping
 from math import ceil
 
-from docs.research.results_sentences import TRACE, Measured
-
 from coordinator.sim.report.statistics import Estimate
 from coordinator.workloads.paper import (
     ELASTIC_MEAN_S,
@@ -34,6 +32,7 @@ from docs.research.paper_figures import (
     TABLE_9,
 )
 from docs.research.play_results import DRAWS
+from docs.research.results_sentences import TRACE, Measured
 
 Named = dict[str, float]
 """Figures by name; SI units, parts of 1."""
