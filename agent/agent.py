@@ -1,6 +1,7 @@
-"""The agent: one node and its coordinator over the bus. Must not know how workers are run.
+"""The agent: connects one node's driver to the coordinator over the bus.
 
-Fail static: without a bus the node goes on as it is; only a lease that runs out moves it.
+The agent fails static: without a bus the node goes on as before, and only an expired lease moves
+it.
 """
 
 from __future__ import annotations

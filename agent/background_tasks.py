@@ -1,8 +1,7 @@
-"""What a node does beside its steps: each thing a task of its own, so that none waits for another.
-Must not know rules, workers or the bus.
+"""Background tasks of the node driver, one asyncio task each, so none blocks another.
 
-Storage, a shim or a command may take its whole time limit, and a step that waited for it would keep
-its node from reporting, from going home and from everybody else's work.
+Storage, a shim or a command may take its whole time limit. A step that waited for it would delay
+the node's reports, its return from a loan, and all other work.
 """
 
 from __future__ import annotations

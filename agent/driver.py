@@ -1,7 +1,6 @@
-"""The node's driver: look at the world, let `agent.core.node_lifecycle` decide, carry it out. Knows
-no bus.
+"""The node driver: observe the node, let `agent.core.node_lifecycle` decide, carry out the actions.
 
-`agent.agent` adds the coordinator to it; `agent.go_home` runs it with nobody to talk to.
+`agent.agent` adds the coordinator to it; `agent.go_home` runs it alone, without a bus.
 """
 
 from __future__ import annotations

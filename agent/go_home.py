@@ -1,10 +1,8 @@
-"""`aryl-agent --go-home`: bring a lent node home with agent, coordinator and NATS all dead.
+"""`aryl-agent --go-home`: bring a lent node home while agent, coordinator and NATS are all dead.
 
-The same node driver and the same rules as the agent's, with nobody to ask: its lease is over. Must
-not run beside an agent; whoever calls it holds the node's lock.
-
-Has a node brought home whose agent does not start. Must not know why it does not, nor how a
-node goes home.
+It runs the agent's own node driver and rules, with a lease that counts as expired. It must not run
+beside an agent: its caller holds the node's lock. An agent whose start fails also brings its node
+home this way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent's settings file; every duration has its unit in its name. Must not know the bus."""
+"""The agent's settings file; every duration has its unit in its name."""
 
 from __future__ import annotations
 

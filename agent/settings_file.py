@@ -1,8 +1,8 @@
-"""An agent's settings file as its start takes it, and as a way home takes one that does not fit.
-Must not know the bus, nor change anything in a state directory.
+"""Reads an agent's settings file: strictly for a start, leniently for a return from a loan.
 
-A file is checked as a whole before anything is touched. A way home needs little of it, and must not
-fail for the rest: the file may have been changed while the node is lent.
+A start checks the whole file before it touches anything. A return needs few settings and must not
+fail for the rest, because the file may have changed while the node was lent. Nothing here changes a
+state directory.
 """
 
 from __future__ import annotations

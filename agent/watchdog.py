@@ -1,8 +1,8 @@
-"""Whether every duty of an agent gets on: what it has begun must end by the time that it said.
+"""Checks that every duty of an agent makes progress: each must end by the time that it announced.
 
-Must not know what the duties do. An event loop that turns proves little: one duty may wait for ever
-while the others go on. So whoever awaits the world says by when that will be over, and an agent
-with anything overdue neither beats nor feeds its watchdog.
+An event loop that turns proves little: one duty may wait for ever while the others go on. Each duty
+that waits for the outside world therefore sets a time limit first. An agent with an overdue duty
+neither beats nor feeds its watchdog.
 """
 
 from __future__ import annotations

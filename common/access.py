@@ -1,4 +1,4 @@
-"""Why NATS lets a program in or not: causes, and what an operator does about each. Pure."""
+"""Why NATS refuses a connection: each cause, and the operator's remedy. Pure."""
 
 from __future__ import annotations
 

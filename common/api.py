@@ -1,4 +1,4 @@
-"""The API: what a caller asks by request/reply, and what it is told. Must not know the bus.
+"""The API: requests and replies.
 
 Every reply is either the verb's own or an `ApiError`. Rows are for people and scripts; their JSON
 carries `SCHEMA_VERSION`, and a field is only ever added.

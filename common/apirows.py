@@ -1,4 +1,4 @@
-"""What an answer of the API shows of a job, a node, a service, a loan. Must not know requests.
+"""The rows of an API reply: how it shows a job, a node, a service, a loan.
 
 Rows are for people and scripts; a field is only ever added (`common.api`).
 """

@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `common.natscalls`, `common.natsclient`, and the coordinator's journal and leader key,
-the only one that knows `nats`, which `common.natslib` imports. Must not know what a message means.
+An edge. With `common.natscalls`, `common.natsclient`, and the coordinator's journal and leader key,
+it is the only code that uses `nats`, which `common.natslib` imports.
 """
 
 from __future__ import annotations

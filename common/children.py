@@ -1,10 +1,9 @@
-"""A signal to a child of this process, and to nobody else. An edge; must not know what a child
-does, nor why it is to end.
+"""Sends a signal to a child of this process, and to no other process. An edge.
 
-asyncio's own `Process.kill`, `terminate` and `send_signal` are not used for it. Those of some
-versions ask the kernel first whether the child has ended, and so take its exit status away from the
-loop, which then tells 255 for it. Those of others send to a number that another process may have by
-then: a child is reaped before the loop is told.
+asyncio's own `Process.kill`, `terminate` and `send_signal` are unsafe for it. In some versions they
+first ask the kernel whether the child has ended. That takes the exit status away from the loop,
+which then reports 255. In other versions they signal a number that another process may have by
+then: a child is reaped before the loop notices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time as an argument: what every driver takes instead of calling the system clock.
+"""Time as an argument: the protocol that every driver takes instead of calling the system clock.
 
 An edge: `SystemClock` is the only place outside tests and the simulator that reads real time.
 """

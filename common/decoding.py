@@ -1,6 +1,6 @@
-"""What decoders raise for bytes that are damaged or hostile, and TOML within limits.
+"""Errors that decoders raise for damaged or hostile bytes, and a TOML reader with limits.
 
-msgspec reports bad text as `UnicodeDecodeError` and depth as `RecursionError`, tomllib and json
+msgspec reports bad text as `UnicodeDecodeError` and depth as `RecursionError`; tomllib and json
 report a number of too many digits as `ValueError`. A decoder of ours catches `UNREADABLE` and
 raises its own error.
 """

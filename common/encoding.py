@@ -1,7 +1,7 @@
-"""How a message becomes bytes and is read again, and the protocol version. Must not know the bus,
-nor any one message.
+"""Encodes and decodes messages, and holds the protocol version.
 
-MessagePack written by msgspec; a decoder rejects what does not fit and says which field.
+Messages are MessagePack written by msgspec; a decoder rejects an invalid message and names the
+field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is. Knows nothing else."""
+"""Errors whose type shows whose fault it is."""
 
 
 class ArylError(Exception):

@@ -1,10 +1,10 @@
-"""Which words in a log mean which failure: the packaged rules and those of a site. Must not know
-workers, nodes or what is done about a failure.
+"""Rules that map words in a log to failures: the packaged ones and those of a site.
 
 Explicit root causes come before outcomes such as a traceback or an exit code, as in the classifier
-of the Philly study (ATC'19, section 2.4). A site's own rules come first, at their word, in their
-order. Among the packaged explicit ones what the program ended by decides; `log_evidence` tells it
-from what it got over, and from what followed. Among outcomes the order of the rules does.
+of the Philly study (ATC'19, section 2.4). A site's own rules come first, unconditionally, in their
+order. Among the packaged explicit rules the line that ended the program decides; `log_evidence`
+separates it from errors that the program survived and from errors that followed. Among outcomes the
+order of the rules decides.
 """
 
 from __future__ import annotations

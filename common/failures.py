@@ -1,7 +1,6 @@
-"""Why a worker failed, and what that says of the next try: data only. Pure.
+"""Why a worker failed, and the retry class that follows: data only. Pure.
 
-Reasons and retry classes are those of the Philly study (ATC'19, table 7 and section 5). Must not
-know where logs are, nor what an engine makes of a failure.
+Reasons and retry classes are those of the Philly study (ATC'19, table 7 and section 5).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Whose fault it is that a worker ended, or could not begin. Must not know who writes or reads it.
+"""Whose fault it is that a worker ended or could not start.
 
-It is a field of its own in a report (`WorkerReport.fault`); the words beside it are for people.
+The fault is a field of its own in a report (`WorkerReport.fault`); the text beside it is for
+people.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Job files: a mapping as a person wrote it -> `JobSpec`, or an error that names the field. Pure.
+"""Job files: turns a mapping that a person wrote into a `JobSpec`, or names the wrong field. Pure.
 
-Must not know where the mapping came from (TOML, YAML or flags).
+The mapping may come from TOML, YAML or flags.
 """
 
 from __future__ import annotations

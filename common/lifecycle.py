@@ -1,4 +1,4 @@
-"""Life cycles as tables: node roles and job states. Must not know who fires the events.
+"""Life cycles of node roles and job states, as tables.
 
 An event that is not in the table raises `TransitionError` and changes nothing. The diagrams in
 docs/architecture.md are drawn from these tables.

@@ -1,6 +1,6 @@
-"""Logging set-up: one line per record to stderr, `key=value` for journald or JSON.
+"""Sets up logging: one line per record to stderr, `key=value` for journald or JSON.
 
-An edge: the only place that touches handlers. Must not know who logs.
+An edge: the only place that touches handlers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What a line of a failed program's log is worth as evidence: of its end, or said in passing. Pure.
+"""Weighs a line of a failed program's log: did this error end the program, or did it go on? Pure.
 
-A log is full of errors that its program got over: an optional module that is not there, a download
-that was tried again, a command of the script that started it. Four things tell these apart. An
-exception that nobody caught is printed at the end of a traceback. A line may say itself that it was
-got over ("WARNING", "falling back"). A shell tells what it met, and goes on to the next command.
-And whoever goes on training after an error was not ended by it. A traceback alone is no proof: who
-catches an exception may print it just so. It ended the program unless training went on for long
-after it and the log tells another end. Must not know what words mean which failure.
+A log is full of errors that its program survived: an optional module that is missing, a download
+that succeeded on a retry, a failed command of the start script. Four signs tell these apart. An
+uncaught exception stands at the end of a traceback. A line may itself state that the program goes
+on ("WARNING", "falling back"). A shell reports an error and goes on to the next command. And a
+program that goes on training after an error was not ended by it.
+
+A traceback alone is no proof, because code that catches an exception may print one. A traceback
+ended the program unless training went on for long after it and the log shows another end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What terminals and launchers add to the lines of a program, and the lines without it. Pure.
+"""Removes prefixes that terminals and launchers add to a program's log lines. Pure.
 
-A program's words are the same whoever starts it, but `mpirun`, `srun -l`, Ray and others write who
-said it before each line, terminals are told its colour, and a log driver adds the time. Some of
-these forms are unmistakable. "n7: " and "3: " are not, since commands speak so as well: they count
-where at least half of the log's lines begin so. Whatever else stands before a traceback's header
-and also before its frames is taken off all lines that begin with it. Must not know what words mean
-which failure.
+`mpirun`, `srun -l`, Ray and others put the sender before each line, terminals get color codes, and
+a log driver adds the time. Some of these forms are unmistakable. "n7: " and "3: " are not, since
+commands print such words too: they count as prefixes where at least half of the log's lines begin
+so. Any other text that stands before a traceback's header and also before its frames is removed
+from all lines that begin with it.
 """
 
 from __future__ import annotations

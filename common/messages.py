@@ -1,7 +1,7 @@
-"""The wire between agents and coordinators: every message. Must not know the bus.
+"""Every message on the wire between agents and coordinators.
 
-`docs/protocol.md` is generated from these types; `common.encoding` is how they become bytes, and
-`common.telemetry` what of a report is measured.
+`docs/protocol.md` is generated from these types. `common.encoding` turns them into bytes, and
+`common.telemetry` has the measured part of a report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frozen nouns of the cluster: jobs, nodes, services, leases. Must not know time, I/O or policy."""
+"""Frozen nouns of the cluster: jobs, nodes, services, leases."""
 
 from __future__ import annotations
 

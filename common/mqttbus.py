@@ -1,7 +1,7 @@
 """The bus over MQTT 3.1.1, for agents of sites that allow nothing else; the server is NATS's own.
 
-An edge: the only module that knows `aiomqtt`, imported only where a `mqtt_url` is set. Must not
-know what a message means. docs/decisions/0005-mqtt-through-aiomqtt.md says what MQTT cannot carry.
+An edge: the only module that uses `aiomqtt`, imported only where a `mqtt_url` is set.
+docs/decisions/0005-mqtt-through-aiomqtt.md lists the limits of MQTT.
 """
 
 from __future__ import annotations

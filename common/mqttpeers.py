@@ -1,5 +1,6 @@
-"""A coordinator's bus where some agents speak MQTT: what cannot say where its answer goes in any
-other place says it in its subject. Must not know MQTT, which nats-server speaks for it.
+"""The coordinator's bus where some agents speak MQTT: the reply address is part of the subject.
+
+MQTT 3.1.1 has no field for a reply address. nats-server itself speaks MQTT for the coordinator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Calls of nats-py: their errors as what they mean to a caller, no cancellation lost in them.
-
-Must not know what is sent, nor keep a connection: `common.bus` does.
-"""
+"""Calls of nats-py: translates their errors for the caller, and never loses a cancellation."""
 
 from __future__ import annotations
 

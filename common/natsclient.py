@@ -1,6 +1,6 @@
-"""nats-py's client with our rules: TLS or silence, an inbox by subject, refusals at once.
+"""nats-py's client with Aryl's rules: TLS or no connection, an inbox per subject, refusals at once.
 
-An edge. Must not know what is sent, nor keep a connection: `common.bus` does.
+An edge. `common.bus` keeps the connection.
 """
 
 from __future__ import annotations

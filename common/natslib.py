@@ -1,7 +1,4 @@
-"""Brings in nats-py, and without the HTTP client that it needs only for URLs that we refuse.
-
-Must not know what any of it is for: `common.bus` and `common.natscalls` do.
-"""
+"""Imports nats-py without the HTTP client, which it needs only for URLs that Aryl refuses."""
 
 from __future__ import annotations
 

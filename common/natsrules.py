@@ -1,6 +1,6 @@
-"""The rules around a NATS connection: URLs, plain text, server versions, waits, what is counted.
+"""The rules around a NATS connection: URLs, plain text, server versions, waits, counters.
 
-Must not know the client library: `common.bus` applies these rules to it.
+`common.bus` applies these rules to the client library.
 """
 
 from __future__ import annotations

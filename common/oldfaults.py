@@ -1,8 +1,7 @@
-"""What agents said in words before `WorkerReport.fault` was a field of its own, translated once
-where it is read. Must not know who reads it, nor what is done about a fault.
+"""Translates the error texts of agents from before `WorkerReport.fault`, once, when they are read.
 
-Reports of agents of an older version say it so, and every journal that was begun then: a record
-must be decided again as it was, however old it is.
+Reports of older agents, and every journal from that time, carry the fault in the error's text. A
+replay must decide each record as it was decided first, however old the record is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rights that each identity needs on NATS, and no more: from the subjects alone. Pure.
+"""The NATS permissions that each identity needs, and no more, derived from the subjects. Pure.
 
-The server's `authorization` is made of them (docs/operations.md), and so are the tests that try
-each subject as each identity on a real server.
+The server's `authorization` is built from them (docs/operations.md). So are the tests that try each
+subject as each identity on a real server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is known of how a job runs: its model, how it scales, what spreading or sharing costs. Pure.
+"""How a job runs, as far as its file states it: model, scaling, costs of spreading or sharing.
+Pure.
 
-Everything is optional: a policy that needs what a job does not tell says what it takes instead.
-Must not know policies.
+Everything is optional: a policy that needs a missing value documents what it assumes instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Settings files: TOML to a frozen struct, with errors that name file, key and what was expected.
+"""Reads settings files: TOML to a frozen struct; an error names file, key and the expected value.
 
-An edge: reads files. Must not know what any setting means; that is in the structs.
+An edge: reads files. The structs document the settings themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What JetStream keeps of a cell, by name. Must not know the bus, nor what a stream holds."""
+"""The names of a cell's streams and buckets in JetStream."""
 
 from __future__ import annotations
 

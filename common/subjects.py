@@ -1,4 +1,4 @@
-"""Every subject of the bus, built here and nowhere else. Must not know the bus."""
+"""Every subject of the bus, built here and nowhere else."""
 
 from __future__ import annotations
 

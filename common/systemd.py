@@ -1,7 +1,7 @@
-"""sd_notify: what a unit tells PID 1, over the datagram socket in NOTIFY_SOCKET.
+"""sd_notify: reports a unit's state to PID 1, over the datagram socket in NOTIFY_SOCKET.
 
-An edge: one socket. Must not know what the daemon does. Without NOTIFY_SOCKET every call is a
-no-op, so a daemon needs no flag to run in a terminal (sd_notify(3) has the protocol).
+An edge: one socket. Without NOTIFY_SOCKET every call is a no-op, so a daemon needs no flag to run
+in a terminal (sd_notify(3) has the protocol).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a node measures of itself, as its reports carry it: GPUs, host, server, and the agent. Must
-not know who measures or who reads it.
-"""
+"""The measurements that a node's reports carry: GPUs, host, server, and the agent itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Text of jobs, nodes and files that no terminal obeys: control codes become visible characters.
+"""Makes text of jobs, nodes and files safe for a terminal: control codes become visible characters.
 
-A name, an error or a log may hold escape sequences that move the cursor, retitle a window, or
-answer as if a person typed. Line ends and tabs stay.
+A name, an error or a log may hold escape sequences that move the cursor, retitle a window, or send
+input as if a person typed. Line ends and tabs stay.
 """
 
 from __future__ import annotations

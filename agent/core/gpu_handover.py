@@ -1,8 +1,7 @@
-"""When GPUs may go from a server to workers, and back to it. Pure; must not know roles or time
-limits.
+"""When GPUs may pass from a server to workers, and back to the server. Pure.
 
-GPU processes of nobody who was given the GPUs: told, and remembered while the GPUs change hands.
-Pure; must not know how whose they are is found out.
+The module also tracks foreign GPU processes, which belong to no assigned worker: it reports them
+and remembers them while the GPUs change hands.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A node's inference server as its life sees it: its commands, its health, whether it is at rest.
-Pure; must not know roles, GPUs or how a command is run.
+"""A node's inference server as the life cycle sees it: commands, health, and whether it is idle.
+Pure.
 """
 
 from __future__ import annotations

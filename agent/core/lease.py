@@ -1,6 +1,4 @@
-"""A node's lease: taken, prolonged, refused, given up, over. Pure; must not know how it is renewed,
-nor what a node does without one.
-"""
+"""A node's lease: granted, renewed, refused, given up, expired. Pure."""
 
 from __future__ import annotations
 

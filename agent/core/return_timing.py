@@ -1,7 +1,7 @@
-"""How long a node's way home from a loan took, stage by stage. Pure; must not know why it goes.
+"""Measures each stage of a node's return from a loan. Pure.
 
-It is kept in the memory, because more than one process may work on one way: an agent that is ended
-on it, a `--go-home` after that, and the next agent, which tells of it.
+The timing is part of the node's memory, because several processes may work on one return: an agent
+that is killed on the way, `--go-home` after it, and the next agent, which reports the timing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a node remembers, what it sees, and what it may do: data only. Pure, and without rules.
+"""What a node remembers, observes and may do: data types only, without rules. Pure.
 
-`agent.core.node_lifecycle` holds the rules over these types; `agent.driver` carries the actions
-out. What must outlive a restart is in `Memory`; the driver writes it down before anything else
-happens.
+`agent.core.node_lifecycle` holds the rules over these types; `agent.driver` carries out the
+actions. `Memory` holds all that must outlive a restart; the driver writes it to disk before it
+acts.
 """
 
 from __future__ import annotations

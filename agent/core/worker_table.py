@@ -1,10 +1,7 @@
-"""The workers and rendezvous stores of one node: from order to end. Pure; must not know roles,
-leases or processes.
+"""The workers and rendezvous stores of one node, from order to end. Pure.
 
-Why a worker cannot have its GPUs now: who has them, and what the devices say. Pure; must not
-know roles, leases or what is done about it.
-
-What a node says of one worker. Pure; must not know orders to come or who reads it.
+The table also explains why a worker cannot have its GPUs yet, from the GPUs' owners and the
+devices' state, and builds the part of a report that describes each worker.
 """
 
 from __future__ import annotations

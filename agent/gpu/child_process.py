@@ -1,4 +1,7 @@
-"""The NVML child as a process of this machine: pipes and argv. Must not import `agent.gpu.nvml`."""
+"""The NVML child as an operating-system process: its pipes and its command line.
+
+This module does not import `agent.gpu.nvml`, which would bring pynvml into the agent.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""XIDs from the kernel log: its lines -> which GPU and code, followed over the death of a reader.
+"""XIDs from the kernel log: each line gives a GPU and a code; a reader that dies is replaced.
 
-Must not know NVML, nor where the log is read: an opener hands in its entries. The log has what NVML
-lacks: XIDs that the driver does not count as critical, of a GPU that is already gone, or of before
-NVML answered (DCGM#235; dcgm-exporter#190, #500).
+The log has XIDs that NVML lacks: those that the driver does not count as critical, those of a GPU
+that has already dropped off, and those from before NVML answered (DCGM#235; dcgm-exporter#190,
+#500).
 
-Where a kernel log is read: from a `journalctl` child, else from /dev/kmsg. An edge.
-
-Must not know what is looked for in it. The journal comes first: its group is a smaller right than
-the kernel's own ring buffer, and it holds what was logged while nobody read.
+The log comes from a `journalctl` child, else from /dev/kmsg. The journal is preferred: its group
+grants less than access to the kernel's own ring buffer, and it holds entries from times without a
+reader.
 """
 
 from __future__ import annotations

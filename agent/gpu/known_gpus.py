@@ -1,4 +1,4 @@
-"""What is remembered of GPUs that once answered. Must not know NVML, processes or time."""
+"""Remembers the GPUs that have answered before, so that one that stops answering is reported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""CUDA's Multi-Process Service: which GPU processes only compute for others. An edge: asks /proc.
+"""CUDA's Multi-Process Service: finds the GPU processes that only compute for others, in /proc.
 
-Must not know roles, or whose the others are. NVML tells a server's clients as processes of their
-own, from the Volta generation on, so that nobody hides behind one; before, only memory shows them.
+From the Volta generation on, NVML lists an MPS server's clients as processes of their own, so no
+client hides behind the server. On older GPUs only memory use shows the clients.
 """
 
 from __future__ import annotations

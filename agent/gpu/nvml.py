@@ -1,9 +1,10 @@
-"""NVML at its edge: the only importer of pynvml; what leaves here is in SI units.
+"""NVML at its edge: the only importer of pynvml; all values leave here in SI units.
 
-Must not know processes, deadlines or the bus: a call may hang, and whoever calls must expect it.
+A call may hang for ever, and every caller must expect that.
 
-What a driver does not say is unknown, never zero and never nobody: so is a value that no device can
-have, and one that NVML has an error for. A GPU is faulty for an error that is of all of it.
+A value that the driver does not report is unknown, never zero and never an empty list. A value that
+no device can have, or for which NVML returns an error, is unknown too. Only an error of the whole
+GPU makes the GPU faulty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The process that touches NVML, so that the agent never does: asked on stdin, answers on stdout.
 
-Run as `python -m agent.gpu.nvml_child SETTINGS`, SETTINGS being `ChildSettings` as JSON. Imports
-little, as its memory is paid on every node. Must not know the agent above it: it ends when stdin
-does.
+Run as `python -m agent.gpu.nvml_child SETTINGS`, SETTINGS being `ChildSettings` as JSON. It imports
+little, because every node pays for its memory. It ends when stdin closes.
 """
 
 from __future__ import annotations

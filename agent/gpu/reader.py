@@ -1,6 +1,7 @@
 """The agent's view of its NVML child: GPUs within a deadline, whatever state the driver is in.
 
-Must not import `agent.gpu.nvml`: that would bring pynvml, and its faults, into the agent.
+This module does not import `agent.gpu.nvml`, which would bring pynvml and its faults into the
+agent.
 """
 
 from __future__ import annotations

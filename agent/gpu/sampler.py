@@ -1,6 +1,6 @@
-"""All GPUs of a machine in one sample, each read by a thread of its own.
+"""Samples all GPUs of a machine at once, each read by a thread of its own.
 
-Must not know processes or the wire: it runs inside the child that may be lost to a sick driver.
+It runs inside the NVML child, which a faulty driver may hang.
 """
 
 from __future__ import annotations

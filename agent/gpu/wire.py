@@ -1,9 +1,10 @@
-"""What the agent and its NVML child say to each other. Must not know pipes, NVML or time.
+"""The protocol between the agent and its NVML child, and the common spelling of PCI addresses.
+Pure.
 
 A frame is four bytes of length, big-endian, and a MessagePack payload. An empty frame asks for a
-sample; a `Sample` answers. One question is under way at a time.
+sample; a `Sample` answers. At most one question is under way.
 
-The one spelling of a PCI address that NVML's and the kernel's are compared in. Pure.
+NVML and the kernel spell PCI addresses differently; both are compared in the spelling defined here.
 """
 
 from __future__ import annotations

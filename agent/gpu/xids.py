@@ -1,6 +1,4 @@
-"""XIDs of a GPU from both who tell them, each once: NVML's events and the kernel log. Must not
-know how either is read, nor time but as an argument.
-"""
+"""Merges the XIDs of both sources, NVML's events and the kernel log, and counts each one once."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     aryl-route haproxy add|remove|state --socket PATH|HOST:PORT --backend NAME [--server NAME]
     aryl-route nginx add|remove|state --upstream FILE --server HOST:PORT
 
-Each is idempotent and returns once it holds. It stays on the standard library: it also runs on a
-router's own machine, by ssh, where nothing else of Aryl is.
+Each command is idempotent and returns once its change is in effect. The module uses the standard
+library only, because it also runs by ssh on a router's machine, without the rest of Aryl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that the operator configured, run with a time limit. An edge; must not know why."""
+"""Runs the operator's commands, each with a time limit. An edge."""
 
 from __future__ import annotations
 

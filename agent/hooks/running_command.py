@@ -1,8 +1,8 @@
-"""Which server command a node runs now, in a file beside the node's lock, and the end of one that
-outlived its agent. Must not know what commands do, nor when a node moves.
+"""Records the server command that a node runs now, and ends one that outlived its agent.
 
-An agent that is killed takes no command along: it is a session of its own. One that takes a
-node out of its routing would do so long after the next agent has brought the node home.
+The record is a file beside the node's lock. A command has a session of its own, so it survives an
+agent that is killed. A leftover unroute command could otherwise take the node out of its routing
+long after the next agent has brought the node home.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The last resort, as an agent arms it: a process that waits, or a timer of systemd. Must not know
-leases or what going home means; both are `agent.lease.renewal.LastResort`.
+"""Arms the last resort, which brings the node home if its agent dies: a process or a systemd timer.
 
-Which last resort a node has, and the command that it runs. Must not know leases.
+The module also chooses which of the two a node uses, and the command that it runs. Both kinds
+implement `agent.lease.renewal.LastResort`.
 """
 
 from __future__ import annotations

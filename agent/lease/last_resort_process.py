@@ -1,9 +1,9 @@
-"""The process that brings a lent node home when its agent is dead and there is no systemd. Must
-not know leases: it runs a command at an instant unless somebody puts the instant off.
+"""The process that brings a lent node home when its agent is dead and the node has no systemd.
 
     python -I -S agent/lease/last_resort_process.py [--detach] FILE
 
-Standard library only and without `typing`, so that it costs next to nothing while it waits.
+It runs a command at a given instant unless the agent postpones that instant. It uses the standard
+library only and no `typing`, so it costs next to nothing while it waits.
 """
 
 from __future__ import annotations

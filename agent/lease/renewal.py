@@ -1,7 +1,6 @@
-"""The lease loop: a lent node asks to stay lent, and arms what brings it home if the agent dies.
+"""The lease loop: a lent node renews its lease, and arms the last resort in case the agent dies.
 
-Must not know how a node vacates; `agent.core.node_lifecycle` decides that from what is told it
-here.
+The loop reports to `agent.core.node_lifecycle`, which decides how and when the node vacates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a command that takes too long, or that nobody waits for, ends. Must not know what it does."""
+"""Ends a command that takes too long or has lost its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is whose child on this machine, from /proc. An edge; must not know GPUs' owners by name."""
+"""The parents and children of processes on this machine, from /proc. An edge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The processes of a session, and the end of all of them. Must not know whose session it is.
+"""Finds and ends all processes of a session.
 
-A process group is not enough: `timeout` in a script makes one of its own within the session, as
-does each shell with job control. Whoever makes a session of its own, as a daemon does, has left.
+A process group is not enough: `timeout` in a script makes a group of its own within the session, as
+does each shell with job control. A process that starts its own session, as a daemon does, has left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A process that waits for a word on its input and then becomes a command, with each variable of
-its environment as it was. Must not know agents; needs no other module, as `agent.hooks.runner` runs
-it by its path.
+"""A process that waits for a line on its input and then becomes a command, its environment
+unchanged.
 
-It does what `agent.hooks.runner.WAITS` does, for an environment that a shell would change.
+It does the same as `agent.hooks.runner.WAITS`, for an environment that a shell would change. It
+imports no other module of Aryl, because `agent.hooks.runner` runs it by its path.
 """
 
 import errno

@@ -1,5 +1,4 @@
-"""Looking at checkpoints from a process of its own, because storage may hang for ever. Must not
-know who asks or why.
+"""Looks at checkpoints from a separate process, because storage may hang for ever.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

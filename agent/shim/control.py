@@ -1,4 +1,4 @@
-"""Giving a shim an order, as the agent does. Must not know what it means, nor wait for a shim."""
+"""Sends an order to a shim, without waiting for the shim to act."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a shim reads and writes: its directory, /proc, the worker's log and checkpoints. Must not
-know sockets or the agent's types.
+"""Files that a shim reads and writes: its directory, /proc, the worker's log and checkpoints.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

@@ -1,11 +1,10 @@
-"""The shim: supervisor of one worker, alive without its agent. Must not know the bus, the
-coordinator or any other worker.
+"""The shim: supervisor of one worker, which lives on without its agent.
 
     python -I -S agent/shim/main.py [--detach] DIRECTORY
 
 It runs the command of DIRECTORY/spec.json, keeps DIRECTORY/status.json true, takes orders on
-DIRECTORY/control.sock and ends by itself after its worker. Contract: docs/job-contract.md.
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+DIRECTORY/control.sock and ends by itself after its worker. Contract: docs/job-contract.md. Standard
+library only and without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether the kernel ended a process of a worker for want of memory. Must not know who asks.
+"""Detects whether the kernel killed a process of a worker because memory ran out.
 
 The kernel counts such kills for each control group (cgroup-v2, "Memory Interface Files",
-`memory.events`; cgroup-v1, `memory.oom_control`), those for want of memory in the whole machine
-among them. Only the group of a worker's own unit tells of that worker: where there is no systemd
-the group is everybody's.
+`memory.events`; cgroup-v1, `memory.oom_control`), including kills caused by a lack of memory in the
+whole machine. Only the group of a worker's own unit counts that worker alone. Without systemd all
+workers share a group, which proves nothing.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

@@ -1,7 +1,7 @@
-"""Whether the paths and the command of a worker are there for whoever looks, and whose fault it is
-if not. Must not know orders or GPUs; needs no other module, as `agent.workers.reserve_check` runs
-it by its path.
+"""Checks that a worker's paths and command exist for its user, and decides whose fault it is if
+not.
 
+It imports no other module of Aryl, because `agent.workers.reserve_check` runs it by its path.
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
 

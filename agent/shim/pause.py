@@ -1,7 +1,7 @@
-"""How one worker is suspended and resumed: asked on its socket, else frozen. Pure: it must not know
-sockets, processes or clocks; the shim tells it what happened and does what it says.
+"""Suspends and resumes one worker: first by a request on its socket, else by freezing it. Pure.
 
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+The shim passes in what happened and carries out the actions returned. Standard library only and
+without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations

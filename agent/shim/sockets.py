@@ -1,8 +1,7 @@
-"""The two sockets of a shim: orders from the agent, newline JSON with the job. Must not know what
-the messages mean.
+"""The two sockets of a shim: orders from the agent, and newline-delimited JSON with the job.
 
-Nothing here waits for a peer: a slow, dead or rude one loses its connection, never the shim's
-time. Standard library only and without `typing`, because a shim must stay under 12 MB.
+Nothing here waits for a peer: one that is slow, dead or misbehaving loses its connection, and costs
+the shim no time. Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a shim says of its worker on disk, and what of a job's words fits into it. Must not know
-processes or sockets.
+"""The status file that a shim writes about its worker, and how a job's own text is cut to fit into
+it.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

@@ -1,7 +1,7 @@
-"""How one worker is stopped: request, working, saved, released, signal, kill. Pure: it must not
-know sockets, processes or clocks; the shim tells it what happened and does what it says.
+"""Stops one worker in stages: request, working, saved, released, signal, kill. Pure.
 
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+The shim passes in what happened and carries out the actions returned. Standard library only and
+without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The loop of a shim: orders, what the job says, deadlines, the worker's end. Must not know how a
-shim is started.
+"""The loop of a shim: orders, messages of the job, deadlines, the worker's end.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

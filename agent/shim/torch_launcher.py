@@ -1,27 +1,28 @@
-"""torchrun for a gang whose members change: meets again when one leaves or joins, ends when a rank
-fails. Must not know Aryl's packages.
+"""torchrun for an elastic gang: a rendezvous when a member leaves or joins, an end when a rank
+fails.
 
     python3 torch_launcher.py TORCHRUN_OPTION... SCRIPT ARGUMENT...
 
-Run by the job's own Python, as `torch_store.py` is, so it uses nothing but the standard library of
-any Python that PyTorch 2.4 still has, and torch. It takes torchrun's own command line, and differs
-from torchrun in what it does about the ends of ranks:
+The job's own Python runs it, as with `torch_store.py`. It therefore uses only torch and the
+standard library, of any Python that PyTorch 2.4 supports. It takes torchrun's own command line, and
+differs from torchrun in its response to the end of ranks:
 
 - **A rank that fails because a member left, died or joined is no failure.** The ranks of a gang
-  fail together when one of them goes: the next collective has nobody to talk to. torchrun counts
-  that against `--max-restarts`, and can tell it from a crash no better than by that count. Here
-  the members tell each other, through the store of the round, who leaves and who failed; a failure
-  that no change explains ends the launcher, with the exit code of the rank.
-- **Who leaves says so.** torchrun's members learn of a leaver by its missing heartbeats, 15 s
-  later; and a launcher whose ranks have finished first waits up to 300 s for the others' and then
-  closes the rendezvous for all. Here it takes itself off the list of members at once.
-- **Ranks that hang are started again**, when a member is gone: in NCCL they would wait for the
+  fail together when one of them goes: the next collective loses a peer. torchrun counts that
+  against `--max-restarts`, and cannot tell it from a crash except by that count. Here the members
+  report to each other, through the store of the round, which of them leave and which failed. A
+  failure that no change explains ends the launcher, with the exit code of the rank.
+- **A member that leaves announces it.** torchrun's members notice a leaver by its missing
+  heartbeats, 15 s later. A launcher whose ranks have finished first waits up to 300 s for the
+  others' and then closes the rendezvous for all. Here it takes itself off the list of members at
+  once.
+- **Ranks that hang are restarted** when a member is gone: in NCCL they would wait for the
   collective's own timeout, ten minutes.
-- **Ranks have the job's grace** to save, also where they are stopped only to meet again. torchrun
+- **Ranks have the job's grace** to save, even where they stop only for a new rendezvous. torchrun
   kills them after 30 s, and has an option for it since 2.12.
 
-What it takes of torchrun that is not public is named in `NEEDED`, looked up before anything runs,
-and is the same from 2.4 to 2.14.
+`NEEDED` names the parts of torchrun that are not public. The launcher looks them up before anything
+runs; they are the same from 2.4 to 2.14.
 """
 
 from __future__ import annotations

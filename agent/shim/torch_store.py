@@ -1,11 +1,11 @@
-"""The rendezvous store of a torchrun job: hosts PyTorch's TCPStore. Must not know Aryl.
+"""The rendezvous store of a torchrun job: hosts PyTorch's TCPStore.
 
     python3 torch_store.py HOST:PORT
 
-Run by the job's own Python, as whatever user and in whatever environment the job has, so it uses
-nothing but the standard library of any Python that PyTorch still has, and torch. The launchers
-join it with `--rdzv-backend=c10d --rdzv-conf=is_host=0`, as clients (torch.distributed.elastic,
-"C10d Rendezvous Backend": `is_host`).
+The job's own Python runs it, as the job's user and in the job's environment. It therefore uses only
+torch and the standard library, of any Python that PyTorch supports. The launchers join it as
+clients, with `--rdzv-backend=c10d --rdzv-conf=is_host=0` (torch.distributed.elastic, "C10d
+Rendezvous Backend": `is_host`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The worker's process as its shim sees it: started, signalled, ended to the last descendant. Must
-not know sockets, checkpoints or why.
+"""The worker's process as its shim handles it: started, signalled, ended to the last descendant.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """

@@ -1,6 +1,4 @@
-"""The settings that an agent accepted last, in its state directory: for a way home of which their
-file tells no longer. Must not know what a setting means, nor when a node goes home.
-"""
+"""Keeps the settings that an agent accepted last, for a return after their file has changed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whose the files in a node's state directory are: its owner's, also those that root makes there.
-Must not know what is in them.
+"""Gives the files in a node's state directory to its owner, including files that root creates
+there.
 
-The files are closed to all others, so an agent that is not root could not go on with what root's
-`--go-home` left.
+The files are closed to all other accounts. An agent that is not root could otherwise not go on with
+files left by root's `--go-home`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The agent's ledger: an append-only file of what must outlive a restart. Knows files, no rules.
+"""The agent's ledger: an append-only file of all that must outlive a restart.
 
-Each record is a whole `Memory`, framed by length and checksum and synced to disk; the last whole
-record counts, so a torn write at the end costs nothing. A disk that is full or read-only stops no
-reader, and no write that failed leaves anything behind that a later one could be lost after.
+Each record is a whole `Memory`, framed by length and checksum and synced to disk. The last whole
+record counts, so a torn write at the end costs nothing. A full or read-only disk stops no reader. A
+failed write leaves nothing behind that could cost a later record.
 
-How a ledger says whose fault an end is, for agents of older versions as well. Must not know
-files, nor what is done about a fault.
-
-Such an agent knows no field of its own for it, only words in front of the error. It would charge
-the job of a worker for what its node did, and no newer agent has a chance to say otherwise.
+The ledger also marks whose fault a worker's end is in a form that older agents keep. An older agent
+has no field for the fault, only the error's text. Without the mark it would charge the job for a
+fault of the node, and a newer agent could no longer correct that.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Who holds a node and whether it is alive, in a file beside the node's lock, and the end of a
-holder that hangs. Must not know leases, nor when a node must be at home.
+"""The node's lock: which process holds the node, whether it is alive, and the end of one that
+hangs.
 
-The holder says pid and start time, and beats: a count that grows while its event loop turns and
-nothing that it has begun is overdue. Whoever finds the lock taken watches that count. No instant of
-the wall clock is compared: the age of a beat is told by CLOCK_MONOTONIC, which stands still while
-the machine is suspended, and a watcher that was held up itself begins to watch anew: what held it
-up may have held up the holder.
-A disk that is full or read-only stops no holder, and where no beat can be written silence proves
-nothing.
+The holder writes its pid and start time, and beats: a counter that grows while its event loop turns
+and no duty is overdue. A process that finds the lock taken watches that counter. It never compares
+instants of the wall clock: CLOCK_MONOTONIC, which stands still while the machine is suspended,
+gives the age of a beat. A watcher that was paused itself starts to watch again, because the same
+pause may have stopped the holder.
+
+A full or read-only disk stops no holder. Where no beat can be written, silence proves nothing.
 """
 
 from __future__ import annotations

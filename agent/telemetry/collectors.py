@@ -1,6 +1,6 @@
-"""What an agent measures, and how it measures all of it in time.
+"""The collectors of an agent, each with a deadline, so that a report is always on time.
 
-Must not know the bus or what a node does with the numbers: a collector fills its part of a report.
+Each collector fills its own part of a report.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Whose the GPU processes of a node are, by what it does now. An edge: asks the machine.
+"""Attributes a node's GPU processes to workers, to the server, or to neither (foreign). An edge.
 
-Must not know what follows from it. A stranger is a process of nobody who was given the GPUs: while
-a node runs workers, one of no worker; while it serves, one that is not its server's; and while its
-GPUs change hands, whoever is alive on them and of neither. In between, as while a server warms up
-or does not answer, nobody can be told from it: whoever was a stranger before stays one. So it is on
-the GPUs of a worker that is being started, until its shim has said which process it is.
+A foreign process uses a GPU that was not assigned to it. While a node runs workers, that is a
+process of no worker. While the node serves, it is a process that is not the server's. While its
+GPUs change hands, it is any live process of neither. In between, as while a server warms up or does
+not answer, processes cannot be attributed: those that were foreign before stay foreign. The same
+holds on the GPUs of a starting worker, until its shim has reported the worker's process.
 
-Where a driver does not tell who is on a GPU, somebody is there who is nobody's if it is in use
-while no worker has it. Of a server's GPUs nothing can be said then.
+Where a driver does not list GPU processes, a GPU that is in use without a worker has a foreign
+process. About the GPUs of a server nothing is known in that case.
 
-What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
-lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
+A process that uses the GPUs only for a moment, as a diagnostic does, does not count as foreign on a
+node that could be lent. Its pid differs each time, and each one would cost a loan or a stop of the
+server.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Inference load from what a server tells of itself. Pure; must not know loans, roles, forecasts,
-or how a page is fetched.
+"""Computes inference load from a server's metrics page. Pure.
 
-A page is Prometheus' text format or a JSON document. What counts in it says a `MetricsSettings`, a
-site's own or one of `agent.telemetry.engines`. A value that is no count is dropped, and the page is
-not: what was its last good value stands for it. Where nothing does, its number is unknown and not
+A page is Prometheus' text format or a JSON document. A `MetricsSettings`, a site's own or one of
+`agent.telemetry.engines`, names the series that count. An invalid value is dropped without its
+page, and the last good value stands for it. Without a last good value the number is unknown, not
 zero.
 """
 

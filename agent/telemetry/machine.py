@@ -1,6 +1,4 @@
-"""What only this machine can answer at once: its TCP ports, whose child a process is. An edge;
-must not know why it is asked.
-"""
+"""Facts that this machine answers at once: its TCP ports, and the parents of processes. An edge."""
 
 from __future__ import annotations
 

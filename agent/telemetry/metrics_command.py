@@ -1,7 +1,7 @@
-"""A command that prints a server's load, run once a look. An edge; must not know what it prints.
+"""Runs a site's command that prints a server's load, once for each sample. An edge.
 
-It runs as the agent's own user, in a session of its own and without a shell. One that takes too
-long, or prints too much, is killed with its session.
+The command runs as the agent's own user, in a session of its own and without a shell. A command
+that takes too long, or prints too much, is killed with its session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A server's page over HTTP, with the key that it asks for. Must not know what a page says.
+"""Fetches a server's metrics page over HTTP, with the key that the server asks for.
 
-No secret reaches an error: a URL is told without its query, a key only by the file that holds it.
+No secret reaches an error: an error shows a URL without its query, and a key only by its file.
 """
 
 from __future__ import annotations

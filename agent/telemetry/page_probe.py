@@ -1,6 +1,4 @@
-"""`aryl-agent --check --probe`: every page of a node once, and what the agent makes of it. Must not
-know what becomes of a load.
-"""
+"""`aryl-agent --check --probe`: fetches every metrics page of a node once and shows the result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The page of each of a node's servers: how it is asked for, and the load of all together. Must not
-know what the numbers are for.
-"""
+"""The metrics page of each server on a node: how to fetch it, and the load of all servers."""
 
 from __future__ import annotations
 

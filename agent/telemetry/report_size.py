@@ -1,8 +1,7 @@
-"""A report as what the coordinator takes: one that is too long is cut, and says so. Pure; must not
-know where its parts come from.
+"""Cuts a report that is too long for the coordinator, and marks it as cut. Pure.
 
-A message has at most `MAX_MESSAGE_BYTES`, and a longer one is dropped whole: its node would be
-silent, and every job on it lost, for what the longest words of one of them are.
+A message has at most `MAX_MESSAGE_BYTES`; a longer one is dropped whole. Without the cut, one long
+text would silence its node, and every job on the node would be lost.
 """
 
 from __future__ import annotations

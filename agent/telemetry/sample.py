@@ -1,4 +1,4 @@
-"""One look at the machine: every collector, and the server's health check. Decides nothing."""
+"""Takes one sample of the machine: every collector, and the server's health check."""
 
 from __future__ import annotations
 

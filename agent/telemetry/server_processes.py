@@ -1,9 +1,9 @@
-"""Which GPU processes are those of the inference server, by /proc. An edge; must not know roles.
+"""Finds the GPU processes of the inference server, from /proc. An edge.
 
-The server is what its settings name as its units, or else whoever listens at the port of its health
-check: that process, its session, its descendants, and the rest of its control group if that is not
-the agent's own. The kernel shows who listens only to the same account and to root; an agent that
-runs as another one has to be told the units.
+The server is the set of units that its settings name, or else the process that listens at the port
+of its health check: that process, its session, its descendants, and the rest of its control group,
+unless that is the agent's own. The kernel shows listeners only to the same account and to root; an
+agent that runs as another account needs the units in its settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account that workers run as, looked up on this machine. An edge; must not know orders."""
+"""Looks up the account that workers run as. An edge."""
 
 from __future__ import annotations
 

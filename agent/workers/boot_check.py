@@ -1,9 +1,7 @@
-"""Whether this machine has booted since, where the boot id alone cannot be trusted. Must not know
-leases, nor what a boot means for a node.
+"""Detects whether this machine has rebooted, where the boot id alone cannot be trusted.
 
-systemd-nspawn and LXD lay a boot id of the container over the kernel's. A daemon that has /proc
-mounted anew for it, as some settings of a unit do, sees the kernel's all the same: one boot then
-has two names.
+systemd-nspawn and LXD lay a boot id of the container over the kernel's. A daemon for which a unit's
+settings mount another /proc still sees the kernel's: one boot then has two ids.
 """
 
 from __future__ import annotations

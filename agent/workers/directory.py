@@ -1,8 +1,8 @@
-"""The directory of a worker, made for it. Must not know orders, units or what a shim does there.
+"""Creates the directory of a worker.
 
 With an account for jobs the agent is root, and so is each shim until it has read its order and
-given the directory away. From then on nothing of root may begin there again: whoever has the
-directory could put a link where root, or PID 1 for it, opens or gives away a file.
+given the directory away. After that, no process of root may create a file there: the directory's
+owner could place a link where root, or PID 1 for it, opens a file or changes its owner.
 """
 
 from __future__ import annotations

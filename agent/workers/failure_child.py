@@ -1,9 +1,9 @@
 """The process that matches one failed worker's log against a site's rules, and ends.
 
-A site's pattern may take for ever on some line, and Python's `re` lets no other thread run
-meanwhile: the agent can only be kept from that by a process that it can end. Run as `python -m
+A site's pattern may take for ever on some line, and Python's `re` blocks all other threads
+meanwhile: only a separate process, which the agent can kill, protects the agent. Run as `python -m
 agent.workers.failure_child`: a `Question` comes on stdin, a `Failure` goes to stdout, both
-MessagePack. Must not know the agent above it, nor for how long it is waited for.
+MessagePack.
 """
 
 from __future__ import annotations

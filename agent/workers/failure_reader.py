@@ -1,6 +1,4 @@
-"""What the logs of failed workers say, each read once. Must not know the rules' words, nor what is
-done about a failure.
-"""
+"""Classifies the failure in a failed worker's log, and reads each log once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Logs of workers that ended and were forgotten, for whoever asks what happened. An edge: moves and
-removes files; must not know orders, shims or why a worker ended.
+"""Keeps the logs of workers that have ended and left the worker table. An edge.
 
-    <directory>/<key>.log     what the worker wrote last
-    <directory>/<key>.log.1   the part before it that its shim had moved aside, where there is one
+<directory>/<key>.log     the worker's last output
+<directory>/<key>.log.1   the part before it that its shim moved aside, where there is one
 """
 
 from __future__ import annotations

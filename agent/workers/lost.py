@@ -1,24 +1,21 @@
-"""A worker that was seen to run and has no status any more: its shim is asked, else it is ended.
-Must not know orders, leases or who looks.
+"""Workers and shims in a broken state: no status, a hanging shim, an ownerless log, a late start.
 
-The directory is its job's, which may clean it by mistake. A missing status proves no end, and a
-shim that lives knows what it wrote there: it writes it again, and the job goes on. Where no shim
-answers, whatever is left of the worker is killed before anybody may think that it is over.
+**A running worker that loses its status file.** The directory belongs to the job, which may clean
+it by mistake, so a missing status proves no end. A live shim writes the status again and the job
+goes on. Where no shim answers, the agent kills all that is left of the worker before it counts as
+ended.
 
-Shims that do not end their worker in time: they are killed, by identity. Must not know sockets.
+**A shim that does not end its worker in time.** A shim that hangs receives no order and kills
+nothing, and while it lives the agent leaves its worker to it. The agent kills it by its recorded
+identity; then it is a lost shim like any other.
 
-A shim that hangs hears no order and kills nothing, and while it lives the agent leaves its worker
-to it. Dead, it is like any lost shim: what it left is killed by its recorded identity.
+**The log of a worker whose shim is gone.** The agent keeps the log within its limit in the shim's
+place.
 
-The log of a worker whose shim was lost: nobody else keeps it within its limit. An edge; must not
-know why the shim is gone, nor who asks for the log.
-
-A worker that must not begin any more, though its shim may be on its way. Must not know orders,
-sockets or who asks.
-
-A shim holds the lock of its directory from before its worker is there, and leaves a directory alone
-that has a status. So whoever has the lock and writes one has decided for good that nothing runs.
-Where no disk takes a status the agent keeps the lock until one does.
+**A worker that must no longer start, though its shim may be starting.** A shim locks its directory
+before its worker exists, and leaves a directory alone that has a status. A process that holds the
+lock and writes a status therefore decides for good that nothing runs. Where no disk takes a status,
+the agent keeps the lock until one does.
 """
 
 from __future__ import annotations

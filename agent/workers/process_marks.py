@@ -1,10 +1,9 @@
-"""Which processes belong to a worker, by marks that they inherit. Must not know records, shims or
-why it is asked.
+"""Recognizes the processes of a worker by two marks that they inherit.
 
-A process has two marks. The environment has the worker's directory; `env -i` takes that away. The
-soft limit of file locks is a number that follows from the directory: a new session, a new program,
-closed files and an empty environment keep it, and every account may read it (proc(5)). The kernel
-has not enforced this limit since Linux 2.4.25, and nothing that a job runs has a use for it
+The first mark is the worker's directory in the environment; `env -i` removes it. The second is the
+soft limit of file locks, a number derived from the directory: a new session, a new program, closed
+files and an empty environment keep it, and every account may read it (proc(5)). The kernel has not
+enforced this limit since Linux 2.4.25, and nothing that a job runs has a use for it
 (docs/decisions/0026-what-a-worker-leaves-behind.md).
 """
 

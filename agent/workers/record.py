@@ -1,6 +1,4 @@
-"""A worker's directory as the agent reads it: its record, its log, and what a dead shim left. Must
-not know orders, sockets or how a worker is started.
-"""
+"""A worker's directory as the agent reads it: its record, its log, the remains of a dead shim."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Whether a worker could start here: its paths and its command, asked as the job's user. Must not
-know GPUs or gangs.
+"""Checks that a worker could start here: its paths and its command, looked up as the job's user.
 
-What the job names wrong is its own fault. When the look itself fails, its node is to blame: any
-other job would be refused as well, and the coordinator charges no job for it.
+A wrong path or command is the job's own fault. When the lookup itself fails, the node is at fault:
+it would refuse any other job as well, and the coordinator charges no job for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs a node's workers, as a protocol, and what it says of one. Must not know how."""
+"""The protocol of a worker runner, and the status that it reports for each worker."""
 
 from __future__ import annotations
 

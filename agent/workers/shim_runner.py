@@ -1,8 +1,7 @@
-"""The workers of this node, each in the care of its own shim. Must not know roles, leases or the
-bus.
+"""Runs the workers of this node, each under a shim of its own.
 
-All that is known of a worker is in its directory, so an agent that starts again knows as much as
-the one before it. Directory and sockets: docs/job-contract.md.
+All facts about a worker are in its directory, so a restarted agent knows as much as the one before
+it. Directory and sockets: docs/job-contract.md.
 """
 
 from __future__ import annotations

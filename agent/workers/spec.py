@@ -1,5 +1,5 @@
-"""What a worker, or its gang's rendezvous store, is given: its command line, its environment, its
-shim's spec. Pure; must not know processes or files.
+"""Builds the command line, environment and shim spec of a worker or its gang's rendezvous store.
+Pure.
 """
 
 from __future__ import annotations

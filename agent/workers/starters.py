@@ -1,6 +1,4 @@
-"""How a shim comes to life apart from the agent: detached, or as a unit of systemd. Must not know
-what a worker is told.
-"""
+"""Starts a shim that outlives the agent: detached, or as a systemd unit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A whole cell on one machine: nats-server, coordinator, agents, servers and a router.
 
-All of them are real processes. Must not know what work is run on it.
+All of them are real processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An open-loop client of one service: requests arrive as the trace says, whatever is answered.
+"""An open-loop client of one service: requests arrive as in the trace, whatever the answers are.
 
-Must not know nodes or loans: it sees one URL, as users do. Open loop means that a slow service
-gets no mercy: the next request is sent on time, and what is not answered with 200 was refused.
+The client sees one URL, as users do. It sends the next request on time even if the service is slow.
+Every request that is not answered with 200 counts as refused.
 """
 
 from __future__ import annotations

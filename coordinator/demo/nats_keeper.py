@@ -1,7 +1,7 @@
-"""A nats-server kept running, as systemd and an operator would keep it. Must not know who uses it.
+"""Keeps a nats-server running, as systemd and an operator would.
 
-An edge. One that ended is started again. One whose disk was full is started anew when there is
-room: JetStream holds on to the error of a write and takes no record again before that.
+An edge. A server that ends is restarted. A server whose disk was full is restarted once there is
+room: JetStream keeps the write error and takes no record before a restart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The embedded nats-server: found, configured, started and stopped; for a cell on one machine.
+"""The embedded nats-server of a cell on one machine: found, configured, started and stopped.
 
-An edge: one child process and one directory. Must not know what is sent over it.
+An edge: one child process and one directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a cell on one machine consists of, and its settings files. Must not start anything."""
+"""The parts of a cell on one machine, and their settings files. Starts nothing."""
 
 from __future__ import annotations
 

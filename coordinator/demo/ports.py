@@ -1,8 +1,8 @@
-"""TCP ports that a cell keeps for its processes. Must not know who listens on them.
+"""Reserves TCP ports for the processes of a cell.
 
-A port that was free a moment ago is anybody's while its process is away. Here a socket stays bound
-to each one and never listens: whoever connects in the meantime is refused at once, as by any port
-that nobody serves.
+A free port may be taken by any program while its process is away. Here a socket stays bound to each
+port and never listens: a client that connects in the meantime is refused at once, as on any port
+without a listener.
 """
 
 from __future__ import annotations

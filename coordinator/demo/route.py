@@ -1,6 +1,6 @@
 """Hooks that put a node into a service's routing, take it out, and ask whether it is drained.
 
-Must not know Aryl's packages and stays on the standard library, as `server_ctl` does.
+They use the standard library only and import nothing of Aryl, as `server_ctl` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small reverse proxy in front of one service's nodes: least requests in flight first.
 
-Must not know why a node comes or goes: it is told over its admin paths, by hooks, as a load
-balancer in production is. A client is refused only when no node could serve it in time.
+Hooks add and remove nodes over its admin paths, as with a load balancer in production. It refuses a
+client only when no node could serve the request in time.
 """
 
 from __future__ import annotations

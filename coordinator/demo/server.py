@@ -1,7 +1,7 @@
 """A pretend inference server of one node: real HTTP, real queue, vLLM's metrics page.
 
-Must not know Aryl: it is scraped, routed, drained and stopped like any vLLM. The only trace of
-the demo is the usage file that the fake NVML reads in place of a device's registers.
+It is scraped, routed, drained and stopped like any vLLM, and imports nothing of Aryl. The only
+trace of the demo is the usage file that the fake NVML reads in place of a device's registers.
 """
 
 from __future__ import annotations

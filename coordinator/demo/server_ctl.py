@@ -1,8 +1,8 @@
 """Hooks that start, stop, revive and probe a node's pretend inference server.
 
-Must not know Aryl's packages and stays on the standard library: a hook runs for every loan, so
-`python -I -S server_ctl.py` must cost tens of milliseconds. A server is known by pid *and* start
-time (and boot): a recycled pid is never signalled.
+They use the standard library only and import nothing of Aryl: a hook runs for every loan, so
+`python -I -S server_ctl.py` must cost tens of milliseconds. A server is identified by pid *and*
+start time (and boot): a recycled pid is never signalled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The pretend inference servers of a cell kept running, as systemd would keep them.
+"""Keeps the pretend inference servers of a cell running, as systemd would.
 
-An edge. Must not know nodes' roles: whoever wants a server gone says so with the stop hook, and a
-server that ends without it is started again.
+An edge. The stop hook records that a server shall be gone; a server that ends without it is
+restarted.
 """
 
 from __future__ import annotations

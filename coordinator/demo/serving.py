@@ -1,7 +1,4 @@
-"""What the demo's HTTP processes share: log lines, signals, one listening application.
-
-Must not know what the applications serve.
-"""
+"""Shared parts of the demo's HTTP processes: log lines, signals, one listening application."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Processes of a cell on one machine, kept running as systemd would keep them. Knows no roles.
+"""Keeps the processes of a cell on one machine running, as systemd would.
 
-An edge. Every process that is started here, or by one of these, has the cell's directory in a
-variable of Aryl's or in its command line; `sweep` finds what is left of a cell by that.
+An edge. Every process started here, and every descendant, has the cell's directory in a variable of
+Aryl's or in its command line; `sweep` finds the remains of a cell by that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Job and load traces as typed values: the packaged slices, or a published trace by path.
 
-Must not know processes or the wire: a trace row becomes a `JobSpec` and a time, nothing is sent.
-Where the slices come from and by what rules they were cut: `data/ORIGIN.md`.
+A trace row becomes a `JobSpec` and a time; nothing is sent. `data/ORIGIN.md` states where the
+slices come from and by which rules they were cut.
 """
 
 from __future__ import annotations

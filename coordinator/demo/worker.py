@@ -1,7 +1,7 @@
 """The demo's training job: no GPU, but a real process that speaks the whole job contract.
 
-Must not know Aryl's packages: the contract is environment, signals, files and one socket, and
-this file proves it by running on the standard library alone (`python -I -S worker.py`).
+The contract is environment, signals, files and one socket. This file proves it: it imports nothing
+of Aryl and runs on the standard library alone (`python -I -S worker.py`).
 
 Worker 0 leads: it counts steps, at a speed proportional to the worker count, and saves. The others
 follow the leader's state file, on storage that all nodes share, and end when it has ended.

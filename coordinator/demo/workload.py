@@ -1,6 +1,6 @@
 """The main job of the demo: real submissions from a real trace, and its figures at the end.
 
-Must not know processes; it speaks to a cell's API as any submitter does.
+It speaks to a cell's API as any submitter does.
 """
 
 from __future__ import annotations

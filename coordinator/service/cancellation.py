@@ -1,4 +1,4 @@
-"""Deeds that end soon once they are told to, whatever they wait for. Must not know what they do."""
+"""Runs coroutines that stop promptly when asked, whatever they are awaiting."""
 
 from __future__ import annotations
 

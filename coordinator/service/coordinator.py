@@ -1,8 +1,7 @@
-"""The live coordinator: takes the lead, hears the nodes, lets the decider decide, sends orders.
+"""The live coordinator: takes the lead, receives reports, runs the decision loop, sends orders.
 
-Clock, bus, journal, snapshots and lease are arguments; this module must not create any of them.
-
-What a cell promises its tenants, against the nodes that it knows. Pure; knows no policy.
+Clock, bus, journal, snapshots and lease are arguments; this module creates none of them. The
+coordinator also compares the guarantees of its tenants with the capacity of its known nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The loop of a leader: events in, one journal record a batch, then effects out.
 
-One append is in flight; acknowledgements and commands leave after it. What somebody waits for is
-appended at once, together with all that came while the append before it was on its way; only
-passes wait for more to come. Must not know the bus, the lease or how commands travel.
+One append is in flight; acknowledgements and commands leave after it. An event with a waiting
+caller is appended at once, together with all events that came during the append before it. Only
+passes wait for more events.
 """
 
 from __future__ import annotations

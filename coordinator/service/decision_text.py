@@ -1,4 +1,4 @@
-"""Decisions in words, for the log and for events."""
+"""Decisions as text, for the log and for events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an install may lack: a GPU node has no more than its agent needs, but all commands.
+"""Optional dependencies: a GPU node has only its agent's packages, but all commands.
 
-Must import nothing that such an install lacks, and must not know what any command does.
+This module imports nothing that a GPU node's install lacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the live driver needs of the world, as protocols: taken as arguments, replaced in tests."""
+"""The live driver's dependencies, as protocols: taken as arguments, replaced in tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Events that broke the engine: kept out for a while, so that one report cannot end each leader.
+"""Keeps out events that broke the engine for a while, so that one report cannot end each leader.
 
-An agent reports the same facts again to each new leader. Were they handled each time, each leader
-would die of them before it wrote a record. Pure; `now_s` is an argument.
+An agent reports the same facts again to each new leader. If each leader handled them, each would
+crash before it wrote a record. Pure; `now_s` is an argument.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Requests side by side: one task each, begun in the order of arrival.
+"""Handles requests side by side: one task each, begun in the order of arrival.
 
-A request that waits, for the journal or for a node, holds up no other one; one that fails is
+A request that waits, for the journal or for a node, delays no other one; a request that fails is
 answered and counted. Reads, changes and orders of operators have limits of their own: a flood of
-reads refuses no submission, and no flood of submissions refuses an order. Must not know what a
-request says beyond its caller and its verb.
+reads refuses no submission, and no flood of submissions refuses an order.
 """
 
 from __future__ import annotations

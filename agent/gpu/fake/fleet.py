@@ -1,4 +1,4 @@
-"""The file that describes fake GPUs and their faults. Must not know NVML, time or processes."""
+"""Reads the fleet file, which describes fake GPUs and their faults."""
 
 from __future__ import annotations
 

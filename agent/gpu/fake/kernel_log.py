@@ -1,7 +1,7 @@
-"""A kernel log of fake GPUs: the XIDs of a fleet file when they are due, as journalctl has them.
+"""A kernel log of fake GPUs: prints the XIDs of a fleet file when due, in journalctl's format.
 
-Run as `python -m agent.gpu.fake.kernel_log SETTINGS`, SETTINGS being `FakeLogSettings` as JSON;
-ends with its stdin. Must not know who reads it.
+Run as `python -m agent.gpu.fake.kernel_log SETTINGS`, SETTINGS being `FakeLogSettings` as JSON. The
+process ends when its stdin closes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""NVML without a GPU: the same functions, exceptions and units, from a fleet and its faults.
+"""NVML without a GPU: the same functions, exceptions and units, from a fleet file and its faults.
 
-It answers below `agent.gpu.nvml`, so the code above it is the code that runs in production. Must
-not know who asks: no child process, no report.
+It replaces the layer below `agent.gpu.nvml`, so the code above it is the code that runs in
+production.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which live processes hold which fake GPUs, from /proc. Must not know NVML.
+"""Finds the live processes that hold fake GPUs, from /proc.
 
-The table of processes is real: a job that was given a GPU by its UUID in CUDA_VISIBLE_DEVICES
-holds it for as long as the process lives, whatever Aryl believes.
+The table of processes is real: a job that got a GPU by UUID in CUDA_VISIBLE_DEVICES holds that GPU
+for as long as its process lives, whatever Aryl believes.
 """
 
 from __future__ import annotations

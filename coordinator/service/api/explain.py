@@ -1,4 +1,4 @@
-"""Why a job, node or loan is where it is, from the state that decisions use. Pure."""
+"""Explains the state of a job, node or loan, from the same state that decisions use. Pure."""
 
 from __future__ import annotations
 

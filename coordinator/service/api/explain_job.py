@@ -1,15 +1,9 @@
-"""What is said of a job whose pre-run is on, or was at its end. Pure; must not know how one ends.
+"""Explains a job's special states: pre-run, drain, stop and suspension. Pure.
 
 A pre-run is a try on a few GPUs (`coordinator.engine.jobs.prerun`). Rows show the job as it runs,
-of one worker, so that whoever asked for a gang has to be told that this is not all of it.
-
-What a drain means for a node and for the jobs on it, in sentences. Pure; must not decide.
-
-What is said of a job whose workers were told to stop: what becomes of it, and by when. Pure.
-
-What is said of a suspended job: since when, and who computes on its GPUs meanwhile. Pure.
-
-Must not know policies: whose turn comes when is theirs.
+with one worker, so the text explains to a submitter of a gang that this is not the whole gang. For
+a drain the text covers the node and the jobs on it. For a job that stops it gives the next state
+and the deadline. For a suspended job it gives the start of the suspension and the jobs on its GPUs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What an operator is told of a service: what it needs, what it lends and wants back. Pure.
+"""Explains a service to an operator: the nodes that it needs, lends and reclaims. Pure.
 
-Every sentence is of the state that decisions use, and why nothing is lent is the policy's own word.
-
-What an operator is told of a service that Aryl does not act for alone. Pure.
+Every sentence comes from the state that decisions use; the policy itself gives the reason why a
+service lends nothing. The module also covers a service for which Aryl does not act alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The API's request handlers: decode, check, let an event in, answer. Must not decide.
+"""The API's request handlers: decode, check, pass an event in, answer.
 
-Who calls is the subject (its tokens are fixed by NATS permissions), never the payload.
+The subject identifies the caller (NATS permissions fix its tokens), never the payload.
 """
 
 from __future__ import annotations

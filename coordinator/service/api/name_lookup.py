@@ -1,4 +1,4 @@
-"""What a caller's name means: a job, a node, a service or a loan. Pure; must not know who asks."""
+"""Resolves a name in a request to a job, a node, a service or a loan. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The API's requests that only look: lists, descriptions, logs. Must not let anything in.
+"""The API's read-only requests: lists, descriptions, logs.
 
-Lists in pages: as many rows as one message carries and a time slice builds.
-
-Must not know what a row is.
+A list comes in pages: as many rows as one message carries and one time slice builds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests a second of each tenant, by a token bucket. Pure; `now_s` is an argument."""
+"""Limits each tenant's requests per second, by a token bucket. Pure; `now_s` is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for people and scripts, built from the engine's state and the last reports. Pure."""
+"""Builds rows for people and scripts from the engine's state and the last reports. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Reads built one at a time, each shared by all who asked before it began.
+"""Builds read replies one at a time; all requests that arrive before a build starts share its
+result.
 
 A build blocks the event loop. So a list is built in pages, each within `BUILD_S`, and after a build
 the loop rests for as long as the build took: reads never take more than half of the loop. A request
-joins a build that has not begun, so its answer knows of all that was acknowledged before it. Must
-not know what is read.
+joins only a build that has not begun, so its answer includes all that was acknowledged before it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The history of a cell: each story line that is in the journal, in order, for `aryl explain`.
+"""The history of a cell: each event line that is in the journal, in order, for `aryl explain`.
 
-The engine's state keeps the newest lines alone. Must not know where lines are kept, nor what they
-say.
+The engine's state keeps only the newest lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Journal and snapshots on JetStream: what survives a coordinator.
+"""Journal and snapshots on JetStream, which survive a coordinator.
 
-Must not know what a record or a snapshot holds. Streams are made when they are missing and never
-changed: a site that wants three replicas says so in `journal_replicas` before the first start, or
-edits the streams with NATS's own tools.
+Streams are created when they are missing and never changed. A site that wants three replicas sets
+`journal_replicas` before the first start, or edits the streams with NATS's own tools.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a coordinator knows when it starts: the newest snapshot, and the journal's records after it.
-
-Must not know who leads, what agents report, or how records come about.
+"""Rebuilds the state at a coordinator's start: the newest snapshot, then the journal's later
+records.
 """
 
 from __future__ import annotations

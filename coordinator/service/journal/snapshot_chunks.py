@@ -1,4 +1,4 @@
-"""A snapshot in pieces that fit into messages, and back. Pure; knows nothing of where they are."""
+"""Splits a snapshot into chunks that fit into messages, and joins them again. Pure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Engine time: seconds since 1970 that run on with the boot clock, whatever somebody sets.
+"""Engine time: seconds since 1970 that advance with the boot clock, even if the wall clock is set.
 
-A wall clock that is set back must not hold up the time limits, waits and loans of a cell, and one
-that is set ahead must not end them: intervals are of the boot clock. So each leader
-leaves a mark in the journal: how far engine time is ahead of the boot clock of its machine. A next
-one on the same boot goes on from there, and asks no wall clock. On another boot or machine only the
-wall clock says how long nobody led; where that is long, it is told, as the clock may be wrong. Must
-not know events, the engine's rules or the journal.
+A wall clock that is set back must not extend the time limits, waits and loans of a cell, and one
+that is set ahead must not end them: intervals are measured on the boot clock. So each leader leaves
+a mark in the journal: how far engine time is ahead of the boot clock of its machine. The next
+leader on the same boot continues from there, and reads no wall clock. On another boot or machine
+only the wall clock shows how long the cell had no leader. A long gap is reported, as the clock may
+be wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The leader's lease on JetStream. Must not know the lease's rules: `leader` has them."""
+"""The key of the leader's lease on JetStream; `lease` has the rules."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The leader's lease: who may act, until when, on one key with compare-and-set.
+"""The leader's lease: which coordinator may act, and until when, on one key with compare-and-set.
 
-Must not know where the key is kept (`coordinator.service.leadership.jetstream_key` has it on
-JetStream).
+`coordinator.service.leadership.jetstream_key` keeps the key on JetStream.
 
-The rules: clocks of two machines are never compared. A holder counts its TTL from the
-moment that it *sent* the write that succeeded; everybody else counts the same TTL from the moment
-that they first *saw* that revision, which is later. So the holder always stops before another one
-starts, as long as their clocks run at the same speed to within the margin. A holder that ended is
-not waited for where that is known: on its own machine, by those that look for its process.
+The rules: clocks of two machines are never compared. A holder counts its TTL from the moment that
+it *sent* the write that succeeded. All others count the same TTL from the moment that they first
+*saw* that revision, which is later. So the holder always stops before another one starts, as long
+as their clocks run at the same speed to within the margin. A coordinator does not wait for a holder
+that it knows to have ended: on its own machine it looks for the holder's process.
 """
 
 from __future__ import annotations

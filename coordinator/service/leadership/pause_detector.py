@@ -1,6 +1,6 @@
-"""Somebody listens: from when to when nodes could be heard, and that a standby does its part.
+"""Detects pauses of the coordinator: the times in which it could receive reports from nodes.
 
-Must not know who leads, nor what is heard.
+It also reports that a standby does its part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which process this is, and whether another one of this machine has ended. Must not know leases.
+"""Names this process uniquely, and detects whether another process of this machine has ended.
 
-A pid alone says little: it is used again, and every container counts its own. So a process is named
-by the boot, the namespace of its pid, the pid and its start, and whatever cannot be looked at
-counts as alive.
+A pid alone is not enough: it is used again, and every container counts its own. So a process is
+named by the boot, the namespace of its pid, the pid and its start. A process that cannot be
+inspected counts as alive.
 """
 
 from __future__ import annotations

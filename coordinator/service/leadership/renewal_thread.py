@@ -1,8 +1,8 @@
 """The leader's lease on a thread of its own, so that no work of the decision loop delays a renewal.
 
 The thread has an event loop and a lease of its own; the caller's loop only asks it. A long pass, a
-list or a flood of messages blocks the caller's loop and leaves this one free. Must not know the
-rules of the lease: `leader` has them, with the rule that ends a lease whose decisions stall.
+list or a flood of messages blocks the caller's loop and leaves this one free. `lease` has the
+rules, including the one that ends a lease whose decisions stall.
 """
 
 from __future__ import annotations

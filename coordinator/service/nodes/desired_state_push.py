@@ -1,4 +1,4 @@
-"""Commands to the bus: push desired states until the reports show them. Must not decide.
+"""Sends commands over the bus: pushes desired states until the reports show them.
 
 Level-triggered: a lost, repeated or reordered push costs time, never correctness.
 """

@@ -1,16 +1,15 @@
-"""Who speaks for a node, where several agents report under its name. Pure.
+"""Decides which agent speaks for a node when several report under its name. Pure; takes `now_s`.
 
-Must not know what a report holds but who made it, nor the engine; `now_s` is an argument.
+An agent is one start of the program (`instance`) on one boot of a machine. On one machine a later
+agent replaces an earlier one: an agent that was replaced never reports again, and a boot that ended
+never comes back. A machine also cannot have been up for longer than its previous boot was silent.
+An agent that breaks these rules is a rival: a second machine (a cloned image, a copied agent.toml)
+or a second agent with a state_dir of its own. A rival is accepted only when the other agent has
+fallen silent.
 
-An agent is one start of the program (`instance`) on one boot of a machine. On one machine another
-one comes after it or not at all: one that was replaced never speaks again, and a boot that ended
-never comes back. Nor has a machine been up for longer than its boot before was silent. Whoever
-breaks that is a second machine (a cloned image, a copied agent.toml) or a second agent with a
-state_dir of its own: a rival. It is heard only when the other one has fallen silent.
-
-Another start on the same boot is a restart where it holds the state directory of the one before it
-(`follows`), which is over then. Where it does not say so, as two containers of one host would not,
-a few reports that do not come are the proof.
+Another start on the same boot is a restart if it holds the state directory of the agent before it
+(`follows`), which is over then. Two containers of one host would not state that; then a few missing
+reports are the proof.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What each fault of a GPU means: the packaged catalogue and a site's own file over it.
+"""The meaning of each GPU fault: the packaged catalogue, overridden by a site's own file.
 
-An edge: reads files. Must not know what the engine does with a class.
+An edge: reads files.
 """
 
 from __future__ import annotations

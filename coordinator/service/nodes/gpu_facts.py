@@ -1,7 +1,4 @@
-"""What a report says of a GPU, as facts for the engine: its faults by a catalogue. Pure.
-
-Must not know where a catalogue is read, nor what follows from a fault.
-"""
+"""Turns a report's GPUs into facts for the engine: their faults by a catalogue. Pure."""
 
 from __future__ import annotations
 

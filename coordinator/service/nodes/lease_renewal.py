@@ -1,6 +1,6 @@
-"""Lease renewals, answered at once and from memory: the one request that must never queue.
+"""Answers lease renewals at once and from memory: the one request that must never queue.
 
-Must not know the journal; whether a lease may be kept is asked of whoever leads.
+The leader decides whether a lease may be kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Ledgers of nodes, asked for beside the decisions, one question at a time for each node.
-
-Must not know why a ledger is wanted, nor what follows from it.
-"""
+"""Fetches the ledgers of nodes beside the decisions, one request at a time for each node."""
 
 from __future__ import annotations
 

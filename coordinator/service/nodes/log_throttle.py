@@ -1,8 +1,7 @@
-"""What many senders do wrong at the same time, in one line of the log each period. Must not know
-what a message holds.
+"""Combines the same mistake of many senders into one log line per period.
 
-After an upgrade that stopped half-way hundreds of agents send what does not fit each second: a line
-for each of them would fill a disk, and hide what else happens.
+After an upgrade that stopped half-way, hundreds of agents send invalid messages each second: a line
+for each of them would fill a disk and hide everything else.
 """
 
 from __future__ import annotations

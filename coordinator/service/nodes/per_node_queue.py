@@ -1,4 +1,4 @@
-"""Work beside the decisions, one piece at a time for each node. Must not know what the work is."""
+"""Runs work beside the decisions, one piece at a time for each node."""
 
 from __future__ import annotations
 

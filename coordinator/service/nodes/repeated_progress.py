@@ -1,8 +1,8 @@
-"""Since when the reports of nodes show the same progress of a worker. Pure; `now_s` is an argument.
+"""Tracks since when a worker's reports show the same progress. Pure; `now_s` is an argument.
 
-Only reports count. A node that is not heard says nothing of its workers, so neither its silence nor
-a time in which this coordinator did not listen makes a job silent. A report that shows the same
-step as one of ten minutes before proves ten minutes without a step, whatever was lost in between.
+Only reports count. A silent node reports nothing of its workers, so neither its silence nor a pause
+of this coordinator makes a job look stuck. A report that shows the same step as one of ten minutes
+before proves ten minutes without a step, even if reports in between were lost.
 """
 
 from __future__ import annotations

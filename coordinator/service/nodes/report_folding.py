@@ -1,9 +1,7 @@
-"""Report folding: node reports become a few facts per pass, never raw telemetry. Pure.
+"""Folds node reports into a few facts per pass, never raw telemetry. Pure; `now_s` is an argument.
 
-Must not know the bus or the engine's state; `now_s` is an argument.
-
-How long ago something happened is said by whoever saw it, on one clock: an agent up to its report,
-the folder from there on. Clocks of two machines are never compared, and an age is no news.
+The program that saw an event measures its age, on one clock: an agent up to its report, the folder
+from there on. Clocks of two machines are never compared, and a growing age is no new fact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Node reports on their way in: the newest of each agent waits, and is taken in time slices.
+"""The inbound queue of node reports: keeps the newest of each agent, and processes it in time
+slices.
 
-Under overload reports are what is shed: a report that waits is replaced by the next one of its
-agent, so no backlog grows beyond one report per agent, and requests, renewals and decisions have
-their turn between two slices. Must not know what a report says beyond who sent it and when.
+Under overload the queue sheds reports: the next report of an agent replaces one that waits. So no
+backlog grows beyond one report per agent, and requests, renewals and decisions have their turn
+between two slices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What agents say, checked as far as types cannot: a report that is taken can be lived with. Pure.
+"""Validation of node reports beyond their types. Pure.
 
-Must not know the engine; what is refused here is counted and dropped by whoever asked.
+The caller counts and drops the reports that are refused here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The load of each service, from the counters on its nodes' metrics pages. Pure.
 
-Arrivals = completions + change of what is in flight (conservation of requests). A rate is a
-difference of two pages over the time between them on the node's own clock, by which its reports are
-numbered: reports that were skipped, or that came late and in one heap, make no other load.
+Arrivals = completions + change of the requests in flight (conservation of requests). A rate is a
+difference of two pages over the time between them on the node's own clock, which also numbers the
+node's reports. Reports that were skipped, or that came late and all at once, therefore do not
+change the load.
 
-A page that cannot be read says nothing, and least of all that nothing arrives: the last known rate
-of its node holds until the node is read again, stops to serve or is silent for too long. Must not
-know what is lent, nor how much a node carries.
+An unreadable page proves nothing, and least of all that no request arrives: the last known rate of
+its node holds until the node is read again, stops serving or is silent for too long.
 """
 
 from __future__ import annotations
