@@ -30,10 +30,11 @@ from common.model import NodeRole
 
 
 def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | None) -> None:
-    """Have every node of these brought home that is away; their agents start all or none.
+    """Arm the return of every node of these that is away; their agents start all or none.
 
-    Where a file and the command line name the state directories of two nodes, each of them. Of two
-    that are one node's, as where one is a copy, only that which is true now.
+    Where a file and the command line name the state directories of two nodes, each node is
+    returned. If both are one node's, as where one is a copy, only the directory that is current
+    counts.
 
     named: each settings file, and the state directory of its node if that was given.
     """
@@ -43,7 +44,7 @@ def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | Non
 
 
 def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> None:
-    """Whatever fails here is told beside the reason for it, and hides that from nobody."""
+    """Log an error here beside the reason for the call, without hiding that reason."""
     clock = SystemClock()
     resort = last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock)
     try:
@@ -63,10 +64,12 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
 
 
 def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
-    """When a node whose agent cannot start is to be brought home; None where it is at home, or
-    somebody has it. After a boot nothing that an earlier agent armed is left.
+    """Seconds until a node whose agent cannot start is to return.
 
-    settings: on which it goes home.
+    None if the node is at home, or another process holds it. After a boot nothing that an earlier
+    agent armed is left.
+
+    settings: those on which it returns.
 
     Raises:
         OSError: its workers' directories cannot be read.
@@ -92,11 +95,11 @@ async def go_home(node: Node, *, clock: Clock) -> str:
     """Vacate, wait for the GPUs, restart the server, route to it.
 
     Returns:
-        What was done, in words; an empty text when the node is not away.
+        What was done, as text; empty when the node is not away.
 
     Raises:
-        Unavailable: the lease is valid, so it is too early: whoever calls must try again, or
-            nobody would be left to bring the node home.
+        Unavailable: the lease is valid, so it is too early. The caller must try again, or no
+            process would be left to bring the node home.
     """
     life = node.life
     memory = life.memory

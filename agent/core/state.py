@@ -37,9 +37,11 @@ from common.model import (
 
 
 class Refusal(Struct, frozen=True):
-    """Why a node does not run a worker, for people; whose fault that is, and what its job names
-    that is not there: `workdir`, `checkpoint.path`, `command`, or empty where the job is not to
-    blame."""
+    """Why a node does not run a worker, as text for people, and whose fault that is.
+
+    It also names what the job refers to and the node lacks: `workdir`, `checkpoint.path`,
+    `command`, or empty where the job is not at fault.
+    """
 
     error: str
     fault: Fault = Fault.NODE
@@ -67,12 +69,13 @@ class HookKind(StrEnum):
 class WorkerState(Struct, kw_only=True):
     """One worker that the node was ordered to hold.
 
-    is_begun: its start was ordered, by this agent or one before it, so that its shim may come to
-        life at any time. is_started: it was seen to.
-    ended_at_s, saved_at_s: of its end and its claim of the checkpoint, once it is over, on the boot
-        clock; None: not known.
-    fault, refused_for: see `WorkerReport`; a ledger of an older version has them in `error` alone,
-        and for such a version they are there as well: `agent.storage.ledger`.
+    is_begun: its start was ordered, by this agent or one before it, so its shim may start at any
+        time.
+    is_started: an agent has seen it running.
+    ended_at_s, saved_at_s: the instants of its end and of its reported checkpoint, once it is over,
+        on the boot clock; None: not known.
+    fault, refused_for: see `WorkerReport`. A ledger of an older version has them in `error` alone.
+        For older versions they are also written there: see `agent.storage.ledger`.
     """
 
     order: WorkerOrder
@@ -94,21 +97,23 @@ class WorkerState(Struct, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended, or never could begin."""
+        """True if the worker ended, or could never start."""
         return self.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it is to stop though it was not seen to run, and its shim may be on its way."""
+        """True if the worker is to stop before it was seen running; its shim may still be
+        starting.
+        """
         return self.stop is not None and self.is_begun and not self.is_started
 
     def refuse(self, error: str, fault: Fault, refused_for: str = "") -> None:
-        """The node cannot run it, for this reason."""
+        """Record that the node cannot run the worker, with the reason."""
         self.phase, self.error = WorkerPhase.REFUSED, error
         self.fault, self.refused_for = fault, refused_for
 
     def take_end(self, fact: WorkerFact) -> None:
-        """It is over, as its shim says."""
+        """Record the worker's end, as its shim reports it."""
         self.exit_code, self.error = fact.exit_code, fact.error
         self.stop_reason, self.failure, self.fault = fact.stop_reason, fact.failure, fact.fault
         self.checkpoint, self.running_s = fact.checkpoint, fact.running_s
@@ -174,7 +179,7 @@ class Memory(Struct, kw_only=True):
 
 
 def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
-    """A node that was never seen before."""
+    """The memory of a new node."""
     inference = settings.home_pool == Pool.INFERENCE
     return Memory(
         node=settings.node,
@@ -189,7 +194,7 @@ def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True):
-    """What a worker's shim says; instants are on the boot clock, None: not known."""
+    """A worker's state by its shim; instants are on the boot clock, None: not known."""
 
     key: WorkerKey
     phase: WorkerPhase
@@ -209,20 +214,20 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """The world at one instant, as far as it is known.
 
-    sampled_at_s: when the sample was begun that gpus, inference and is_healthy are of.
+    sampled_at_s: when the sample of gpus, inference and is_healthy began.
     gpus: None before the first sample.
-    inference, is_healthy: of the inference server. is_page_whole: each value of its page that
-        matters is a count; else the last good ones stand for some in `inference`. page_error: why
-        its metrics page cannot be read, or not all of it; empty where it can, or was not asked.
-    trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU):
-        `agent.telemetry.gpu_attribution`.
-    owners: of those, their user and program, by pid.
-    suspects: those beside a server that will be among them if they stay.
-    others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
-        change hands; empty at other times.
-    unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
-    leaving: workers that were told to stop before any status spoke of them, and may be there still.
-    listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
+    inference, is_healthy: of the inference server.
+    is_page_whole: each value of its page that matters is a count; otherwise the last good values
+        stand for some in `inference`.
+    page_error: why its metrics page cannot be read in whole; empty where it can, or was not asked.
+    trespassers: foreign GPU processes as (pid, GPU): `agent.telemetry.gpu_attribution`.
+    owners: user and program of the foreign processes, by pid.
+    suspects: processes beside a server that become foreign if they stay.
+    others: GPU processes that are alive and of no granted worker, whichever owner they have, while
+        the GPUs change hands; empty at other times.
+    unknown_server: why the settings do not identify the server's GPU processes; usually empty.
+    leaving: workers that got a stop before any status showed them, and may still exist.
+    listening_ports: TCP ports with a listener; empty while nothing waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
 
@@ -245,19 +250,19 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class CheckReserve(Struct, frozen=True):
-    """See whether the node can run this worker at all; answer by `Holding.checked`."""
+    """Check whether the node can run this worker at all; answered by `WorkerTable.checked`."""
 
     order: WorkerOrder
 
 
 class StartWorker(Struct, frozen=True):
-    """Start it; idempotent by key; answer by `Holding.started`."""
+    """Start the worker; idempotent by key; answered by `WorkerTable.started`."""
 
     order: WorkerOrder
 
 
 class StopWorker(Struct, frozen=True):
-    """Stop it by the grace protocol; idempotent by key."""
+    """Stop the worker by the grace protocol; idempotent by key."""
 
     key: WorkerKey
     reason: StopReason
@@ -265,33 +270,33 @@ class StopWorker(Struct, frozen=True):
 
 
 class ResizeWorker(Struct, frozen=True):
-    """Tell it how many workers its gang has now."""
+    """Send a worker the new size of its gang."""
 
     key: WorkerKey
     worker_count: int
 
 
 class PauseWorker(Struct, frozen=True):
-    """Suspend it, or let it compute again; idempotent by key."""
+    """Suspend the worker, or let it compute again; idempotent by key."""
 
     key: WorkerKey
     is_suspended: bool
 
 
 class ForgetWorker(Struct, frozen=True):
-    """Remove its files: the coordinator's journal has its end."""
+    """Remove the worker's files: the coordinator's journal has its end."""
 
     key: WorkerKey
 
 
 class RunHook(Struct, frozen=True):
-    """Run one server command in the background; answer by `Life.hook_done`."""
+    """Run one server command in the background; answered by `Life.hook_done`."""
 
     kind: HookKind
 
 
 class EndHook(Struct, frozen=True):
-    """End the server command that runs; it is answered by `Life.hook_done` like any other."""
+    """End the server command that runs; answered by `Life.hook_done` like any other."""
 
     kind: HookKind
 
@@ -309,12 +314,12 @@ its TTL that were left then: with half of it the way home begins no later than w
 
 
 def is_away(memory: Memory) -> bool:
-    """Whether a node is on loan, or on its way there or home."""
+    """True if a node is on loan, or on its way into or out of a loan."""
     return memory.role in AWAY_ROLES
 
 
 def hung_after_s(settings: AgentSettings, memory: Memory) -> float:
-    """Seconds of silence after which whoever holds this node is in its way home."""
+    """Seconds of silence after which the process that returns this node counts as hung."""
     after_s = settings.hung_after_s
     if memory.lease is not None:
         after_s = min(after_s, HUNG_TTL_RATIO * memory.lease.ttl_s)

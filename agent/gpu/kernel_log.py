@@ -47,9 +47,9 @@ MAX_REASON_CHARS = 200
 
 
 class _Line(Struct):
-    """What is read of a line of `journalctl --output=json` (systemd's Journal JSON Format).
+    """The fields used from a line of `journalctl --output=json` (systemd's Journal JSON Format).
 
-    A message that is no text is a list of bytes; one that is too large, null.
+    A message that is not text is a list of bytes; one that is too large, null.
     """
 
     cursor: str = field(name="__CURSOR")

@@ -36,7 +36,7 @@ MAX_ENVIRON_BYTES = 1_000_000
 
 
 class Usage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one process uses each GPU it holds; None is the GPU model's default."""
+    """One process's usage of each GPU it holds; None is the GPU model's default."""
 
     busy_ratio: Ratio | None = None
     memory_bytes: NonNegativeInt | None = None
@@ -125,7 +125,7 @@ class ProcessTable:
             entry.usage, entry.usage_file, entry.usage_mtime_ns = Usage(), Path(file), -1
 
     def _refresh_usage(self, entry: _Entry) -> None:
-        """A file that is missing or half written leaves the last usage in force."""
+        """Refresh the usage; a missing or half-written file leaves the last one in force."""
         if entry.usage_file is None:
             return
         try:
@@ -157,7 +157,7 @@ def _start_ticks(stat: Path) -> int | None:
 
 
 def _environ(pid: int, proc: Path) -> dict[str, str]:
-    """Environment of a process; empty where we may not look, which is no error."""
+    """Environment of a process; empty where access is denied, which is no error."""
     data = environ_of(pid, proc=proc, max_bytes=MAX_ENVIRON_BYTES)
     if VISIBLE_ENV.encode() not in data:
         return {}
@@ -166,7 +166,7 @@ def _environ(pid: int, proc: Path) -> dict[str, str]:
 
 
 def _usage_of(environ: Mapping[str, str]) -> Usage:
-    """What the process says of itself; a value that does not fit is as if it were not there."""
+    """The usage that a process states for itself; an invalid value is ignored."""
     values: dict[str, str] = {}
     for field, name in (("busy_ratio", BUSY_ENV), ("memory_bytes", MEMORY_ENV)):
         with suppress(KeyError, msgspec.ValidationError):
