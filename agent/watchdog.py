@@ -17,12 +17,12 @@ that is not over by then never ends, or the machine is so busy that nobody is se
 
 
 class Duties:
-    """What an agent has begun and not ended.
+    """The duties that an agent has begun and not ended.
 
     Args:
         now_s: seconds on a clock that stands still while the machine is suspended, as the time
             limits of an event loop do.
-        progress: called when something was done and nothing is overdue.
+        progress: called when a duty made progress and nothing is overdue.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class Duties:
 
     @contextlib.contextmanager
     def leg(self, name: str, *, within_s: float = 0.0) -> Generator[None]:
-        """A block that is over within `within_s` and some spare time; overdue until it is."""
+        """A block that ends within `within_s` and some spare time; overdue from then until it
+        ends.
+        """
         key = next(self._count)
         self._legs[key] = (name, self._now_s() + within_s + SPARE_S)
         try:
@@ -44,11 +46,11 @@ class Duties:
             del self._legs[key]
 
     def overdue(self) -> tuple[str, ...]:
-        """Names of what should be over and is not, in the order in which it was begun."""
+        """Names of the overdue duties, in the order in which they began."""
         now_s = self._now_s()
         return tuple(name for name, by_s in self._legs.values() if now_s >= by_s)
 
     def progressed(self) -> None:
-        """Something was done; it counts as long as nothing else is overdue."""
+        """Record progress; it counts as long as nothing else is overdue."""
         if not self.overdue():
             self._progress()

@@ -38,7 +38,7 @@ class ApiErrorCode(StrEnum):
 
 
 class ApiError(Message, frozen=True, kw_only=True, tag="error"):
-    """The request changed nothing; `field` did not fit, `message` says why and what would."""
+    """The request changed nothing; `field` was invalid, `message` gives the reason and a remedy."""
 
     code: ApiErrorCode
     message: str
@@ -46,7 +46,7 @@ class ApiError(Message, frozen=True, kw_only=True, tag="error"):
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
-    """Queue a job. The same request id again is the same job, so a retry is safe."""
+    """Queue a job. A repeated request id means the same job, so a retry is safe."""
 
     spec: JobSpec
     request_id: Token
@@ -68,7 +68,7 @@ class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """It is in the journal."""
+    """The change is in the journal."""
 
     detail: str = ""
 
@@ -91,18 +91,18 @@ class ListServices(Message, frozen=True, kw_only=True, tag="list_services"):
 
 
 class ListTenants(Message, frozen=True, kw_only=True, tag="list_tenants"):
-    """All tenants that the cell has settings of, or jobs."""
+    """All tenants that have settings in the cell, or jobs."""
 
 
 class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
-    """All loans behind `after`; `is_live_only` leaves out the ones that came home."""
+    """All loans behind `after`; `is_live_only` leaves out the returned ones."""
 
     is_live_only: bool = True
     after: str = ""
 
 
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
-    """Everything about one job, node, service or loan, with why it is where it is."""
+    """Everything about one job, node, service or loan, and the reasons for its state."""
 
     kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]
     name: str
@@ -113,8 +113,8 @@ class Operate(Message, frozen=True, kw_only=True, tag="operate"):
 
     target: a node's name, or a service's, which may be empty for all; of `revoke_loan` the id of
         the loan or the name of the lent node.
-    deadline_s: of a drain: what runs on the node may go on for so long, and is preempted then;
-        None: at once.
+    deadline_s: of a drain: work on the node may go on for this long, and is preempted then; None:
+        at once.
     """
 
     action: str
@@ -129,10 +129,10 @@ class GetStatus(Message, frozen=True, kw_only=True, tag="get_status"):
 
 
 class GetEvents(Message, frozen=True, kw_only=True, tag="get_events"):
-    """What happened after a number; follow by asking again with the last one.
+    """Events after a number; follow by asking again with the last one.
 
-    subject: empty for everything, an id or a name, or `KIND/NAME` with a kind of `Describe`. Of a
-        service it means what happens to its nodes, too; of a loan, to its node while it is lent.
+    subject: empty for everything, an id or a name, or `KIND/NAME` with a kind of `Describe`. For a
+    service it includes the events of its nodes; for a loan, those of its node while it is lent.
     """
 
     after: int = 0
@@ -185,7 +185,9 @@ class Loans(Message, frozen=True, kw_only=True, tag="loans"):
 
 
 class Events(Message, frozen=True, kw_only=True, tag="events"):
-    """Answer to `GetEvents`. `subject` is what was asked for as `KIND/ID`, for the next request."""
+    """Answer to `GetEvents`. `subject` is the requested subject as `KIND/ID`, for the next
+    request.
+    """
 
     rows: tuple[StoryRow, ...]
     last: int
@@ -203,7 +205,7 @@ class Logs(Message, frozen=True, kw_only=True, tag="logs"):
 
 
 class Description(Message, frozen=True, kw_only=True, tag="description"):
-    """One thing in full. `why` are sentences: every blocker, the estimate and its source."""
+    """One thing in full. `why` holds sentences: every blocker, the estimate and its source."""
 
     kind: str
     name: str

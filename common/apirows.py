@@ -70,7 +70,8 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
     unknown_s: how long ago a page was last read; of a service, the longest of its nodes.
     last_load_per_s: the last known load; None: it was never known.
-    nodes: of a service, its nodes whose load is unknown; serving: of how many that serve.
+    nodes: of a service, its nodes whose load is unknown.
+    serving: the number of its nodes that serve.
     """
 
     unknown_s: float
@@ -81,9 +82,9 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """A node that takes nothing new, neither a worker nor a loan, although nobody cordoned it.
+    """A node that takes no new worker or loan, although no operator cordoned it.
 
-    left_s: it is tried again after so long; None: once what is wrong there is mended.
+    left_s: it is tried again after this time; None: once the problem there is solved.
     """
 
     why: str
@@ -93,9 +94,9 @@ class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
-    jobs: those that have something there, if only their rendezvous store.
-    drain_left_s: for how long what runs on a node that is drained may go on; None: not any more, or
-        it is not drained.
+    jobs: jobs that have anything there, if only their rendezvous store.
+    drain_left_s: how long work on a draining node may go on; None: not any more, or it is not
+        drained.
     """
 
     node: str
@@ -126,9 +127,10 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """What a node measured of itself by its latest report; nothing older is kept.
+    """The measurements of a node's latest report; older ones are not kept.
 
-    reported_ago_s: how old all of it is. is_silent: a newer report should have come by now.
+    reported_ago_s: how old all of it is.
+    is_silent: a newer report should have come by now.
     lease_remaining_s: until the lease ends unless it is renewed, as its agent counted when it
         reported; None: it has none, or not yet an answer to a renewal.
     """
@@ -144,10 +146,13 @@ class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
 class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One inference service.
 
-    running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
-    reclaims: those of the loans that are remembered, and how many of them were late; lapses: leases
-        that ended by themselves, and turn_backs: loans that their nodes gave up, likewise.
-    last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
+    running_requests, waiting_requests: by the servers of its serving nodes; None: none reports
+        them.
+    reclaims: reclaims of the loans that are remembered, and how many of them were late.
+    lapses, turn_backs: of the same loans, leases that ended by themselves, and loans that their
+        nodes gave up.
+    last_reclaim_s: how long the last reclaim took, from the order to serving again, and when it
+        ended.
     """
 
     service: str
@@ -179,10 +184,10 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One loan.
 
-    begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
-    reclaim_s: from the order to come home to serving again; None without an order, of a node that
-        is not home yet, and of one that had not stopped its server, unless it was heard to drain
-        until after its deadline; that one has no stages.
+    begun_at_s: when its node first reported to be on loan; None too where a reclaim overtook that.
+    reclaim_s: from the order to return to serving again; None without an order, and of a node that
+        is not home yet. Also None, without stages, for a node that had not stopped its server,
+        unless it was seen draining until after its deadline.
     """
 
     lease_id: str
@@ -218,7 +223,7 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One thing that happened."""
+    """One event."""
 
     number: int
     at_s: float
@@ -230,9 +235,10 @@ class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One tenant with all below it; GPUs whatever their type.
 
-    used_gpus: of a GPU that jobs of several tenants share each has a part. borrowed_gpus: what it
-        uses beyond its guarantee. waiting_gpus: base demand of its jobs that
-        wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
+    used_gpus: of a GPU that jobs of several tenants share, each has a part.
+    borrowed_gpus: its use beyond its guarantee.
+    waiting_gpus: base demand of its jobs that wait.
+    fair_share_gpus: its part of the present GPUs by guarantees, and then by weights.
     """
 
     tenant: str

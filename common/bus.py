@@ -67,7 +67,7 @@ class Bus(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         ...
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -86,13 +86,13 @@ class Bus(Protocol):
         """Send and wait for one answer.
 
         Raises:
-            Unavailable: nobody listens, or no answer in time.
+            Unavailable: no listener, or no answer in time.
             AccessError: the server gives this user no right to ask here.
         """
         ...
 
     async def close(self) -> None:
-        """Flush what can be flushed and leave."""
+        """Send what can still be sent and leave."""
         ...
 
 
@@ -103,7 +103,9 @@ GOODBYE_S = 1.0
 
 
 async def leave(bus: Bus, *, clock: Clock) -> None:
-    """Close it within `GOODBYE_S`; what a server that hangs has not taken by then is dropped."""
+    """Close the bus within `GOODBYE_S`; what a server that hangs has not taken by then is
+    dropped.
+    """
     with contextlib.suppress(TimeoutError):
         async with clock.timeout(GOODBYE_S):
             await bus.close()
@@ -126,12 +128,12 @@ async def connect_nats(
         identity: who connects, for error messages and the server's own pages.
         insecure: allow a plain-text URL off loopback.
         access: keys and certificates; with `tls_ca_path` a plain URL is TLS as well.
-        timeout_s: longest wait for the first connection; None returns at once and connects in
-            the background, for a caller that must work without a bus.
+        timeout_s: longest wait for the first connection; None returns at once and connects in the
+            background, for a caller that must work without a bus.
         inbox: prefix of JetStream's answers; those of peers come to `subjects.reply_inbox`.
 
     Raises:
-        ConfigError: the URL or a file does not fit, or the server is too old.
+        ConfigError: the URL or a file is invalid, or the server is too old.
         AccessError: no server took the connection within `timeout_s`, or each refuses it for good.
     """
     options = natsrules.client_options(
@@ -177,7 +179,7 @@ class NatsSubscription:
 
     @property
     def subject(self) -> str:
-        """What it listens to."""
+        """The subject that it listens to."""
         return self._subject
 
     async def attach(self, client: NatsClient) -> None:
@@ -236,7 +238,7 @@ class NatsBus:
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         return self._client is not None and self._client.is_connected
 
     @property
@@ -252,7 +254,7 @@ class NatsBus:
 
     @property
     def server_id(self) -> str:
-        """Names the run of the server that is connected, or was last; empty: there was none."""
+        """Names the run of the connected or last connected server; empty: there was none."""
         return "" if self._client is None else self._client.server_id
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
@@ -286,7 +288,7 @@ class NatsBus:
             self._is_opening = False
 
     def _no_access(self) -> AccessError:
-        """Why there is no connection, by what was heard so far."""
+        """Why there is no connection, by the errors so far."""
         cause = self._why_not.cause or Cause.SERVER
         who = natsrules.nats_user(self._options)
         what = {
@@ -345,7 +347,7 @@ class NatsBus:
         return answer.data
 
     async def request_by_topic(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """The same, with the place of the answer in the subject: the peer hears MQTT."""
+        """The same, with the reply address in the subject, for a peer on MQTT."""
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
@@ -353,7 +355,7 @@ class NatsBus:
         return answer.data
 
     async def close(self) -> None:
-        """Flush what can be flushed and leave."""
+        """Send what can still be sent and leave."""
         self._is_closing = True
         if self._reopening is not None:
             self._reopening.cancel()
@@ -379,7 +381,7 @@ class NatsBus:
         return self._client
 
     async def _connect(self) -> None:
-        """One new client that works, or an exception and none."""
+        """Return a new client that works, or raise and leave none."""
         client = NatsClient()
         try:
             with heeded_cancellation():
@@ -426,7 +428,7 @@ class NatsBus:
     def _next_server(
         self, servers: list[Server], _info: dict[str, Any]
     ) -> tuple[Server | None, float]:
-        """Least tried first."""
+        """The server with the fewest attempts comes first."""
         fewest = min(server.reconnects for server in servers)
         choice = self._random.choice([s for s in servers if s.reconnects == fewest])
         return choice, natsrules.wait_s(fewest, self._random)

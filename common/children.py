@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 class Child(Protocol):
-    """What is needed of a child; `asyncio.subprocess.Process` is one."""
+    """The part of a child process that is used here; `asyncio.subprocess.Process` is one."""
 
     @property
     def pid(self) -> int:
@@ -23,12 +23,12 @@ class Child(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, as far as this process has been told."""
+        """None while it runs, as far as this process knows."""
         ...
 
 
 def send_signal(child: Child, number: signal.Signals) -> None:
-    """Send a signal to a child; to nobody when it has ended. Its exit status stays where it is.
+    """Send a signal to a child, unless it has ended. Its exit status stays available.
 
     Raises:
         PermissionError: it has another account's rights.
@@ -53,8 +53,10 @@ def send_signal(child: Child, number: signal.Signals) -> None:
 
 
 def _send_by_number(pid: int, number: signal.Signals) -> None:
-    """As well as it goes without a descriptor: a number is no other's while its child is unreaped,
-    which it was a moment ago."""
+    """Send the signal by number, for a kernel without descriptors of processes.
+
+    A number is no other process's while its child is unreaped, which it was a moment ago.
+    """
     try:
         if _is_unreaped(os.P_PID, pid):
             os.kill(pid, number)
@@ -63,7 +65,7 @@ def _send_by_number(pid: int, number: signal.Signals) -> None:
 
 
 def _is_unreaped(id_type: int, number: int) -> bool:
-    """Whether this is a child of this process, running or ended; it is not reaped by the look."""
+    """True if this is a child of this process, running or ended; the check does not reap it."""
     try:
         os.waitid(id_type, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

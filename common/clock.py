@@ -22,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """The boot that `now_s` counts from; another one after each boot, and on each machine."""
+        """The boot that `now_s` counts from; it differs after each boot, and on each machine."""
         ...
 
     def wall_s(self) -> float:

@@ -51,8 +51,8 @@ def decode(data: bytes, kind: type[M]) -> M:
     """One message of the given kind.
 
     Raises:
-        ProtocolError: too large, another version, not MessagePack, or a field that does not fit;
-            the text names the field.
+        ProtocolError: too large, another version, not MessagePack, or an invalid field; the text
+            names the field.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(

@@ -50,7 +50,7 @@ Steps = Annotated[int, Meta(ge=0, le=3)]
 
 
 class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One reason, and what it says of another try; fields as in `Failure`."""
+    """One reason, and its retry class; fields as in `Failure`."""
 
     name: Reason
     title: Title
@@ -62,15 +62,16 @@ class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reason is seen.
+    """How a reason is recognized.
 
-    texts: any of them stands in the log, as it is written here.
+    texts: the log contains any of them literally.
     patterns: any regular expression matches within one line of the log.
     exit_codes: the main process ended so; negative is a signal.
-    is_implicit: this is only the outcome of something; explicit signatures go before.
-    is_certain: the system says so, never a program in passing: wherever it stands, it is the end.
-    steps_after_cause: 0 names a root cause; 1 is what a GPU makes of one, such as a CUDA error; 2
-        is what others see when a process dies, such as a broken collective; 3 an abort after that.
+    is_implicit: this is only the outcome of something; explicit signatures come first.
+    is_certain: the system reports it, never a program in passing: wherever it stands, it is the
+        end.
+    steps_after_cause: 0 names a root cause; 1 is its effect on a GPU, such as a CUDA error; 2 is
+        the effect of a dead process on others, such as a broken collective; 3 an abort after that.
     """
 
     reason: Reason
@@ -83,7 +84,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RuleFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in a file of rules."""
+    """The content of a file of rules."""
 
     reason: tuple[ReasonRule, ...] = ()
     signature: tuple[Signature, ...] = ()
@@ -98,12 +99,12 @@ class FailureRules:
     """Rules that are ready to be looked up.
 
     Args:
-        files: the packaged file last; a reason that several define is the first one's.
-        site_file: what a mistake in the others is told of.
+        files: the packaged file last; if several files define a reason, the first one counts.
+        site_file: named in the error about a mistake in the other files.
 
     Raises:
-        ConfigError: a reason that one file defines twice; a signature of a reason that nobody
-            defines, or one that no failure or every log can show; a pattern that is none.
+        ConfigError: a reason that one file defines twice; a signature of an undefined reason, or
+            one that no failure or every log can show; an invalid pattern.
     """
 
     def __init__(self, *files: RuleFile, site_file: str = "") -> None:
@@ -172,7 +173,7 @@ class FailureRules:
         """A failure of a known reason.
 
         Raises:
-            KeyError: nobody defines it.
+            KeyError: the reason is undefined.
         """
         rule = self.reasons[reason]
         return Failure(
@@ -188,10 +189,10 @@ class FailureRules:
         )
 
     def classify(self, log: bytes, *, exit_code: int | None, error: str = "") -> Failure:
-        """Why a worker failed whose log ends so; of a longer log only the last 64 KiB count.
+        """Why a worker failed, by the end of its log; of a longer log only the last 64 KiB count.
 
         Args:
-            error: what its supervisor said of it.
+            error: its supervisor's text.
         """
         log = since_last_meeting(log[-TAIL_BYTES:])
         found = self._classify(log, exit_code, error)
@@ -222,7 +223,7 @@ class FailureRules:
         return self.failure(self._weighed[best.order].rule.reason, line=line)
 
     def _outcome(self, told: Sequence[Line], text: str, exit_code: int | None) -> Failure:
-        """What an end was whose cause no words tell; of a traceback its exception is shown."""
+        """The outcome of an end without a known cause; for a traceback its exception is shown."""
         for each in self._weighed:
             if exit_code is not None and exit_code in each.rule.exit_codes:
                 return self.failure(each.rule.reason, line=f"exit code {exit_code}")
@@ -239,7 +240,9 @@ class FailureRules:
             yield order, list(_offsets(each, text))
 
     def _sightings(self, seen: Mapping[int, Sequence[int]], lines: LogLines) -> Iterator[Sighting]:
-        """Of all packaged explicit signatures that were not got over."""
+        """The matches of all packaged explicit signatures, except errors that the program
+        survived.
+        """
         for order, offsets in seen.items():
             rule = self._weighed[order].rule
             for number in sorted({lines.number_at(at) for at in offsets}):
@@ -256,28 +259,33 @@ class FailureRules:
 
 
 def since_last_meeting(log: bytes) -> bytes:
-    """What a log tells since the gang last met again, by the word of Aryl's launcher of torchrun:
-    all before it is of failures that a change of membership explains, and that were got over."""
+    """The part of a log since the gang last met again, by a line of Aryl's launcher of torchrun.
+
+    Everything before it is about failures that a change of membership explains, and that the gang
+    survived.
+    """
     ends = [match.end() for match in _MEETING_AGAIN.finditer(log)]
     return log[ends[-1] :] if ends else log
 
 
 def _is_signal(exit_code: int | None) -> bool:
-    """Whether it was ended from outside: an exception that nobody caught gives another code.
+    """True if it was ended from outside: an uncaught exception gives another code.
 
-    A shell tells of the signal by 128 and its number.
+    A shell shows the signal as 128 plus its number.
     """
     return exit_code is not None and (exit_code < 0 or 128 < exit_code <= 128 + MOST_SIGNALS)
 
 
 def _readable(log: bytes, error: str) -> list[Line]:
-    """What the program and its supervisor said, without what launchers and terminals add."""
+    """The output of the program and its supervisor, without additions of launchers and
+    terminals.
+    """
     lines = log.decode(errors="replace").replace("\r", "\n").split("\n")
     return bare_lines([line[:MAX_CHARS_OF_LINE] for line in (*lines, *error.split("\n"))])
 
 
 def _seen(each: _Compiled, text: str, exit_code: int | None) -> str | None:
-    """The line that shows it; None when nothing does."""
+    """The line that matches; None when none does."""
     for wanted in each.rule.texts:
         at = text.rfind(wanted)
         if at >= 0:
@@ -314,7 +322,7 @@ def read_rules(site_file: str = "") -> FailureRules:
     """The packaged rules, and before them those of a site's own file.
 
     Raises:
-        ConfigError: the site's file is not there, or is no file of rules.
+        ConfigError: the site's file is missing, or is no file of rules.
     """
     packaged = resources.files("common").joinpath("data/failures.toml").read_text()
     own = RuleFile() if not site_file else read_file(site_file)
@@ -325,7 +333,7 @@ def read_file(path: str) -> RuleFile:
     """The rules of a site's file.
 
     Raises:
-        ConfigError: the file is not there, or is no file of rules.
+        ConfigError: the file is missing, or is no file of rules.
     """
     try:
         text = Path(path).read_text()

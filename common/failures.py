@@ -20,10 +20,10 @@ Times = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class RetryClass(StrEnum):
-    """What a failure says of another try.
+    """The retry class of a failure.
 
-    `never`: it would fail again, whoever runs it. `elsewhere`: another node may run it.
-    `back_off`: a while later it may run anywhere.
+    `never`: it would fail again on every node. `elsewhere`: another node may run it. `back_off`: a
+    while later it may run anywhere.
     """
 
     NEVER = "never"
@@ -32,9 +32,9 @@ class RetryClass(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who has to look at it (table 7: IF, AE, U).
+    """The person who has to look at it (table 7: IF, AE, U).
 
-    `engine`: whoever keeps the framework that the job runs in.
+    `engine`: who maintains the framework that the job runs in.
     """
 
     INFRASTRUCTURE = "infrastructure"
@@ -45,13 +45,7 @@ class Origin(StrEnum):
 class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Why one worker failed, as its node read it in the worker's log.
 
-    most_retries: another try after this reason is made so often at most; None: as often as the
-        job's own budget allows.
-    is_free: it is not the job's fault and does not count on its budget.
-    suspects_node: the node's hardware is at fault.
-    is_explicit: the log names the root cause; else only its outcome was seen.
-    line: what was read.
-    origins: who has to look at it; empty where its rule does not say.
+    most_retries: the number of further tries after this reason; None: the job's own budget applies.
     """
 
     reason: Reason

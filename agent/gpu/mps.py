@@ -19,8 +19,11 @@ SERVER = "nvidia-cuda-mps"
 
 
 def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[GpuReport, ...]:
-    """The GPUs without the servers among their processes: such a server is whosever its clients
-    are, ends with none of them, and takes the next ones; what memory it has in use still shows."""
+    """The GPUs without the MPS servers among their processes.
+
+    An MPS server belongs to the owner of its clients, ends with none of them, and takes the next
+    ones. The memory that it uses still shows.
+    """
     return tuple(
         structs.replace(
             gpu,

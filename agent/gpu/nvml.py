@@ -100,7 +100,7 @@ class Memory(Protocol):
 
 
 class ComputeProcess(Protocol):
-    """nvmlProcessInfo_t; memory in bytes, None where the driver may not say."""
+    """nvmlProcessInfo_t; memory in bytes, None where the driver cannot give it."""
 
     @property
     def pid(self) -> int: ...
@@ -120,14 +120,14 @@ class PciInfo(Protocol):
 
 
 class Values(Protocol):
-    """nvmlValue_t, a union; what NVML wrote is of the member that the field has."""
+    """nvmlValue_t, a union; NVML writes the member that belongs to the field."""
 
     @property
     def uiVal(self) -> int: ...
 
 
 class FieldValue(Protocol):
-    """nvmlFieldValue_t; `nvmlReturn` says whether there is a value."""
+    """nvmlFieldValue_t; `nvmlReturn` shows whether there is a value."""
 
     @property
     def nvmlReturn(self) -> int: ...
@@ -194,11 +194,13 @@ class NvmlApi(Protocol):
 
 
 class LibraryFailed(Unavailable):
-    """Not one GPU but the library or the driver as a whole; it has to be opened anew."""
+    """A failure of the whole library or driver, not of one GPU; the library must be opened
+    again.
+    """
 
 
 class LostUnseen(Unavailable):
-    """One GPU that NVML says is lost, and that was never seen to name it."""
+    """NVML reports a lost GPU that no reading has named."""
 
 
 class NvmlError(Exception):
@@ -272,9 +274,9 @@ def real_api() -> NvmlApi:
 
 
 class GpuProbe:
-    """One GPU by its index; remembers who it was, so that it can be named when it is lost.
+    """One GPU by its index; remembers its identity, so that a lost GPU can be named.
 
-    Each probe has an NVML event set of its own: an event then belongs to a GPU without asking a
+    Each probe has an NVML event set of its own: an event then belongs to a GPU without a query to a
     device that may be gone.
     """
 
@@ -297,7 +299,7 @@ class GpuProbe:
 
         Raises:
             LibraryFailed: the whole library failed.
-            LostUnseen: this GPU is lost, and was never seen to name it.
+            LostUnseen: this GPU is lost, and no earlier reading can name it.
             Unavailable: this GPU was never seen and cannot be named.
         """
         self.error, self.unread = "", {}
@@ -331,7 +333,7 @@ class GpuProbe:
         return report
 
     def _identify(self, handle: Handle) -> GpuReport:
-        """Who it is, before anything that may fail or hang: it can then be named."""
+        """Read the identity before any call that may fail or hang, so that the GPU can be named."""
         api, known = self._api, self.identity
         uuid = GpuUuid(_text(api.nvmlDeviceGetUUID(handle)))
         if known is not None and known.uuid != uuid:
@@ -385,7 +387,9 @@ class GpuProbe:
         )
 
     def _mig_mode(self, handle: Handle, reading: _Reading) -> bool | None:
-        """As it was last told where an error hides it: an instance would be taken for a GPU."""
+        """The MIG mode, the last known one after an error; otherwise an instance would pass for
+        a GPU.
+        """
         is_mig = reading.is_mig(handle)
         if is_mig is not None:
             self._is_mig = is_mig
@@ -422,10 +426,10 @@ class GpuProbe:
 
 
 def gpu_count(api: NvmlApi) -> int:
-    """GPUs that NVML says this machine has.
+    """The number of GPUs in this machine, by NVML.
 
     Raises:
-        Unavailable: NVML does not say.
+        Unavailable: NVML does not report it.
     """
     try:
         return api.nvmlDeviceGetCount()
@@ -439,7 +443,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _supported(call: Callable[[], T]) -> T | None:
-    """The answer, or None where there is none; an error of the whole GPU is raised."""
+    """The answer, or None if the call is not supported; an error of the whole GPU is raised."""
     try:
         return call()
     except NvmlFault as error:
@@ -457,7 +461,7 @@ def _health_of(error: NvmlError) -> GpuHealth:
 
 
 class _Reading:
-    """The values of one device, or of a MIG instance, each by itself.
+    """The values of one device, or of a MIG instance, each read by itself.
 
     Args:
         name: of the device, for people.
@@ -475,11 +479,11 @@ class _Reading:
 
     @property
     def has_failed(self) -> bool:
-        """Nothing but errors came, and several: that is no want of one value."""
+        """True if several calls returned only errors: that is more than one missing value."""
         return self._failure_count > 1 and self._answer_count == 0
 
     def _ask(self, what: str, *calls: Callable[[], T]) -> T | None:
-        """The first answer of calls for the same, newest first: an older driver has not all.
+        """The first answer of equivalent calls, newest first: an older driver does not have all.
 
         Raises:
             NvmlFault: an error of the whole GPU, or of the library.
@@ -507,14 +511,16 @@ class _Reading:
         self.unread[f"{self._name}: {what}"] = why
 
     def _within(self, what: str, value: int | None, least: float, most: float) -> int | None:
-        """None in place of what no device can have: drivers fill in what they do not know."""
+        """The value, or None if no device can have it: drivers fill in values that they do not
+        know.
+        """
         if value is None or least <= value <= most:
             return value
         self._leave(what, f"{value} is out of range")
         return None
 
     def memory_bytes(self, handle: Handle) -> tuple[int, int | None]:
-        """All of it, by an earlier reading if need be, and what is used."""
+        """Total memory, by an earlier reading if need be, and used memory."""
         api = self._api
         # Version 2 does not count what the driver keeps for itself as used; with version 1 an
         # idle GPU never looks free.
@@ -568,7 +574,7 @@ class _Reading:
         return tuple(name for name, bit in THROTTLE_REASONS.items() if bits and bits & bit)
 
     def recovery_action(self, handle: Handle) -> RecoveryAction | None:
-        """What the driver asks for; drivers that know no such field tell nothing.
+        """The recovery action that the driver requests; drivers without the field report none.
 
         It is no reading of the device, so it does not show that the device answers.
         """
@@ -583,8 +589,11 @@ class _Reading:
         return RECOVERY_ACTIONS.get(values[0].value.uiVal, RecoveryAction.UNKNOWN)
 
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...] | None:
-        """Each once, by pid; None: not told, which is told. Clients of CUDA's Multi-Process Service
-        are in a list of their own; the other one then has their server."""
+        """Each process once, by pid; None if the driver does not list them, which is reported.
+
+        Clients of CUDA's Multi-Process Service are in a list of their own; the other list then has
+        their server.
+        """
         api = self._api
         compute = self._list(
             "processes",
@@ -607,8 +616,10 @@ class _Reading:
         newest: Callable[[], list[ComputeProcess]],
         older: Callable[[], list[ComputeProcess]],
     ) -> tuple[GpuProcess, ...] | None:
-        """A list of processes, by the older call too where the newest makes no sense: drivers 535
-        before 535.98 fill it with wider records than its type has (nvitop#88)."""
+        """A list of processes, by the older call if the newest returns garbage.
+
+        Drivers 535 before 535.98 fill the list with wider records than its type has (nvitop#88).
+        """
         found = self._ask(what, newest, older)
         if found is not None and not all(self._is_sound(process) for process in found):
             found = self._ask(what, older)
@@ -633,7 +644,7 @@ class _Reading:
         return used if used is not None and 0 <= used <= most else None
 
     def is_mig(self, handle: Handle) -> bool | None:
-        """Whether it is in MIG mode; None: there was an error in place of an answer."""
+        """True if the GPU is in MIG mode; None: the call returned an error."""
         failure_count = self._failure_count
         modes = self._ask("MIG mode", lambda: self._api.nvmlDeviceGetMigMode(handle))
         mode = None if modes is None else self._within("MIG mode", modes[0], 0, MIG_ENABLED)
@@ -643,7 +654,7 @@ class _Reading:
         return None if self._failure_count > failure_count else False
 
     def mig_instances(self, handle: Handle) -> tuple[MigInstance, ...]:
-        """Those there are, in order; one that cannot be named is left out, and told."""
+        """The MIG instances in order; one that cannot be named is left out, and reported."""
         api = self._api
         count = self._ask("MIG instances", lambda: api.nvmlDeviceGetMaxMigDeviceCount(handle))
         found: list[MigInstance] = []
@@ -685,7 +696,7 @@ def _mig_order(part: MigInstance) -> tuple[int, int, str]:
 def _together(
     lists: Iterable[tuple[GpuProcess, ...] | None],
 ) -> tuple[GpuProcess, ...] | None:
-    """All of them once, by pid; None where one of the lists was not told."""
+    """The processes of all lists once, by pid; None if one of the lists is missing."""
     found: dict[int, GpuProcess] = {}
     for processes in lists:
         if processes is None:

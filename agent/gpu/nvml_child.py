@@ -32,7 +32,7 @@ def open_api(settings: ChildSettings) -> NvmlApi:
 
     Raises:
         Unavailable: no NVML here.
-        ConfigError: the fleet file does not fit.
+        ConfigError: the fleet file is invalid.
     """
     if not settings.fake_fleet:
         return real_api()
@@ -57,8 +57,8 @@ def open_api(settings: ChildSettings) -> NvmlApi:
 def serve(settings: ChildSettings, asked: queue.SimpleQueue[bool], out: BinaryIO) -> int:
     """Answer each True in `asked` with a frame until a False; returns the exit status.
 
-    A library that fails as a whole is said once and ends the process: the parent starts another
-    one, which opens NVML anew.
+    A failure of the whole library is reported once and ends the process: the parent starts another
+    one, which opens NVML again.
     """
     try:
         api = open_api(settings)
@@ -84,14 +84,16 @@ def _write(out: BinaryIO, sample: Sample) -> None:
 
 
 def _private_stdout() -> BinaryIO:
-    """The pipe to the parent; whatever else writes to stdout goes to stderr from now on."""
+    """Reserve stdout as the pipe to the parent; all other output to stdout goes to stderr from
+    now on.
+    """
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return out
 
 
 def _read_questions(stream: BinaryIO, asked: queue.SimpleQueue[bool]) -> None:
-    """Until the parent closes its end, or dies."""
+    """Read questions until the parent closes its end, or dies."""
     while len(header := stream.read(HEADER.size)) == HEADER.size:
         stream.read(payload_bytes(header))
         asked.put(True)

@@ -22,7 +22,7 @@ from common.model import GpuUuid, NonNegativeFloat, PositiveFloat
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:
-    """`0000:3b:00`; without the function, which is always 0 of a GPU."""
+    """The address as `0000:3b:00`, without the function, which is always 0 for a GPU."""
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
@@ -32,12 +32,13 @@ ASK = HEADER.pack(0)
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All GPUs once; `error` says what could not be read, in words.
+    """All GPUs once; `error` is the reason for any part that could not be read.
 
-    unread: values that NVML has an error or nonsense for, and why; they are reported as not known.
-    lost_indices: GPUs that NVML says are lost, and that this child never saw to name them.
-    uuid_by_pci_address: as the kernel log names them, where NVML says; spelled as
-        `agent.gpu.wire` does.
+    unread: values for which NVML returned an error or nonsense, and why; they are reported as
+        unknown.
+    lost_indices: GPUs that NVML reports as lost, and that this child cannot name.
+    uuid_by_pci_address: as the kernel log names them, where NVML gives it; spelled as in
+        `agent.gpu.wire`.
     """
 
     gpus: tuple[GpuReport, ...] = ()

@@ -32,10 +32,10 @@ DISARM_RETRY_S = 10.0
 
 
 class LastResort(Protocol):
-    """Brings the node home when nobody disarms it in time; survives the agent."""
+    """Brings the node home unless it is disarmed in time; survives the agent."""
 
     async def arm(self, after_s: float) -> None:
-        """Fire in `after_s`, instead of whenever it would have fired before."""
+        """Fire in `after_s`, in place of the earlier instant."""
         ...
 
     async def disarm(self) -> None:
@@ -44,11 +44,10 @@ class LastResort(Protocol):
 
 
 class LeaseKeeper:
-    """Renews the lease every third of its TTL from the moment that it was taken, sooner after a
-    failure.
+    """Renews the lease every third of its TTL from its start, sooner after a failure.
 
-    The last resort is armed before the first request, and before the node leaves its routing: one
-    whose agent dies in the drain, and whose coordinator never answered, must come home too.
+    The last resort is armed before the first request, and before the node leaves its routing. A
+    node whose agent dies in the drain, and whose coordinator never answered, must come home too.
 
     Args:
         changed: called after each answer, when there may be something to write down or to do.
@@ -93,14 +92,18 @@ class LeaseKeeper:
         return max(0.0, self._next_at_s - self._clock.now_s())
 
     def may_begin(self, lease_id: LeaseId) -> bool:
-        """Whether the last resort was armed for a lease, or could not be: a node that nobody would
-        bring home but its agent still has that."""
+        """True if the last resort was armed for a lease, or could not be armed.
+
+        In the second case only the agent can bring the node home.
+        """
         return self._tried_for == lease_id
 
     @property
     def step_limit_s(self) -> float:
-        """What the time limits inside a step add up to: of one renewal, and of the last resort,
-        which it may arm twice or disarm once."""
+        """The sum of the time limits inside a step.
+
+        These are one renewal, and the last resort, which a step may arm twice or disarm once.
+        """
         lease = self._lease()
         asking_s = 0.0 if lease is None else lease.ttl_s / (RENEWALS_PER_TTL + 1)
         return asking_s + 2 * RESORT_LIMIT_S
@@ -175,7 +178,7 @@ class LeaseKeeper:
         await self._changed()
 
     async def _arm(self, lease: Lease) -> None:
-        """Have the last resort fire some time after the end of the lease as it is known now."""
+        """Have the last resort fire some time after the end of the lease as known now."""
         ends_at_s = self._life.lease_ends_at_s
         if ends_at_s is None:
             return  # it ended meanwhile
@@ -185,7 +188,9 @@ class LeaseKeeper:
             self._armed_for = lease.lease_id
 
     async def _try(self, doing: Awaitable[None], what: str) -> bool:
-        """Whether it went well; if not it is tried again, with the next renewal or some time on."""
+        """Run one attempt; True if it succeeded. A failed one is repeated, with the next renewal
+        or later.
+        """
         try:
             await doing
         except (Unavailable, OSError) as error:

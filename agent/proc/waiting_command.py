@@ -12,7 +12,7 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Become the command; return where the input ended without a word.
+    """Become the command; return if the input ends without a line.
 
     Raises:
         OSError: it cannot be run.

@@ -13,7 +13,7 @@ from common.model import WorkerKey
 
 
 def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
-    """Give a shim an order; one that is gone needs none.
+    """Send a shim an order; a shim that is gone needs none.
 
     Raises:
         Unavailable: the shim lives and does not listen.

@@ -20,8 +20,10 @@ CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 
 def become_reaper() -> None:
-    """Be the parent of every orphan below: torchrun gives each rank a session of its own, which
-    no kill of a process group reaches."""
+    """Become the parent of every orphan below.
+
+    torchrun gives each rank a session of its own, which no kill of a process group reaches.
+    """
     import ctypes  # only here: the shim itself, started anew, does without its memory
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -31,8 +33,8 @@ def become_user(directory: str, account: dict[str, object]) -> None:
     """Give up root for the job's user, who then owns the directory; its group still reads it.
 
     Raises:
-        OSError: not root, or no such directory.
-        ValueError: the account is root's, or the directory is not.
+        OSError: not root, or the directory is missing.
+        ValueError: the account is root's, or the path is not a directory.
     """
     uid, gid, name = account.get("uid"), account.get("gid"), account.get("name")
     if not isinstance(uid, int) or not isinstance(gid, int) or uid <= 0:
@@ -52,14 +54,14 @@ def become_user(directory: str, account: dict[str, object]) -> None:
 
 
 def detach() -> None:
-    """Become nobody's child, so that no death of the starter reaches here."""
+    """Leave the parent, so that the starter's death has no effect here."""
     if os.fork():
         os._exit(0)
     os.setsid()
 
 
 def prepare(arguments: list[str]) -> None:
-    """Do what only a first process can, then start anew with a small memory."""
+    """Do what only a first process can do, then start again with a small memory."""
     directory = os.path.abspath(arguments[-1])
     if DETACH_FLAG in arguments:
         detach()

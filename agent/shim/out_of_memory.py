@@ -19,7 +19,7 @@ _PLACES = (("0::", "", "memory.events"), (":memory:", "/memory", "memory.oom_con
 
 
 def oom_kills(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """How many processes of the caller's own unit were ended so; None where nobody can tell."""
+    """The number of processes of the caller's own unit that were killed so; None if unknown."""
     for line in _text(groups).splitlines():
         for mark, below, name in _PLACES:
             before, found, path = line.partition(mark)
@@ -34,7 +34,7 @@ def oom_kills(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -
 
 
 def why_killed(exit_code: int | None, before: int | None, now: int | None) -> str:
-    """In words, that it was for want of memory, where the count has grown; else empty."""
+    """A text that memory ran out, where the count has grown; else empty."""
     if exit_code not in KILLED or before is None or now is None or now <= before:
         return ""
     return f"out of memory: the kernel killed a process of it (oom_kill {now - before})"

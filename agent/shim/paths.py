@@ -39,7 +39,7 @@ def find_command(command: str, search_path: str, workdir: str) -> str:
     """The program that a command names, as execvpe would find it; empty when there is none.
 
     Raises:
-        OSError: there may be one on storage that is not well.
+        OSError: there may be one, on storage that fails.
     """
     candidates = (
         [os.path.join(workdir, command)]
@@ -59,10 +59,10 @@ def find_command(command: str, search_path: str, workdir: str) -> str:
 
 
 def _mode(path: str) -> int:
-    """Kind and rights of what a path names; 0 when there is nothing that the job could use.
+    """Kind and rights of a path; 0 when there is nothing that the job could use.
 
     Raises:
-        OSError: nobody can say, as its storage is not well.
+        OSError: the storage fails, so the answer is unknown.
     """
     try:
         return os.stat(path).st_mode
@@ -79,11 +79,12 @@ def _is_dir(path: str) -> bool:
 
 
 def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) -> str:
-    """What a job names that its worker cannot run with here, and in a second line why; the empty
-    string when it can. Asks as whoever calls it.
+    """The path or command of a job that does not work here, and the reason in a second line.
+
+    Empty when all work. The check runs with the caller's rights.
 
     Raises:
-        OSError: its storage is not well.
+        OSError: its storage fails.
     """
     if not _is_dir(workdir):
         return f"workdir\nworkdir {workdir!r} is not a directory on this node"
@@ -104,7 +105,7 @@ def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) 
 
 
 def error_text(number: int) -> str:
-    """An error number as people know it."""
+    """The usual text of an error number."""
     return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
 
 

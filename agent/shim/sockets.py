@@ -28,7 +28,7 @@ _MAX_NOTE_BYTES = 100
 
 
 def parse(data: bytes) -> dict[str, object] | None:
-    """One message; None for whatever is not a JSON object."""
+    """One message; None for anything that is not a JSON object."""
     try:
         value: object = json.loads(data)
     except (ValueError, RecursionError):
@@ -37,7 +37,7 @@ def parse(data: bytes) -> dict[str, object] | None:
 
 
 def bind_control(path: str) -> socket.socket:
-    """The datagram socket on which the agent gives orders; `path` is relative, so always short."""
+    """The datagram socket for the agent's orders; `path` is relative, so always short."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     control.setblocking(False)
     control.bind(path)
@@ -46,7 +46,7 @@ def bind_control(path: str) -> socket.socket:
 
 
 def receive_all(control: socket.socket) -> list[bytes]:
-    """Every datagram that waits."""
+    """Every datagram that is waiting."""
     datagrams: list[bytes] = []
     while len(datagrams) < 64:
         try:
@@ -57,7 +57,7 @@ def receive_all(control: socket.socket) -> list[bytes]:
 
 
 class JobClient:
-    """One connection of a worker's process, with what it has half said."""
+    """One connection of a worker's process, with its incomplete line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -69,7 +69,9 @@ class JobClient:
         self._unsent = b""
 
     def receive(self) -> tuple[list[bytes], int, bool]:
-        """Whole lines that have come, how many were too long, and whether it is still there."""
+        """The complete lines received, how many were too long, and whether the peer is still
+        there.
+        """
         try:
             data = self.connection.recv(MAX_LINE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -94,12 +96,12 @@ class JobClient:
         return fitting, too_long + len(lines) - len(fitting), True
 
     def send(self, line: bytes) -> bool:
-        """Say a line as far as the peer takes it; false when it takes nothing any more."""
+        """Send a line as far as the peer takes it; false when it takes nothing any more."""
         self._unsent += line
         return self.flush()
 
     def flush(self) -> bool:
-        """Say what is left; false when the peer is gone or too far behind."""
+        """Send the rest; false when the peer is gone or too far behind."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self.connection.send(self._unsent) :]
@@ -111,12 +113,12 @@ class JobClient:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits to be sent."""
+        """True if something waits to be sent."""
         return bool(self._unsent)
 
 
 class JobSocket:
-    """The listening socket named in the worker's environment, and everyone who connected."""
+    """The listening socket named in the worker's environment, and all its connections."""
 
     def __init__(self, directory: str) -> None:
         self._folder = ""
@@ -136,8 +138,10 @@ class JobSocket:
         self.clients: dict[int, JobClient] = {}
 
     def accept_all(self) -> Iterator[int]:
-        """Descriptors of all who wait to be let in, one by one; no more than may be there, because
-        a job that connects without end must not keep its shim."""
+        """Descriptors of all waiting connections, one by one, up to the limit.
+
+        The limit keeps a job that connects without end from blocking its shim.
+        """
         for _ in range(MAX_CLIENTS):
             client = self._accept()
             if client is None:
@@ -145,7 +149,7 @@ class JobSocket:
             yield client.connection.fileno()
 
     def _accept(self) -> JobClient | None:
-        """Whoever connects; one too many is turned away at once."""
+        """Accept one connection; one above the limit is closed at once."""
         try:
             connection, _ = self.listener.accept()
         except OSError:
@@ -159,24 +163,26 @@ class JobSocket:
         return client
 
     def drop(self, fd: int) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         client = self.clients.pop(fd, None)
         if client is not None:
             client.connection.close()
 
     @property
     def is_connected(self) -> bool:
-        """Whether any process of the worker has said hello and is still there."""
+        """True if any process of the worker has sent a hello and is still there."""
         return any(client.has_greeted for client in self.clients.values())
 
     @property
     def suspends(self) -> bool:
-        """Whether all who greeted suspend by themselves, and somebody did."""
+        """True if at least one process sent a hello, and all of them suspend by themselves."""
         greeted = [client.suspends for client in self.clients.values() if client.has_greeted]
         return bool(greeted) and all(greeted)
 
     def broadcast(self, message: dict[str, object]) -> list[int]:
-        """Say something to all who greeted; the descriptors of those who do not listen."""
+        """Send a message to all processes that sent a hello; the descriptors of those that do
+        not read.
+        """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         return [
             fd
@@ -185,7 +191,7 @@ class JobSocket:
         ]
 
     def close(self) -> None:
-        """Leave nothing in the file system."""
+        """Remove the socket from the file system."""
         for fd in list(self.clients):
             self.drop(fd)
         self.listener.close()
@@ -197,7 +203,7 @@ class JobSocket:
 
 
 def _note(folder: str) -> None:
-    """Name it in the worker's directory, which a shim is in."""
+    """Record the folder in the worker's directory, the shim's working directory."""
     fd = os.open(FOLDER_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         os.write(fd, folder.encode("ascii"))
@@ -206,11 +212,13 @@ def _note(folder: str) -> None:
 
 
 def remove_folder(directory: str) -> None:
-    """Remove the folder that a shim has named in a worker's directory and left; none is no error.
+    """Remove the folder that a shim named in a worker's directory and left behind; none is no
+    error.
 
-    The directory is its job's, who may have written any name there, and whoever calls may be root.
-    So only a folder of such a name counts, and only one of the account that has the directory; of
-    it only its socket goes. No link is followed: there is none that this account could not remove.
+    The directory is its job's, which may have written any name there, and the caller may be root.
+    So only a folder with a shim's kind of name counts, and only one of the account that owns the
+    directory. Only the socket in it is removed. No link is followed: every removal is one that this
+    account could make itself.
     """
     with contextlib.suppress(OSError):
         owner = os.lstat(directory).st_uid
@@ -231,7 +239,7 @@ def remove_folder(directory: str) -> None:
 
 
 def _noted(path: str) -> str | None:
-    """The name in a note that only a shim can have meant; a fifo or a link is not waited for."""
+    """The name in a note, if only a shim can have written it; a fifo or a link is not opened."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

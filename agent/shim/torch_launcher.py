@@ -90,20 +90,20 @@ DEPARTURE_S = 5.0
 
 
 def say(text: str) -> None:
-    """A line in the worker's log that is this launcher's own."""
+    """Write a line of this launcher's own into the worker's log."""
     sys.stderr.write(f"aryl-launcher: {text}\n")
     sys.stderr.flush()
 
 
 class Order:
-    """Whether this worker was asked to stop, by what its shim writes beside its log."""
+    """The order to stop this worker, read from a file that its shim writes beside its log."""
 
     def __init__(self, directory: str) -> None:
         self._status = Path(directory or os.devnull) / "status.json"
         self._looked_at_s = -LOOK_S
 
     def is_to_stop(self) -> bool:
-        """Looks at the disk, at most twice a second; what cannot be read says nothing."""
+        """Check the disk, at most twice a second; an unreadable file means no order."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s < LOOK_S:
             return False
@@ -115,11 +115,11 @@ class Order:
 
 
 class Meeting:
-    """A rendezvous handler of torchrun whose members know of each other's ends.
+    """A rendezvous handler of torchrun whose members learn of each other's ends.
 
-    In the store of each round the members count, under `aryl/`: who is `leaving`, as it was asked
-    to; whose ranks `failed`; whose have `finished`; and who `ended`, that is went although nobody
-    had asked it to. Everything else is the handler's that it wraps.
+    In the store of each round, under `aryl/`, the members count four kinds of member: `leaving`, on
+    request; `failed`, with failed ranks; `finished`; and `ended`, gone without a request. All else
+    is left to the wrapped handler.
     """
 
     def __init__(self, inner: Any, order: Order, *, worker_index: str, starting: int) -> None:
@@ -138,7 +138,7 @@ class Meeting:
         return getattr(self._inner, name)
 
     def next_rendezvous(self) -> Any:
-        """As the handler's; the first time after those that start together have arrived."""
+        """As the handler's; the first call waits for the members that start together."""
         if self._starting and self.is_elastic:
             self._await_arrivals()
         self._starting = 0
@@ -150,9 +150,10 @@ class Meeting:
         return info
 
     def num_nodes_waiting(self) -> int:
-        """How many wait to join, and how many have gone: torchrun meets again if there is one.
+        """The number of members that wait to join or have gone: above 0, torchrun runs a new
+        rendezvous.
 
-        Who leaves meets nobody again: its ranks save, and the others go on without them.
+        A leaving member joins no new rendezvous: its ranks save, and the others go on without them.
         """
         waiting = int(self._inner.num_nodes_waiting())
         if self.is_leaving():
@@ -167,7 +168,7 @@ class Meeting:
         return True
 
     def is_leaving(self, *, is_told: bool = False) -> bool:
-        """Whether this worker was asked to stop; then the others know why their ranks fail."""
+        """True if this worker has an order to stop; the others then know why their ranks fail."""
         if not self._is_leaving and (is_told or self._order.is_to_stop()):
             self._is_leaving = True
             if self._round_store is not None:
@@ -175,7 +176,9 @@ class Meeting:
         return self._is_leaving
 
     def wait_for_others(self) -> None:
-        """The ranks here have finished: return once all others' have, or when to go on without."""
+        """After the ranks here have finished: return once all others' have, or when to go on
+        without.
+        """
         self._count("finished", 1)
         deadline_s = time.monotonic() + EXIT_BARRIER_S
         while time.monotonic() < deadline_s and not self.is_leaving():
@@ -187,10 +190,10 @@ class Meeting:
             time.sleep(POLL_S)
 
     def explanation(self, for_s: float) -> str:
-        """Ranks here failed: the change that explains it, in words; empty when there is none.
+        """Ranks here failed: the change that explains it, as text; empty when there is none.
 
-        Waits as long as one may still show: for so long, until the others were heard of since, and
-        until one that was not has lost its place.
+        It waits as long as a change may still show: the fixed time, then until the others were
+        heard of since, and until a silent member has lost its place.
         """
         others = self._members - {self._inner._this_node}
         if not others:
@@ -208,14 +211,16 @@ class Meeting:
         return ""
 
     def failed_before(self) -> str:
-        """Tell that ranks failed here; the worker that told it first, empty if that is this one."""
+        """Record that ranks failed here; the worker that recorded it first, empty if it is this
+        one.
+        """
         if self._count("failed", 1) == 1:
             self._round_store.set("aryl/first", self._worker_index)
             return ""
         return str(self._round_store.get("aryl/first").decode())
 
     def _change(self) -> str:
-        """What changed since the members met, in words; a gang of one size never changes."""
+        """The change since the rendezvous, as text; a gang of one size never changes."""
         if not self.is_elastic:
             return ""
         if self._inner.num_nodes_waiting():
@@ -238,10 +243,11 @@ class Meeting:
         return {one: beats.get(one) for one in others}
 
     def _gone(self) -> int:
-        """Members who are no longer on the list, but for those who ended by themselves.
+        """Members that are no longer on the list, except those that ended by themselves.
 
-        The list is as of the last look at the store. Who is not on it himself while nobody else is
-        was frozen for a while: then all look dead to each other, and nothing has changed.
+        The list is as of the last look at the store. A worker that is missing itself while all
+        others are missing too was frozen for a while: then all look dead to each other, and nothing
+        has changed.
         """
         on_list = self._state().participants
         lost = self._members - frozenset(on_list)
@@ -257,7 +263,7 @@ class Meeting:
             raise rendezvous.RendezvousConnectionError(str(error)) from error
 
     def _depart(self) -> None:
-        """Off the list of members, at once; where that fails the heartbeats end, and that does."""
+        """Leave the list of members at once; if that fails, the end of the heartbeats does it."""
         if self._has_departed:
             return
         self._has_departed = True
@@ -275,14 +281,14 @@ class Meeting:
 
 
 def describe(rank: int, exit_code: int) -> str:
-    """How a rank ended, in words; a negative exit code is a signal's, as in `subprocess`."""
+    """How a rank ended, as text; a negative exit code is a signal's, as in `subprocess`."""
     if exit_code < 0:
         return f"rank {rank} was ended by signal {-exit_code}"
     return f"rank {rank} exited with {exit_code}"
 
 
 def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
-    """torchrun's agent, of which the meeting decides what the end of a rank means."""
+    """torchrun's agent, with the meeting deciding the meaning of a rank's end."""
 
     def init(self: Any, spec: Any, *arguments: Any, **options: Any) -> None:
         spec.rdzv_handler = self.meeting = Meeting(
@@ -338,9 +344,10 @@ def first_failure(failures: dict[int, Any]) -> tuple[int, int]:
 
 
 def goes_on(meeting: Meeting, what: str) -> bool:
-    """Whether a change of membership explains a failure, so that the gang meets again.
+    """True if a change of membership explains a failure, so that the gang meets again.
 
-    If not, whoever was not the first to fail waits to be stopped, and goes only when nobody does.
+    Otherwise a worker that was not the first to fail waits for a stop, and exits only when none
+    comes.
     """
     if meeting.is_leaving():
         say(f"{what} while this worker was leaving")
@@ -357,10 +364,10 @@ def goes_on(meeting: Meeting, what: str) -> bool:
 
 
 def give_grace(context: Any, grace_s: int) -> None:
-    """Let ranks that are asked to end have the job's grace, on whatever occasion they are.
+    """Give ranks that are asked to end the job's grace, on every occasion.
 
-    Those that are ended because another rank of theirs failed keep torchrun's 30 s: they have
-    nobody to save with. Only they are ended without the name of a signal.
+    Ranks that are ended because another rank of their worker failed keep torchrun's 30 s: they have
+    no peers to save with. Only they are ended without the name of a signal.
     """
     close = context.close
 
@@ -371,7 +378,7 @@ def give_grace(context: Any, grace_s: int) -> None:
 
 
 def lacking() -> str:
-    """What this PyTorch has not that the launcher needs, in words; empty: nothing."""
+    """The parts of PyTorch that the launcher needs and this version lacks, as text; empty: none."""
     version = importlib.import_module("torch").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         return f"PyTorch {version} is older than {OLDEST[0]}.{OLDEST[1]}"
@@ -421,7 +428,7 @@ def launch(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Launch, or say why not."""
+    """Launch, or print why not."""
     here = Path(__file__).resolve().parent
     # Python put this file's folder first, whose modules have names that others use as well.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]

@@ -35,7 +35,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens on a TCP port of this machine; TCPStore could only say "failed"."""
+    """True if a TCP port of this machine has a listener; TCPStore could only report "failed"."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -48,7 +48,7 @@ def is_taken(port: int) -> bool:
 def host_store(host: str, port: int) -> object:
     """A TCPStore that serves until this process ends.
 
-    It waits for no worker: how many there will be is the launchers' business, and changes.
+    It waits for no worker: the launchers decide how many there are, and that changes.
     """
     here = Path(__file__).resolve().parent
     # Python put this file's folder first, whose modules have names that others use as well.
@@ -58,7 +58,7 @@ def host_store(host: str, port: int) -> object:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until a signal; otherwise the exit status says why not."""
+    """Serve until a signal; otherwise the exit status gives the reason."""
     try:
         [text] = arguments
         host, port = parse_endpoint(text)

@@ -18,10 +18,11 @@ WORKER_DEPTH = 2
 
 
 def give(fd: int, state_dir: Path) -> None:
-    """Give what root made in a state directory to its owner, if that is somebody else.
+    """Give files that root made in a state directory to the directory's owner.
 
-    A file that has another name besides is left as it is: whoever has the directory could have
-    linked one of root's there. So is what cannot be given; its owner is told when it is opened.
+    A file that has another name besides is left alone: the directory's owner could have linked one
+    of root's there. A file that cannot be given is left too; its owner gets the error when opening
+    it.
     """
     if os.geteuid() != ROOT:
         return
@@ -34,8 +35,9 @@ def give(fd: int, state_dir: Path) -> None:
 
 
 def give_all(state_dir: Path) -> None:
-    """The same of everything that root has left there, workers' directories included; no link is
-    followed."""
+    """Give away everything that root has left there, workers' directories included; follows no
+    link.
+    """
     if os.geteuid() != ROOT:
         return
     with contextlib.suppress(OSError):

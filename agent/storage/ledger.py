@@ -40,17 +40,21 @@ _FIRST = f"{NODE_WORDS}: "
 
 
 def written(memory: Memory) -> Memory:
-    """As it goes to disk: the errors that are the node's begin with the words. `read` undoes it."""
+    """A memory as it goes to disk: the errors that are the node's begin with the words. `read`
+    undoes it.
+    """
     return _with_errors(memory, lambda held: _FIRST + held.error)
 
 
 def read(memory: Memory) -> Memory:
-    """As `written` was given it; what has words alone, and no field, is left as it is."""
+    """The memory as `written` got it; an error with the words alone, and no field, is left
+    alone.
+    """
     return _with_errors(memory, lambda held: held.error.removeprefix(_FIRST))
 
 
 def _with_errors(memory: Memory, changed: Callable[[WorkerState], str]) -> Memory:
-    """The memory with other errors of those workers whose node is to blame."""
+    """The memory with other errors for those workers whose node is at fault."""
     workers = {
         name: structs.replace(held, error=changed(held)) if held.fault.is_nodes else held
         for name, held in memory.workers.items()
@@ -72,7 +76,7 @@ _decoder = msgspec.msgpack.Decoder(Memory)
 
 
 class _Versioned(Struct):
-    """What is read first: the rest may have another meaning."""
+    """The version, which is read first: the rest may have another meaning."""
 
     version: int = MEMORY_VERSION
 
@@ -81,9 +85,9 @@ _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def peek(state_dir: Path) -> Memory | None:
-    """What the ledger says now, without touching it: somebody else may be writing.
+    """The ledger's present memory, without touching it: another process may be writing.
 
-    None of a new node, and of a ledger of another version.
+    None for a new node, and for a ledger of another version.
     """
     try:
         payload, _ = last_record((state_dir / "ledger").read_bytes())
@@ -93,7 +97,7 @@ def peek(state_dir: Path) -> Memory | None:
 
 
 def peek_payload(payload: bytes) -> Memory | None:
-    """The memory of a record; None of an empty one, and of one of another version."""
+    """The memory of a record; None for an empty one, and for one of another version."""
     try:
         return _memory(payload) if payload else None
     except msgspec.DecodeError:
@@ -104,19 +108,19 @@ class LedgerPort(Protocol):
     """Where a memory is kept."""
 
     def load(self) -> Memory | None:
-        """The last whole record; None of a new node."""
+        """The last whole record; None for a new node."""
         ...
 
     async def save(self, memory: Memory) -> None:
-        """Return when this memory is on disk; one that did not change costs nothing.
+        """Return when this memory is on disk; an unchanged one costs nothing.
 
         Raises:
-            Unavailable: it is not, and may be tried again.
+            Unavailable: it is not on disk, and may be tried again.
         """
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the ledger."""
         ...
 
 
@@ -125,7 +129,7 @@ class Ledger:
 
     Args:
         write, sync: `os.write` and `os.fsync`; a test puts a full disk in their place, or one that
-            tells what would outlive a power cut.
+            records what would outlive a power cut.
         limit_s: how long one save may take.
     """
 
@@ -155,14 +159,14 @@ class Ledger:
         reported of workers that have no status on disk is not known."""
 
     def load(self) -> Memory | None:
-        """The last whole record. What follows it is a torn write and is cut off.
+        """The last whole record. Anything after it is a torn write and is cut off.
 
         A disk that takes no write is no reason to forget: the record counts, and the first `save`
-        tells whether it can be written again.
+        shows whether it can be written again.
 
         Raises:
-            ConfigError: the file is of another version of Aryl; it is left as it is.
-            Unavailable: it is there and cannot be read.
+            ConfigError: the file is of another version of Aryl; it is left unchanged.
+            Unavailable: the file exists and cannot be read.
         """
         try:
             data = self._path.read_bytes()
@@ -199,11 +203,11 @@ class Ledger:
             os.close(fd)
 
     async def save(self, memory: Memory) -> None:
-        """Return when this memory is on disk; one that did not change costs nothing.
+        """Return when this memory is on disk; an unchanged one costs nothing.
 
         Raises:
-            Unavailable: the disk took it not. The record before it counts, and it may be tried
-                again as often as one likes.
+            Unavailable: the disk refused it. The record before it counts, and it may be tried again
+                any number of times.
         """
         payload = _encoder.encode(written(memory))
         async with self._lock:
@@ -231,7 +235,7 @@ class Ledger:
         """Return when a record is on disk.
 
         Raises:
-            OSError: the disk took it not.
+            OSError: the disk refused it.
             Unavailable: the disk does not answer; the record may yet get there.
         """
         done, _ = await asyncio.wait({writing}, timeout=within_s)
@@ -263,7 +267,7 @@ class Ledger:
             data = data[self._write_some(fd, data) :]
 
     def _rewrite(self, payload: bytes) -> None:
-        """A fresh file with one record, in place of the old one at once or not at all."""
+        """A fresh file with one record replaces the old one at once or not at all."""
         fresh, record = self._path.with_suffix(".new"), frame(payload)
         fd = _open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -288,8 +292,9 @@ class Ledger:
             os.close(directory)
 
     def close(self) -> None:
-        """Let the file and the thread go; the next save has others. A write that the disk holds
-        keeps both."""
+        """Close the file and the thread; the next save has others. A write that the disk holds
+        keeps both.
+        """
         if self._writing is not None and not self._writing.done():
             return
         self._let_go()
@@ -308,8 +313,8 @@ class Ledger:
 class _Mark:
     """A file that is empty while its process acts on a memory that no disk took.
 
-    The calls come from one save at a time and are done in their order, by a thread of their own: a
-    record that the disk holds keeps back no mark, and a mark that it holds no save.
+    The calls come from one save at a time and run in order, on a thread of their own: a record that
+    the disk holds delays no mark, and a mark that it holds delays no save.
     """
 
     def __init__(self, path: Path, *, limit_s: float) -> None:
@@ -323,7 +328,7 @@ class _Mark:
         self._writing: asyncio.Future[None] | None = None
 
     async def write(self, *, is_behind: bool) -> None:
-        """Empty the mark or fill it, unless it is so; waits at most the limit, and once."""
+        """Empty the mark or fill it, unless it is so already; waits at most the limit, and once."""
         is_under_way = self._writing is not None and not self._writing.done()
         if is_behind is (self._is_wanted_behind if is_under_way else self._is_behind):
             return
@@ -334,13 +339,15 @@ class _Mark:
         await asyncio.wait({self._writing}, timeout=self._limit_s)
 
     def _empty(self) -> None:
-        """Needs no room on the disk. It need not outlive a boot, which ends all workers."""
+        """Empty the mark: that needs no disk space. It need not outlive a boot, which ends all
+        workers.
+        """
         with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
             os.close(_open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
             self._is_behind = True
 
     def _fill(self) -> None:
-        """A disk that has no room for it is asked with the next record."""
+        """Fill the mark: a disk that has no room for it is tried again with the next record."""
         with contextlib.suppress(OSError):
             fd = _open_own(self._path, os.O_WRONLY | os.O_CREAT)
             try:
@@ -350,17 +357,17 @@ class _Mark:
             self._is_behind = False
 
     def close(self) -> None:
-        """Let the thread go; a write that the disk holds keeps it."""
+        """Let the thread end; a write that the disk holds keeps it."""
         if self._writer is not None and (self._writing is None or self._writing.done()):
             self._writer.shutdown(wait=False)
             self._writer = None
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
-    """(payload, end) of the last whole record before the first broken one; (b"", 0) of none.
+    """(payload, end) of the last whole record before the first broken one; (b"", 0) without any.
 
-    No record is empty: zeros are what a power cut leaves where a file was made longer and not yet
-    written, and their checksum would be right.
+    No record is empty: a power cut leaves zeros where a file was extended and not yet written, and
+    their checksum would be right.
     """
     payload, offset = b"", 0
     while offset + _FRAME.size <= len(data):
@@ -397,8 +404,11 @@ def _decoded(payload: bytes) -> Memory:
 
 
 def _open_own(path: Path, flags: int) -> int:
-    """A file of the node's account alone, whatever the umask: the last resort has not the agent's.
-    One that is there and that others may read is closed to them; no link is followed."""
+    """Open a file for the node's account alone, whatever the umask: the last resort has another
+    one.
+
+    An existing file that others may read is closed to them; no link is followed.
+    """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN_MODE)
     file_ownership.give(fd, path.parent)
     with contextlib.suppress(OSError):  # another's, or on a disk that takes no write
@@ -408,7 +418,7 @@ def _open_own(path: Path, flags: int) -> int:
 
 
 def _is_empty(mark: Path) -> bool:
-    """Whether a mark is there and empty. A ledger of an older version has none."""
+    """True if a mark exists and is empty. A ledger of an older version has none."""
     try:
         return mark.stat().st_size == 0
     except OSError:
@@ -424,8 +434,8 @@ def exclusive(state_dir: Path) -> Generator[None]:
     """Hold the node: an agent and a `--go-home` never work on it at the same time.
 
     Raises:
-        Unavailable: somebody else holds it, or the disk does not take the lock's file, which is
-            there since the node's first agent.
+        Unavailable: another process holds it, or the disk refuses the lock's file, which exists
+            since the node's first agent.
         ConfigError: this account cannot have a lock there, whatever the disk does.
     """
     path = lock_path(state_dir)

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One way in which pages of an engine are named; `when`: only where the page has this."""
+    """One set of names that an engine's pages use; `when`: only where the page has this."""
 
     name: str
     metrics: MetricsSettings
@@ -29,14 +29,14 @@ def _one(*series: str, **labels: str) -> CountSettings:
 
 
 def _lazy(*series: str, **labels: str) -> CountSettings:
-    """Of a series that the engine makes at its first event, or that only some servers have."""
+    """A series that the engine creates at its first event, or that only some servers have."""
     return CountSettings(series=series, labels=labels, optional=True)
 
 
 def _vllm(prefix: str, name: str, *, is_lazy: bool = False) -> Dialect:
     """vLLM with its names behind a prefix.
 
-    V0 has requests swapped to the CPU beside those that run or wait. Ray Serve makes a counter at
+    V0 has requests swapped to the CPU beside those that run or wait. Ray Serve creates a counter at
     its first event, without declaring it before.
     """
     success = (f"{prefix}request_success_total", f"{prefix}request_success")
@@ -220,7 +220,7 @@ def engine_named(name: str) -> tuple[Dialect, ...]:
     """The dialects of this engine.
 
     Raises:
-        ConfigError: there is no such engine.
+        ConfigError: the engine is unknown.
     """
     try:
         return ENGINES[name]

@@ -42,11 +42,13 @@ _RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """One sample, and what is known of the node at that time.
+    """One sample, and the state of the node at that time.
 
-    gpus: None: they were not seen. owners: ancestors of all that was granted GPUs. is_healthy: its
-        server answered. unnamed: GPUs of workers that may run already, or still, and of which
-        nobody can say by which processes. held: GPUs of workers that may run.
+    gpus: None: they were not seen.
+    owners: ancestors of all processes that were granted GPUs.
+    is_healthy: its server answered.
+    unnamed: GPUs of workers that may run already, or still, and whose processes are unknown.
+    held: GPUs of workers that may run.
     """
 
     at_s: float
@@ -58,7 +60,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Kinship(Protocol):
-    """What of `agent.telemetry.machine.Machine` is asked here."""
+    """The part of `agent.telemetry.machine.Machine` that is used here."""
 
     def strangers(self, pids: set[int], owners: Sequence[int]) -> set[int]: ...
 
@@ -66,14 +68,15 @@ class Kinship(Protocol):
 
 
 class Strangers:
-    """Looks at each sample; `found`, `suspects` and `others` are of the last one.
+    """Examines each sample; `found`, `suspects` and `others` are of the last one.
 
     Args:
-        after_s: beside a server, and until a loan begins, a stranger is who was on a GPU in each
-            sample for so long. Not beside workers, where it costs nobody anything, nor on the way
-            home, which waits for none. But for so long is a GPU in use without a worker before it
-            is told: what has just left is seen for a moment.
-        free_memory_ratio: a GPU with less memory used is not in use by that.
+        after_s: beside a server, and until a loan begins, a process is foreign once it was on a GPU
+            in each sample for this long. The delay does not apply beside workers, where a report
+            costs nothing, nor on the way home, which does not wait for foreign processes. A GPU in
+            use without a worker is also reported only after this time: a process that has just left
+            is seen for a moment.
+        free_memory_ratio: a GPU with less memory used does not count as in use.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Strangers:
 
     @property
     def unknown_server(self) -> str:
-        """Why nobody can tell the server's processes although its units are named; else empty."""
+        """Why the server's processes are unknown although its units are named; else empty."""
         if self._server is None or self._looks_in_vain < LOOKS_IN_VAIN:
             return ""
         units = ", ".join(self._server.units)
@@ -119,8 +122,9 @@ class Strangers:
         )
 
     def saw(self, look: Look, memory: Memory) -> None:
-        """Judge the GPU processes of a sample by the node's role; one that saw no GPU shows nothing
-        new."""
+        """Judge the GPU processes of a sample by the node's role; a sample without GPUs changes
+        nothing.
+        """
         if look.gpus is None:
             return
         used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes or ()]
@@ -158,7 +162,7 @@ class Strangers:
         self.found += tuple((UNTOLD_PID, uuid) for uuid in untold)
 
     def _untold(self, look: Look, gpus: Sequence[GpuReport]) -> list[GpuUuid]:
-        """GPUs that are in use without a worker of ours, and nobody can name whose."""
+        """GPUs that are in use without a worker of ours, and by an unknown process."""
         in_use = [
             gpu.uuid
             for gpu in gpus
@@ -176,7 +180,7 @@ class Strangers:
         ]
 
     def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:
-        """Find out who is none of the server's, once for each sample."""
+        """Find the processes that are not the server's, once for each sample."""
         if look.at_s == self._judged_at_s:
             return
         self._judged_at_s = look.at_s
@@ -188,9 +192,11 @@ class Strangers:
     def _lasting(
         self, beside: set[int], known: set[int], since_s: Mapping[int | GpuUuid, float], look: Look
     ) -> set[int]:
-        """Those that are known, or have been there for so long. One sample would never do: it may
-        show a server that ends, and be judged by the one that has begun. Of those that follow each
-        other on a GPU, the newest."""
+        """The processes that are known, or have been there for long enough.
+
+        One sample is not enough: it may show a server that ends, and be judged by the one that has
+        begun. For processes that follow each other on a GPU, the newest counts.
+        """
         by_gpu = {
             gpu.uuid: found
             for gpu in look.gpus or ()

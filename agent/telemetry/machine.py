@@ -13,14 +13,14 @@ from agent.telemetry.server_processes import ServerProcesses, listening
 
 
 class Machine(Protocol):
-    """The machine as its node asks it; a test or a simulation puts a model in its place."""
+    """The machine as its node queries it; a test or a simulation puts a model in its place."""
 
     def free_port(self) -> int:
-        """A TCP port that nobody listens on now."""
+        """A TCP port without a listener now."""
         ...
 
     def listening_ports(self) -> frozenset[int]:
-        """Every TCP port that somebody listens on now."""
+        """Every TCP port with a listener now."""
         ...
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
@@ -28,11 +28,13 @@ class Machine(Protocol):
         ...
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
-        """Those of `pids` that are alive and not this server's; None: nobody can tell."""
+        """Those of `pids` that are alive and not this server's; None: unknown."""
         ...
 
     def owner(self, pid: int) -> str:
-        """The user and the program of a process, such as `uid 1001: python3`; empty: it is gone."""
+        """The user and the program of a process, such as `uid 1001: python3`; empty if it is
+        gone.
+        """
         ...
 
 
@@ -43,14 +45,16 @@ class ThisMachine:
         self._server_processes = ServerProcesses()
 
     def free_port(self) -> int:
-        """As the kernel gives it; somebody else may take it before it is used."""
+        """A port from the kernel; another program may take it before it is used."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
             return port
 
     def listening_ports(self) -> frozenset[int]:
-        """By the kernel's tables: nobody is disturbed by a connection that only wants to know."""
+        """Ports from the kernel's tables, without test connections that would disturb the
+        listeners.
+        """
         return frozenset(port for port, _ in listening())
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
@@ -66,7 +70,7 @@ class ThisMachine:
         )
 
     def owner(self, pid: int) -> str:
-        """By number: to ask for the name of a user may mean to ask another machine."""
+        """The user by number, because the lookup of a name may need another machine."""
         process = Path("/proc", str(pid))
         try:
             program = (process / "comm").read_text(errors="replace").strip()

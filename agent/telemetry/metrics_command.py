@@ -21,7 +21,7 @@ ERROR_CHARS = 200
 
 
 async def output_of(argv: Sequence[str], *, clock: Clock, timeout_s: float) -> str:
-    """What a command prints before it exits with 0, within a time.
+    """The output of a command that exits with 0 within a time.
 
     Raises:
         Unavailable: it cannot be started, exits with another status, or takes too long.
@@ -64,8 +64,10 @@ def _too_much(name: str) -> ProtocolError:
 
 
 class _Output:
-    """What a command writes, until it has ended: a daemon that it leaves behind may keep the pipe
-    open for ever."""
+    """A command's output, until the command has ended.
+
+    A daemon that it leaves behind may keep the pipe open for ever.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,7 +86,7 @@ class _Output:
         os.close(self.write_fd)
 
     def _more(self) -> bool:
-        """Take what is there; whether there may be more."""
+        """Read the available output; True if there may be more."""
         try:
             chunk = os.read(self._read_fd, CHUNK_BYTES)
         except BlockingIOError:

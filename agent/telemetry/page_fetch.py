@@ -36,12 +36,13 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class RefusedError(Unavailable):
-    """No process listens where the server should."""
+    """No process listens at the server's address."""
 
 
 class KeyUnreadableError(Unavailable):
-    """The file with the key of a page cannot be used now; a credential is there for its unit
-    alone."""
+    """The file with the key of a page cannot be used now; a credential exists for its unit
+    alone.
+    """
 
 
 class FetchPage(Protocol):
@@ -53,7 +54,7 @@ class FetchPage(Protocol):
 
 
 def page_fetcher(clock: Clock) -> FetchPage:
-    """What asks real servers."""
+    """The function that fetches from real servers."""
     contexts = _Contexts()
 
     async def fetch(url: str, timeout_s: float, access: PageAccess = NO_ACCESS) -> str:
@@ -70,7 +71,7 @@ async def fetch_page(
     access: PageAccess = NO_ACCESS,
     contexts: _Contexts | None = None,
 ) -> str:
-    """The text at an http or https URL; a redirect is followed on the same host, a proxy is not.
+    """The text at an http or https URL; follows a redirect on the same host, uses no proxy.
 
     Takes at most `timeout_s`, and leaves nothing behind when it is cancelled before.
 
@@ -99,14 +100,18 @@ async def fetch_page(
 
 
 class _Contexts:
-    """TLS settings by their CA file; made once, as reading a machine's certificates takes longer
-    than a page. A file that was written anew is read again."""
+    """TLS settings by their CA file, made once: reading a machine's certificates takes longer than
+    a page.
+
+    A file that has changed is read again.
+    """
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[int, ssl.SSLContext]] = {}
 
     def of(self, ca_path: str) -> ssl.SSLContext:
-        """Trusts the CA certificates of this file, or the machine's where it is empty.
+        """A context that trusts the CA certificates of this file, or the machine's where it is
+        empty.
 
         Raises:
             Unavailable: the file cannot be read or holds no certificate.
@@ -124,10 +129,10 @@ class _Contexts:
 
 
 class _Fetch:
-    """One request in a thread, and those that it is led to, which `abort` ends from outside.
+    """One request in a thread, with its redirects, which `abort` ends from outside.
 
     A socket's timeout is of each read: a server that sends a byte a second would hold the thread
-    for ever, and a few of them all threads that the agent writes its ledger with.
+    for ever. A few such servers would hold all threads that the agent writes its ledger with.
     """
 
     def __init__(self, url: str, timeout_s: float, access: PageAccess, contexts: _Contexts) -> None:
@@ -150,7 +155,7 @@ class _Fetch:
         raise Unavailable(f"{shown_parts(self._asked)}: more than {MAX_REDIRECTS} redirects")
 
     def _read_one(self, headers: Mapping[str, str]) -> bytes | None:
-        """A body; None: it is somewhere else, where the next request goes."""
+        """A body; None after a redirect, which the next request follows."""
         where = shown_parts(self._parts)
         connection = self._connection()
         try:
@@ -191,7 +196,7 @@ class _Fetch:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
     def _led_to(self, reply: http.client.HTTPResponse, where: str) -> SplitResult:
-        """Where a redirect leads to.
+        """The target of a redirect.
 
         Raises:
             Unavailable: to no page, to another host, or out of TLS.
@@ -210,7 +215,7 @@ class _Fetch:
         return parts
 
     def abort(self) -> None:
-        """Have `read` end soon; harmless after its end."""
+        """Make `read` end soon; harmless after its end."""
         self._is_aborted = True
         if self._socket is not None:
             with suppress(OSError):
@@ -271,7 +276,7 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
 
 
 def key_headers(access: PageAccess) -> dict[str, str]:
-    """What shows a page who asks. The files are read each time, as keys change.
+    """The headers that authenticate to a page. The files are read each time, as keys change.
 
     Raises:
         KeyUnreadableError: a file cannot be read, is open to others, or holds no key.
@@ -287,7 +292,7 @@ def key_headers(access: PageAccess) -> dict[str, str]:
 
 
 def _key(path: str) -> str:
-    """The one line that a file holds; what it holds is in no error."""
+    """The one line of a key file; its content appears in no error."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -307,9 +312,9 @@ def _key(path: str) -> str:
 
 
 def checked_access(access: PageAccess, field: str, *, url: str, may_be_plain: bool) -> None:
-    """Refuse what would never be sent, or be sent for everybody to read.
+    """Refuse access settings that would never be sent, or be sent in plain text.
 
-    A credential may be there for the agent's unit alone: a file that is missing is no error.
+    A credential may exist for the agent's unit alone: a file that is missing is no error.
 
     Raises:
         ConfigError: names the field.

@@ -17,9 +17,9 @@ SHORT_CHARS = 100
 
 
 def encoded(report: NodeReport, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """The report as it is sent: whole wherever it fits, else without what is missed least.
+    """The encoded report: whole wherever it fits, else without its least important parts.
 
-    Never without a worker, nor its phase, nor a GPU: what is not there counts as gone.
+    A worker, its phase and a GPU always stay, because a missing one counts as gone.
     """
     data = encode(report)
     size_bytes, cuts = len(data), list(_CUTS)

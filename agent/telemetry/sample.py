@@ -35,7 +35,7 @@ from common.messages import (
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One look at the machine; what could not be seen is None."""
+    """One sample of the machine; None where a part could not be seen."""
 
     began_at_s: float
     gpus: tuple[GpuReport, ...] | None = None
@@ -51,14 +51,14 @@ class Sample(Struct, frozen=True, kw_only=True):
 
 
 class Sampler(Protocol):
-    """Looks at the machine; never raises and always ends in time."""
+    """Samples the machine; never raises and always ends in time."""
 
     async def sample(self) -> Sample:
-        """One look."""
+        """Take one sample."""
         ...
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         ...
 
 
@@ -71,8 +71,9 @@ class NodeSampler:
 
     Args:
         reader, kernel_log: closed with this sampler.
-        is_server_wanted: an inference server that was stopped on purpose is not asked for its load.
-        is_health_wanted: nor is its health, but where it should be gone and may not be.
+        is_server_wanted: without it, an inference server that was stopped on purpose is not asked
+            for its load.
+        is_health_wanted: nor for its health, except where it should be gone and may not be.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class NodeSampler:
         )
 
     async def sample(self) -> Sample:
-        """One look; takes at most the collectors' deadline.
+        """Take one sample; takes at most the collectors' deadline.
 
-        A page that cannot be read tells nothing of the server's requests, and a late health check
-        no more. Only a server that is gone has none: one that ends lets go of its port before its
-        last requests, but of its GPUs after them.
+        An unreadable page shows nothing of the server's requests, and a late health check shows no
+        more. Only a server that is gone has none: a server that ends frees its port before its last
+        requests, but its GPUs after them.
         """
         began_at_s = self._clock.now_s()
         deadline_s = self._settings.collect_deadline_s
@@ -135,7 +136,9 @@ class NodeSampler:
         )
 
     async def _health(self) -> tuple[bool, bool]:
-        """Whether every server answers its health check, and whether the port of each refuses."""
+        """Check whether every server answers its health check, and whether the port of each
+        refuses.
+        """
         if not self._instances or not self._is_health_wanted():
             return False, False
         seen = await asyncio.gather(*map(self._health_of, self._instances))
@@ -157,7 +160,7 @@ class NodeSampler:
         return True, False
 
     async def close(self) -> None:
-        """End its children."""
+        """End the sampler's children."""
         if self._kernel_log is not None:
             await self._kernel_log.close()
         await self._reader.close()
@@ -174,7 +177,7 @@ def make_sampler(
     """The sampler of a real machine, or of one whose GPUs a file describes.
 
     Raises:
-        ConfigError: the file does not fit, or the engine is not known.
+        ConfigError: the file is invalid, or the engine is unknown.
     """
     start = child_starter(settings.node, now_s=clock.now_s, fake_fleet=fake_nvml)
     reader = GpuReader(start, clock, deadline_s=settings.collect_deadline_s * 0.75)
@@ -190,7 +193,7 @@ def make_sampler(
 
 
 def _kernel_log(settings: AgentSettings, clock: Clock, fake_nvml: Path | None) -> KernelLog | None:
-    """The machine's, or that of its fake GPUs: this machine's own says nothing about them."""
+    """The machine's kernel log, or that of its fake GPUs: the real one does not mention those."""
     if fake_nvml is None:
         open_log = find_kernel_log(settings.kernel_log, clock)
     elif settings.kernel_log != KernelLogChoice.OFF and load_fleet(fake_nvml).has_kernel_log:

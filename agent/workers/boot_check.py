@@ -23,7 +23,8 @@ PID_1 = Path("/proc/1/root")
 def check(seen: str, *, root: Path = PID_1) -> None:
     """Compare the boot id that this agent sees with that of PID 1, whose children its shims are.
 
-    An agent without the right to look there is let pass: `this_boot` finds out by its workers.
+    An agent without the right to look there passes: `this_boot` detects a difference by its
+    workers.
 
     Raises:
         ConfigError: they differ.
@@ -39,13 +40,13 @@ def check(seen: str, *, root: Path = PID_1) -> None:
 def this_boot(run_dir: Path, *, known: str, seen: str) -> str:
     """The boot id that counts: `seen`, but `known` while a worker proves that there was no boot.
 
-    Shims are started by agents only, after they wrote down the boot in which they do it. One that
-    lives before this agent has started any has therefore seen no boot since then.
+    Only agents start shims, after they wrote down the present boot. A shim that lives before this
+    agent has started any has therefore seen no boot since then.
 
     Args:
         run_dir: the directories of workers.
-        known: what the node's ledger names.
-        seen: what this process reads now.
+        known: the boot id in the node's ledger.
+        seen: the boot id that this process reads now.
     """
     for directory in sorted(run_dir.iterdir()) if run_dir.is_dir() else ():
         theirs = _living(directory, seen)

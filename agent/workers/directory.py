@@ -22,14 +22,16 @@ PASSABLE = 0o711
 
 
 def make_directory(directory: Path, account: Account | None) -> bool:
-    """Make it, or leave the one that is there: of another start of the worker, or one cut short.
-    Whether a shim is to be started there; there is one otherwise, which has not said a word yet.
+    """Make the directory, or leave an existing one, of another or an interrupted start of the
+    worker.
 
-    account: as whom the worker will run; None is the agent's own user. One that was already given
-        to it is made anew, and what a dead shim left running of it is killed.
+    Returns True if a shim is to be started there; otherwise one exists, without a first status.
+
+    account: the account that the worker will run as; None is the agent's own user. A directory that
+    was already given to it is made again, and the remains of a dead shim that run there are killed.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk refuses it.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     if account is not None:
@@ -48,8 +50,10 @@ def make_directory(directory: Path, account: Account | None) -> bool:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove it, as far as the disk lets, with what its shim had to put elsewhere and left there
-    because it was killed."""
+    """Remove the directory, as far as the disk allows.
+
+    This includes files that its shim had to put elsewhere and left there because it was killed.
+    """
     shim_sockets.remove_folder(str(directory))
     if directory.is_symlink():  # its job's, in place of it
         with contextlib.suppress(OSError):
@@ -62,11 +66,12 @@ def remove_directory(directory: Path) -> None:
 
 
 def _remove_deep(directory: Path) -> None:
-    """Remove a tree of any depth with two descriptors: each directory in it is brought up to the
-    top before it is emptied. No link is followed.
+    """Remove a tree of any depth with two descriptors.
+
+    Each directory in it moves up to the top before it is emptied. No link is followed.
 
     Raises:
-        OSError: the disk does not let it; some of it is left.
+        OSError: the disk refuses; part of the tree is left.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     top = os.open(directory, flags)

@@ -32,7 +32,7 @@ def answer(question: bytes) -> bytes:
 
     Raises:
         msgspec.DecodeError: it is no question.
-        ConfigError: its rules are none.
+        ConfigError: its rules are invalid.
     """
     asked = msgspec.msgpack.decode(question, type=Question)
     rules = FailureRules(*asked.files)

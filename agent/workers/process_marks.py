@@ -69,7 +69,7 @@ def _limit(place: Path) -> list[bytes]:
 
 
 def kill_marked(directory: Path) -> set[int]:
-    """SIGKILL to the processes that have a mark of the worker; those that were still there.
+    """SIGKILL the processes that have a mark of the worker; returns those that were still there.
 
     Only processes of the directory's owner. A worker whose record cannot be read may live, so this
     needs no record.
@@ -82,9 +82,9 @@ def kill_marked(directory: Path) -> set[int]:
 
 
 def signal_if(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
-    """Signal a process that still is the one that was seen: its number may be another's by now.
+    """Signal a process if it is still the one that was seen: its number may be another's by now.
 
-    is_it: is asked when the descriptor holds the process, so that the answer stays true.
+    is_it: called when the descriptor holds the process, so that the answer stays true.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)

@@ -28,12 +28,12 @@ COMMAND = "command"
 
 
 class Refuse(Protocol):
-    """Asks whether a worker could start here; `refusal` is the one that looks at real files."""
+    """Checks whether a worker could start here; `refusal` is the one that looks at real files."""
 
     async def __call__(
         self, question: dict[str, str], *, account: Account | None, clock: Clock
     ) -> Refusal | None:
-        """Why not, or None; the arguments of `refusal`."""
+        """Why it could not, or None; the arguments of `refusal`."""
         ...
 
 
@@ -45,11 +45,12 @@ async def refusal(
     timeout_s: float = CHECK_TIMEOUT_S,
     checker: Path = CHECKER,
 ) -> Refusal | None:
-    """Why not, and whose fault that is; None when it can. Asked in a process of its own: storage
-    may hang for ever, and only a process can be somebody else.
+    """Why a worker cannot start, and whose fault that is; None when it can.
 
-    question: the arguments of `agent.shim.paths.refusal`.
-    checker: the program that looks.
+    It asks in a separate process: storage may hang for ever, and only a process can change its
+    account.
+
+    question: the arguments of `agent.shim.paths.refusal`. checker: the program that looks.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -88,10 +89,10 @@ async def refusal(
 
 
 class OneLook:
-    """Whoever asks what is being looked for already shares that look: a gang on storage that hangs
-    costs one process per node, and all of its workers are refused at once.
+    """Shares one look among all callers with the same question.
 
-    A look that nobody waits for any more is ended.
+    A gang on storage that hangs therefore costs one process per node, and all of its workers are
+    refused at once. A look without callers left is ended.
     """
 
     def __init__(self, refuse: Refuse) -> None:
@@ -120,7 +121,7 @@ class OneLook:
 
 
 class _Look:
-    """One look under way, and how many wait for it."""
+    """One look under way, and its number of callers."""
 
     def __init__(self, task: asyncio.Future[Refusal | None]) -> None:
         self.task = task

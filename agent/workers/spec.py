@@ -32,7 +32,7 @@ STORE_GRACE_S = 5.0
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """The user of this machine as whom a worker runs; never root."""
+    """The account of this machine that a worker runs as; never root."""
 
     name: str
     uid: int
@@ -72,13 +72,13 @@ def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
 
 
 def grace_s(order: WorkerOrder) -> float:
-    """Seconds from the request to end until SIGKILL; of a store no more than of its workers."""
+    """Seconds from the request to end until SIGKILL; for a store no more than for its workers."""
     of_job_s = order.spec.checkpoint.grace_s
     return min(of_job_s, STORE_GRACE_S) if order.key.is_store else of_job_s
 
 
 def checkpoint_path(order: WorkerOrder) -> str:
-    """Where the job saves, absolute; empty when it never does, as no store ever does."""
+    """Where the job saves, absolute; empty when it never does; a store never does."""
     path = None if order.key.is_store else order.spec.checkpoint.path
     return posixpath.join(order.spec.workdir, path) if path else ""
 
@@ -86,10 +86,10 @@ def checkpoint_path(order: WorkerOrder) -> str:
 def worker_environment(
     order: WorkerOrder, *, endpoint: str, account: Account | None = None, home: str = "/"
 ) -> dict[str, str]:
-    """Every variable of a worker but the socket's, which the shim adds (docs/job-contract.md).
+    """Every variable of a worker except the socket's, which the shim adds (docs/job-contract.md).
 
-    Nothing of the agent's own environment gets through. What the job sets wins over `HOME`,
-    `PATH`, `LANG` and `USER`, and never over what Aryl says.
+    Nothing of the agent's own environment passes through. The job's variables override `HOME`,
+    `PATH`, `LANG` and `USER`, and never Aryl's own.
     """
     workers = order.spec.workers_on(order.gpu_type)
     user = account.name if account is not None else order.user
@@ -127,12 +127,12 @@ def worker_environment(
 
 
 def _ranks(order: WorkerOrder) -> dict[str, str]:
-    """What `env://` of PyTorch and all that builds on it read, of a worker that no launcher starts.
+    """The variables that `env://` of PyTorch reads, for a worker without a launcher.
 
-    Each worker stands for a machine with one process, wherever it runs: it sees no GPUs but its
-    own, so `torch.cuda.set_device(LOCAL_RANK)` has to be given 0, and gangs need not lie evenly,
-    which frameworks assume that reckon a rank from NODE_RANK, LOCAL_RANK and processes per node.
-    A job of one worker gets no LOCAL_RANK: Lightning and Accelerate take it for a sign that another
+    Each worker stands for a machine with one process, wherever it runs. It sees no GPUs but its
+    own, so `torch.cuda.set_device(LOCAL_RANK)` needs 0. Gangs need not be spread evenly, although
+    frameworks assume it that compute a rank from NODE_RANK, LOCAL_RANK and processes per node. A
+    job of one worker gets no LOCAL_RANK: Lightning and Accelerate take it as a sign that another
     process was started for each GPU.
     """
     spec, rank = order.spec, str(order.key.worker_index)
@@ -164,8 +164,8 @@ def shim_spec(
 
     directory: where the shim keeps its files; marks all processes of the worker.
     contact_at_s: when the coordinator was last heard, on the boot clock: from there on
-        `stop_after_s` counts, however late the shim comes to life.
-    log_max_bytes: at which its log is cut.
+        `stop_after_s` counts, however late the shim starts.
+    log_max_bytes: the size at which its log is cut.
     mark: a limit that all processes of the worker inherit, see `worker_marks`; None: none.
     """
     spec = order.spec
