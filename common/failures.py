@@ -46,6 +46,11 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     """Why one worker failed, as its node read it in the worker's log.
 
     most_retries: the number of further tries after this reason; None: the job's own budget applies.
+    is_free: it is not the job's fault and does not count on its budget.
+    suspects_node: the node's hardware is at fault.
+    is_explicit: the log names the root cause; else only its outcome was seen.
+    line: the line of the log that shows it.
+    origins: the people who have to look at it; empty where its rule names none.
     """
 
     reason: Reason
@@ -63,10 +68,10 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
 
 def is_more_telling(failure: Failure, other: Failure | None) -> bool:
-    """Whether of two workers of a gang the first one says more of why the gang failed.
+    """True if, of two workers of a gang, the first one explains the gang's failure better.
 
-    A root cause says more than an outcome; when one worker dies its peers see a connection break,
-    which is a matter of backing off, so that anything else says more than that.
+    A root cause explains more than an outcome. When one worker dies its peers see a connection
+    break, which only means to back off, so any other reason explains more than that.
     """
     return other is None or _rank(failure) > _rank(other)
 

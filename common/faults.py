@@ -15,7 +15,9 @@ STORAGE_SILENT = "the storage did not answer"
 
 
 class Fault(StrEnum):
-    """Whose fault it is, as far as its node can tell; `Fault.is_nodes` says which budget pays."""
+    """Whose fault it is, as far as its node can know; `Fault.is_nodes` decides which budget
+    pays.
+    """
 
     NONE = "none"  # nobody's that the node knows: its exit code and its log say more
     JOB = "job"  # the job names what is not there; `refused_for` says what
@@ -25,7 +27,7 @@ class Fault(StrEnum):
 
     @property
     def is_nodes(self) -> bool:
-        """Whether its node is to blame, which is free of charge."""
+        """True if its node is at fault, which costs the job nothing."""
         return self in _NODES
 
 

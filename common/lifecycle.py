@@ -18,7 +18,7 @@ S = JobState
 
 
 class NodeEvent(StrEnum):
-    """What can happen to a node."""
+    """The events of a node."""
 
     LEND = "lend"  # desired: on loan
     LOAD_ROSE = "load_rose"  # the service wants it back before the loan began
@@ -78,7 +78,7 @@ NODE_TRANSITIONS: Mapping[NodeRole, Mapping[NodeEvent, NodeRole]] = {
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """The events of a job."""
 
     START = "start"  # a gang was placed: reserve
     GANG_READY = "gang_ready"  # every node is ready: run
@@ -152,8 +152,8 @@ HEARD: Mapping[NodeRole, NodeEvent] = {
 def node_path(old: NodeRole, new: NodeRole) -> tuple[NodeEvent, ...]:
     """The fewest events that lead a node from one role to another; () when none do.
 
-    No reboot and no silence is among them, and a fault only where QUARANTINED is the end: whoever
-    looks for a path knows of none.
+    Reboots and silence are left out, and a fault counts only where QUARANTINED is the end: a caller
+    that plans a path does not know of them.
     """
     if new == R.QUARANTINED:
         return (E.FAULT,)

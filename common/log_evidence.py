@@ -63,9 +63,11 @@ _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
 class Sighting(Struct, frozen=True, kw_only=True):
     """Where a signature was seen.
 
-    line: number of it in the log. order: of the signature among all; the less comes first.
-    is_certain: the system said so. is_end: the program ended by it, so far as can be told.
-    is_aside: a shell or a command of its said so, not the program.
+    line: number of it in the log.
+    order: of the signature among all; the smaller comes first.
+    is_certain: the system reported it.
+    is_end: the program ended by it, as far as the log shows.
+    is_aside: a shell or a command of its reported it, not the program.
     steps_after_cause: of its signature.
     """
 
@@ -79,16 +81,17 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
-    """The one that says most of why the program ended.
+    """The sighting that best explains why the program ended.
 
-    A root cause counts more than what follows from one, unless it was only told after that and not
-    as an end: a script that goes on after a failure complains of what the failure left undone. Nor
-    does it count where it was told in passing and two of three things speak against it: an
-    exception that nobody caught came later, a shell or a command of its told it, or there is much
-    other output before what came later. Against a root cause that exception needs no signature.
-    Among equals the system's word goes first, then an end before what was told in passing, then the
-    later line, and within a line the signature that comes first. What the program outlived counts
-    where nothing else was seen.
+    A root cause counts more than its effects, unless it comes only after them and not as an end: a
+    script that goes on after a failure complains of the things that the failure left undone. A root
+    cause in passing does not count either if two of three facts speak against it: an uncaught
+    exception came later, a shell or a command of its reported it, or much other output lies before
+    the later one. Against a root cause that exception needs no signature.
+
+    Among equals the system's report comes first, then an end before a report in passing, then the
+    later line, and within a line the signature that comes first. An error that the program survived
+    counts only where nothing else was seen.
     """
     seen = list(sightings)
     told = [each for each in seen if not each.is_outlived] or seen
@@ -113,11 +116,11 @@ def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
 
 
 def telling_of_a_kill(seen: Sequence[Sighting], lines: LogLines) -> list[Sighting]:
-    """Those that may say why a program that SIGKILL or SIGTERM ended was ended so.
+    """The sightings that may explain why SIGKILL or SIGTERM ended the program.
 
-    A root cause is none that a shell or a command told, nor one that other output follows: the
-    program was running yet when somebody ended it. What follows from the end of others stays, and
-    so do an exception that nobody caught and the system's word.
+    A root cause does not count if a shell or a command reported it, or if other output follows it:
+    the program was still running when it was killed. Effects of other processes' ends stay, and so
+    do an uncaught exception and the system's report.
     """
     after = lines.output_after(each.line for each in seen)
     return [
@@ -132,7 +135,7 @@ def telling_of_a_kill(seen: Sequence[Sighting], lines: LogLines) -> list[Sightin
 def _is_in_passing(
     each: Sighting, best: Sighting | None, ends: Sequence[int], output: Sequence[int]
 ) -> bool:
-    """Whether one that is no end yields to what has more steps."""
+    """True if a sighting that is no end yields to one with more steps."""
     if best is not None and each.line > best.line:
         return True
     at = bisect_right(ends, each.line)
@@ -151,7 +154,7 @@ class LogLines:
     """The lines of a log, as evidence.
 
     Args:
-        lines: all of them, without what launchers write before them.
+        lines: all of them, without the prefixes of launchers.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -172,31 +175,31 @@ class LogLines:
         self._read_tracebacks()
 
     def number_at(self, offset: int) -> int:
-        """Of the line in which a character stands."""
+        """The number of the line that contains a character position."""
         return bisect_right(self._starts, offset) - 1
 
     def line(self, number: int) -> str:
-        """One of them."""
+        """The text of one line."""
         return self._lines[number]
 
     def is_end(self, number: int) -> bool:
-        """Whether it is an exception that nobody caught."""
+        """True if it is an uncaught exception."""
         return number in self._ends
 
     def after(self, number: int) -> str:
-        """All that was told after a line."""
+        """All lines after a line."""
         return self._text[self._starts[number + 1] :]
 
     def is_outlived(self, number: int) -> bool:
-        """Whether it is an exception that was caught, if the program had another end."""
+        """True if it is a caught exception, provided that the program had another end."""
         return number in self._outlived
 
     def is_aside(self, number: int) -> bool:
-        """Whether a shell or a command that it ran says so."""
+        """True if a shell or a command that it ran reports it."""
         return _COMMAND.search(self._lines[number]) is not None
 
     def ends_without(self, numbers: Set[int]) -> set[int]:
-        """The exceptions that nobody caught on other lines than these, save those of launchers."""
+        """The uncaught exceptions on other lines than these, except those of launchers."""
         return {
             number
             for number in self._ends - self._outlived - numbers
@@ -204,7 +207,7 @@ class LogLines:
         }
 
     def last_exception(self) -> str:
-        """The last one that nobody caught, of launchers only where there is no other; or ""."""
+        """The last uncaught exception, of launchers only if there is no other; or ""."""
         ends = self.ends_without(set()) or self._ends
         return self._lines[max(ends)].strip() if ends else ""
 
@@ -219,13 +222,13 @@ class LogLines:
         )
 
     def output_after(self, numbers: Iterable[int]) -> dict[int, int]:
-        """For each of these lines how many of output follow it."""
+        """For each of these lines, the number of output lines after it."""
         told = set(numbers)
         output = self.output_up_to(told)
         return {number: output[-1] - output[number] for number in told}
 
     def is_got_over(self, number: int) -> bool:
-        """Whether the program went on after what it says."""
+        """True if the program went on after this line."""
         if number in self._ends:
             return False
         if number in self._unheard or number < self._goes_on_until:
@@ -256,10 +259,10 @@ class LogLines:
                     caught.add(path)  # a loop that goes on after each: it does so again
 
     def _exception_of(self, header: int, prefix: str) -> tuple[int | None, tuple[str, ...]]:
-        """The line of the exception, the first one that is not set in; and how it came about.
+        """The line of the exception, the first one that is not indented, and its calls.
 
-        The latter names the calls, the outermost first, and the kind of exception. Of ranks that
-        have a name before each line only the same one's lines belong to it.
+        The latter name the calls, the outermost first, and the kind of exception. For ranks with a
+        name before each line, only lines of the same rank belong to it.
         """
         calls: list[str] = []
         speaker = self._speakers[header]

@@ -38,7 +38,7 @@ _FRAME = '  File "'
 
 
 class Line(Struct, frozen=True):
-    """One line of a log: what the program said, and for whom a launcher said it ("": nobody)."""
+    """One line of a log: the program's text, and the speaker that a launcher names ("": none)."""
 
     text: str
     speaker: str = ""
@@ -54,7 +54,7 @@ def bare_lines(lines: Sequence[str]) -> list[Line]:
 
 
 def _without_names(text: str, speaker: str = "") -> Line:
-    """Without names and times, in whatever order; the time is no part of who speaks."""
+    """The line without names and times, in any order; the time is no part of the speaker."""
     while True:
         if match := _NAMES.match(text):
             speaker += match[0]
@@ -66,7 +66,7 @@ def _without_names(text: str, speaker: str = "") -> Line:
 
 
 def _without_maybe(line: Line) -> Line:
-    """Without one such name, and what stands behind it: a rank names itself after its host."""
+    """The line without one such name and the text after it: a rank names itself after its host."""
     match = _MAYBE_NAMES.match(line.text)
     if match is None:
         return line
@@ -79,7 +79,7 @@ def _are_named(lines: Sequence[Line]) -> bool:
 
 
 def _shared_prefixes(lines: Sequence[Line]) -> tuple[str, ...]:
-    """What stands before a header and, with the same speaker, before a frame; longest first."""
+    """The prefixes before a header and, with the same speaker, before a frame; longest first."""
     before: list[set[str]] = [set(), set()]
     for line in lines:
         for mark, found in zip((HEADER, _FRAME), before, strict=True):

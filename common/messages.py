@@ -54,14 +54,14 @@ UNTOLD_PID = 0
 
 
 def process_named(pid: int) -> str:
-    """A process of a trespass, for people."""
+    """A foreign process, as text for people."""
     return "a process that its driver does not name" if pid == UNTOLD_PID else f"process {pid}"
 
 
 class Trespass(Part, frozen=True, kw_only=True):
-    """A process on a GPU that belongs to nobody who was given it: no worker, and not the server.
+    """A foreign process: it uses a GPU that was assigned to no worker of its, nor to the server.
 
-    pid: 0 where the GPU is in use, no worker has it, and its driver does not tell by whom.
+    pid: 0 where the GPU is in use without a worker, and its driver does not list the process.
     """
 
     pid: NonNegativeInt
@@ -72,7 +72,7 @@ class Trespass(Part, frozen=True, kw_only=True):
 
 
 class CommandReport(Part, frozen=True, kw_only=True):
-    """A command that moves the inference server and has run for long without an end."""
+    """A command that moves the inference server and has run for a long time."""
 
     name: str
     """`start`, `stop`, `route` or `unroute`."""
@@ -80,7 +80,7 @@ class CommandReport(Part, frozen=True, kw_only=True):
 
 
 class WorkerPhase(StrEnum):
-    """Where a worker is, as its node sees it."""
+    """The phase of a worker, as its node sees it."""
 
     RESERVING = "reserving"  # accepted; its GPUs or paths are not yet ready
     READY = "ready"  # waits for the rest of its gang
@@ -121,7 +121,7 @@ class WorkerReport(Part, frozen=True, kw_only=True):
 
 
 class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
-    """What an agent says each period; the latest wins."""
+    """An agent's periodic report; the latest wins."""
 
     node: Token
     boot_id: str
@@ -176,7 +176,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
 
 
 class OrderPhase(StrEnum):
-    """`reserve`: hold GPUs, check paths, say ready. `run`: every node of the gang is ready."""
+    """`reserve`: hold GPUs, check paths, report ready. `run`: every node of the gang is ready."""
 
     RESERVE = "reserve"
     RUN = "run"
@@ -218,7 +218,7 @@ class StopOrder(Part, frozen=True, kw_only=True):
 
 
 class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
-    """What a node should be; complete each time, so the last one is enough."""
+    """The desired state of a node; complete each time, so the last one is enough."""
 
     node: Token
     epoch: Ordinal
@@ -239,7 +239,7 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
 
 
 class DesiredReply(Message, frozen=True, kw_only=True, tag="desired_reply"):
-    """Whether the agent took the desired state; a refusal says why."""
+    """Whether the agent took the desired state; a refusal carries the reason."""
 
     is_accepted: bool
     epoch: Ordinal
@@ -267,7 +267,7 @@ class RenewReply(Message, frozen=True, kw_only=True, tag="renew_reply"):
 
 
 class LedgerRequest(Message, frozen=True, kw_only=True, tag="ledger"):
-    """The coordinator asks what a node holds in full, to rebuild lost state."""
+    """The coordinator asks for all that a node holds, to rebuild lost state."""
 
     node: Token
     instance: Token | UnsetType = UNSET
@@ -292,7 +292,7 @@ class LogRequest(Message, frozen=True, kw_only=True, tag="logs"):
 
 
 class LogReply(Message, frozen=True, kw_only=True, tag="logs_reply"):
-    """Text as it is, undecodable bytes replaced; `error` where there is none."""
+    """The text, undecodable bytes replaced; `error` where there is none."""
 
     text: str = ""
     error: str = ""

@@ -11,9 +11,9 @@ from typing import cast
 
 @contextlib.contextmanager
 def _missing(name: str) -> Generator[None]:
-    """Have imports in this block find no module of this name, unless it has been imported before.
+    """Make imports in this block find no module of this name, unless it has been imported before.
 
-    None in its place is what the import system itself keeps for a module that must not be found.
+    None in its place is the import system's own mark for a module that must not be found.
     """
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     if name in modules:

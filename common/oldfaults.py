@@ -17,7 +17,7 @@ STORAGE_WORDS = "the storage did not answer"
 
 
 class Said(Struct, frozen=True):
-    """A worker's end: whose fault it is, what the job names that was refused, the rest in words."""
+    """A worker's end: whose fault it is, the refused part of its job, and the rest of the text."""
 
     fault: Fault
     refused_for: str
@@ -25,9 +25,9 @@ class Said(Struct, frozen=True):
 
 
 def said(error: str, *, is_refused: bool) -> Said:
-    """What an old `error` of a worker that ended, or was refused, says.
+    """The meaning of an old `error` of a worker that ended, or was refused.
 
-    A refusal that is not the node's fault begins with what the job names.
+    A refusal that is not the node's fault begins with the part of the job that it is about.
     """
     if error.startswith(NODE_WORDS):
         rest = error.removeprefix(NODE_WORDS).removeprefix(":").lstrip()

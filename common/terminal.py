@@ -29,7 +29,9 @@ def visible(text: str) -> str:
 
 
 def visible_log(text: str) -> str:
-    """The same of a log: without its colors, and a progress bar's carriage return is a new line."""
+    """The same for a log: without its colors, and a progress bar's carriage return is a new
+    line.
+    """
     text = _COLOR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return visible(text)
 

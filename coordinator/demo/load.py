@@ -37,10 +37,11 @@ LAST_S = 10.0
 class LoadSettings(Struct, frozen=True, kw_only=True):
     """One driver.
 
-    speed: trace seconds of load per second. peak_req_per_s: real rate where the trace is highest.
+    speed: trace seconds of load per second.
+    peak_req_per_s: real rate where the trace is highest.
     cycles: how often the slice is played; 0: until stopped.
-    most_in_flight: a bound on this process, far above what a working service leaves open; what
-        would go beyond counts as refused.
+    most_in_flight: a bound on this process, far above what a working service leaves open; requests
+        beyond it count as refused.
     """
 
     router_url: str
@@ -58,7 +59,7 @@ def arrivals(
     """Instants of a Poisson process whose rate follows the slice, in real seconds from its start.
 
     By inversion: unit exponentials are laid end to end along the integral of the rate (Cinlar,
-    Introduction to Stochastic Processes, 1975, chapter 4.7), so nothing is drawn to be thrown away.
+    Introduction to Stochastic Processes, 1975, chapter 4.7), so no draw is thrown away.
     """
     rng = random.Random(seed)
     step_s = load.step_s / speed

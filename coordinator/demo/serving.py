@@ -46,10 +46,10 @@ async def serve(
 ) -> None:
     """Listen until `stop`, then let running requests end for at most `drain_s`.
 
-    Port 0 takes a free one; the line `listening host=... port=...` on stderr says which.
+    Port 0 takes a free one; the line `listening host=... port=...` on stderr shows which.
 
     Args:
-        is_port_held: somebody keeps this port for whoever is told of it, as `ports.HeldPorts` does.
+        is_port_held: another process reserves this port for this one, as `ports.HeldPorts` does.
 
     Raises:
         OSError: the address is taken.
@@ -68,7 +68,9 @@ async def serve(
 
 
 async def _check_nobody_listens(host: str, port: int) -> None:
-    """A held port may be listened on twice, and each of the two would have half of the requests."""
+    """Refuse a reserved port that has a listener: each of two listeners would get half of the
+    requests.
+    """
     try:
         _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:

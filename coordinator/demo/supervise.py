@@ -31,7 +31,7 @@ PROGRAMS = ("python", "nats-server")
 
 
 class Unit(Struct, frozen=True, kw_only=True):
-    """One process. `is_restarted`: whether an exit that nobody asked for is followed by a start."""
+    """One process. `is_restarted`: whether an exit without a stop is followed by a start."""
 
     name: str
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ def _send(running: _Running, number: signal.Signals) -> None:
 
 
 class Supervisor:
-    """Starts units, starts them again, stops them.
+    """Starts units, restarts them, stops them.
 
     Args:
         log_dir: `<unit>.log` of each goes there.
@@ -72,7 +72,7 @@ class Supervisor:
         self._running[unit.name] = _Running(unit, task)
 
     def pid(self, name: str) -> int | None:
-        """Its process now; None between two of them."""
+        """Its process now; None between two processes."""
         process = self._running[name].process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -138,7 +138,7 @@ class Supervisor:
             self._running.pop(running.unit.name, None)
 
     async def kill(self, *names: str) -> None:
-        """SIGKILL and no other start: the machine's end of these, as a power cut would be."""
+        """SIGKILL without a restart: the machine's end of these units, as in a power cut."""
         chosen = [self._running.pop(name) for name in names]
         for running in chosen:
             running.end_signal = signal.SIGKILL
@@ -149,9 +149,9 @@ class Supervisor:
 def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
     """Processes of the cell in this directory, by pid.
 
-    Those that have it, or a path below it, in a variable of Aryl's, and interpreters and
-    nats-servers that have it in their command line. The person who reads the cell's logs with
-    another program has nothing to fear, wherever that was started.
+    These are processes that have it, or a path below it, in a variable of Aryl's, and interpreters
+    and nats-servers that have it in their command line. A person who reads the cell's logs with
+    another program is safe, wherever that was started.
     """
     # Not the directory beside it whose name only begins alike.
     wanted = re.compile(re.escape(os.fsencode(directory)) + rb"(?![\w.-])")

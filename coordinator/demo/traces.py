@@ -31,9 +31,9 @@ one fall, one trough and one rise are seen while jobs of hours last tens of seco
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """What the demo needs of a job: submitted `submit_s` after the first, ran on `gpus`.
+    """The part of a job that the demo needs: submitted `submit_s` after the first, ran on `gpus`.
 
-    model: what it trained, where the trace says so; the packaged slice does not.
+    model: the model that it trained, where the trace names it; the packaged slice does not.
     """
 
     submit_s: float
@@ -77,7 +77,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 class JobOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become the demo's jobs.
 
-    name_prefix: what the jobs' names begin with; a token.
+    name_prefix: the start of the jobs' names; a token.
     speed: trace seconds per second, for submissions and durations alike.
     checkpoint_root: a directory that all nodes see; each job saves in one of its own below.
     most_gpus: larger jobs are cut to this, the largest that the demo's cluster starts soon.
@@ -171,11 +171,11 @@ def select(
 def shape(
     gpus: int, *, is_elastic: bool, most_gpus: int, gpus_per_node: int
 ) -> tuple[int, WorkerRange]:
-    """GPUs per worker, and how many workers, for a job that had `gpus`.
+    """GPUs per worker, and number of workers, for a job that had `gpus`.
 
     Sizes are rounded up to a power of two and cut to `most_gpus`. An inelastic job is one worker,
     or whole nodes. An elastic one is two workers of half its size that may become four: the range
-    is ours, as no public trace tells one.
+    is ours, as no public trace has one.
     """
     size = 1
     while size < gpus and size * 2 <= most_gpus:
@@ -202,10 +202,10 @@ DEADLINE_START_S = 10.0
 
 
 def searches(jobs: Sequence[TraceJob]) -> list[list[TraceJob]]:
-    """Jobs that stand together: trials of one search, or one job by itself.
+    """Jobs that belong together: trials of one search, or one job by itself.
 
-    Single GPUs that were asked for within a minute of each other, one after the other, are taken
-    for one hyper-parameter search. Traces do not tell; this is ours.
+    Single GPUs requested within a minute of each other, one after the other, count as one
+    hyper-parameter search. Traces do not mark searches; this rule is ours.
     """
     groups: list[list[TraceJob]] = []
     for job in jobs:
@@ -224,11 +224,11 @@ def searches(jobs: Sequence[TraceJob]) -> list[list[TraceJob]]:
 
 
 def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[Submission, ...]:
-    """What to submit and when: every other job of two GPUs and more is elastic.
+    """The submissions and their times: every other job of two GPUs and more is elastic.
 
     A search is an app, and every other job that stands for itself has a deadline. Each search and
-    each such job is the next tenant's. No running time is declared: the cell has to learn it from
-    history and progress, as it must with people's jobs.
+    each job with a deadline is the next tenant's. No running time is declared: the cell has to
+    learn it from history and progress, as it must with people's jobs.
     """
     made: list[Submission] = []
     larger = alone = 0

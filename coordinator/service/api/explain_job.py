@@ -44,8 +44,10 @@ WORKERS_NAMED = 4
 
 
 def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
-    """What follows its last worker's end, and the grace of those that are left; empty of a job that
-    is not ending. now_s: engine time."""
+    """What follows its last worker's end, and the grace of the remaining workers.
+
+    Empty for a job that is not ending. now_s: engine time.
+    """
     if job.after_vacating is None or job.state in FINAL_JOB_STATES:
         return ()
     left = sorted(
@@ -91,7 +93,7 @@ def _left_s(worker: WorkerEntry, now_s: float) -> float:
 
 
 def closed_reasons(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
-    """That no new work comes to a node, by whose order, and until when what runs may go on.
+    """Why no new work comes to a node: by whose order, and until when running work may go on.
 
     now_s: engine time.
     """
