@@ -51,8 +51,10 @@ from coordinator.service.settings import CoordinatorSettings
 
 
 def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:
-    """That not all guarantees can be kept, in one line; empty where they can, and in a new cell,
-    where no node has been heard yet."""
+    """A line about guarantees that the nodes cannot cover.
+
+    Empty where they can, and in a new cell, before any node has reported.
+    """
     nodes = state.nodes.values()
     gpus = sum(len(node.gpus) for node in nodes if node.home_pool == Pool.TRAINING)
     return overpromised(tenants, gpus) if gpus else ""
@@ -167,12 +169,12 @@ class Coordinator:
 
     @property
     def engine(self) -> Engine:
-        """The engine as it is now; another one after the rebuild."""
+        """The engine as it is now; the rebuild replaces it."""
         return self.decider.engine
 
     @property
     def bad_messages(self) -> int:
-        """Messages of any kind that did not fit, counted and dropped."""
+        """Invalid messages of any kind, counted and dropped."""
         return (
             self.bad_reports
             + self._bad_requests
@@ -184,17 +186,17 @@ class Coordinator:
         )
 
     def note_bad_request(self) -> None:
-        """A caller sent what is no request; it was told so and changed nothing."""
+        """Count an invalid request; the caller got an error and it changed nothing."""
         self._bad_requests += 1
 
     def may_act(self) -> bool:
-        """Whether the lease still holds by this machine's own clock."""
+        """True if the lease still holds by this machine's own clock."""
         return self.is_leading and self.clock.now_s() < self._lease.valid_until_s
 
     def stop(self) -> None:
         """Finish the batch in hand, save a snapshot, give the lease up, and return from `run`.
 
-        Within `STOP_S`, whether or not NATS answers.
+        It takes at most `STOP_S`, whether or not NATS answers.
         """
         if self._stop_by_s is None:
             self._stop_by_s = self.clock.now_s() + STOP_S
@@ -204,12 +206,12 @@ class Coordinator:
     # --- life -------------------------------------------------------------------------------
 
     async def run(self, serve: Handler) -> None:
-        """Lead when it is our turn, until told to stop; `serve` answers API requests.
+        """Lead when it is our turn, until a stop; `serve` answers API requests.
 
         Raises:
-            Fenced: somebody else leads; the process should start afresh as a standby.
+            Fenced: another coordinator leads; the process should start afresh as a standby.
             ProtocolError: a journal record cannot be read.
-            Unavailable: the journal did not answer; what was not acknowledged may be lost.
+            Unavailable: the journal did not answer; unacknowledged events may be lost.
         """
         doing = self._run(serve)
         limit_s = STOP_S - RELEASE_S
@@ -254,7 +256,9 @@ class Coordinator:
             await subscription.unsubscribe()
 
     def _stand_by(self) -> None:
-        """To wait well is a standby's part; whoever has the lease must show more than that."""
+        """Report progress while standing by: a standby's part is to wait; a lease holder must do
+        more.
+        """
         if self._is_standby:
             self._progress()
 
@@ -304,9 +308,10 @@ class Coordinator:
                     await self.decider.save_snapshot()
 
     def _hear_everybody_again(self) -> None:
-        """What was reported while somebody else led, and who has not reported for too long.
+        """Take the reports from before this lead, and count silence for nodes that are late.
 
-        A node that died while nobody led would else be neither heard nor lost, for ever.
+        A node that died while the cell had no leader would otherwise be neither heard nor lost, for
+        ever.
         """
         self._listening.look()
         now_s = self.clock.now_s()
@@ -321,7 +326,7 @@ class Coordinator:
             self.folder.expect(node, now_s=now_s)
 
     def _last_known_loads(self, now_s: float) -> dict[NodeName, LastKnown]:
-        """What the journal knows of nodes whose load is unknown, on this machine's clock."""
+        """Nodes of an unknown load by the journal, on this machine's clock."""
         ahead_s = self.decider.time.now_s() - now_s
         state = self.engine.state
         return {
@@ -345,11 +350,11 @@ class Coordinator:
                 await self._lease.release()
 
     def _left_s(self, *, but_s: float = 0.0) -> float | None:
-        """Time for the rest of a stop; None of one that nobody asked for."""
+        """Time left for a stop; None without one."""
         return None if self._stop_by_s is None else self._stop_by_s - but_s - self.clock.now_s()
 
     async def _keep_lease(self) -> None:
-        """Renew from the first moment on: a rebuild may take longer than the TTL."""
+        """Renew the lease from the first moment on: a rebuild may take longer than the TTL."""
         self._decided()
         try:
             await self._lease.keep(lambda: self._decided_at_s, stall_s=self.settings.leader_stall_s)
@@ -357,10 +362,10 @@ class Coordinator:
             self._on_fenced(error)
 
     def _decided(self) -> None:
-        """A batch, or a step of the rebuild, is done: the lease is kept for that, and for no less.
+        """Record that a batch, or a step of the rebuild, is done: only such work keeps the lease.
 
-        A try to append that failed is none: a leader that cannot write must not keep the others
-        from trying.
+        A failed append does not count: a leader that cannot write must not keep the others from
+        trying.
         """
         self._decided_at_s = self.clock.now_s()
         self._progress()
@@ -374,25 +379,25 @@ class Coordinator:
     # --- intake -----------------------------------------------------------------------------
 
     async def record(self, event: Event) -> Outcome:
-        """Let an event in and return when it is in the journal.
+        """Take an event in and return when it is in the journal.
 
         Raises:
-            Unavailable: this coordinator does not lead, or stopped before it was.
+            Unavailable: this coordinator does not lead, or stopped before the append.
         """
         if not self.is_leading:
             raise Unavailable("this coordinator does not lead")
         return await self.decider.record(event)
 
     async def settled(self) -> None:
-        """Return when all that the engine knows now is in the journal.
+        """Return when the engine's present state is in the journal.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was.
+            Unavailable: this coordinator stopped leading before that.
         """
         await self.decider.settled()
 
     async def _on_report(self, message: BusMessage, at_s: float) -> None:
-        """Fold one report that arrived at an instant; answer it if the node may count on that."""
+        """Fold one report that arrived at an instant; answer it if the node may rely on that."""
         try:
             report = report_validation.node_report(message.data, message.subject)
         except ProtocolError as error:
@@ -419,7 +424,9 @@ class Coordinator:
             self.decider.post(facts)
 
     def _on_dropped(self, event: Event) -> None:
-        """The engine did not get an event: it comes again, until its quarantine is over."""
+        """Handle an event that the engine did not get: it is repeated until its quarantine is
+        over.
+        """
         match event:
             case NodeReported():
                 self.folder.forget_node(event.node)
@@ -443,18 +450,19 @@ class Coordinator:
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
 
     def _compare(self, report: NodeReport) -> None:
-        """Push again to a node that shows another generation than the one that it was ordered."""
+        """Push again to a node that shows another generation than the one ordered."""
         if self.is_leading:
             self.dispatcher.compare(
                 NodeName(report.node), epoch=report.epoch, generation=report.generation
             )
 
     def _doubt(self, node: NodeName) -> str:
-        """A lease is renewed only by a leader that passes and hears the node.
+        """Why a renewal gets no answer: only a leader that runs passes and hears the node renews a
+        lease.
 
-        These doubts pass (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent that gets
-        no answer asks again, and goes home when its TTL ends. A refusal would end every loan at
-        each change of the leader.
+        These doubts are temporary (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent
+        without an answer asks again, and goes home when its TTL ends. A refusal would end every
+        loan at each change of the leader.
         """
         now_s = self.clock.now_s()
         if not self.may_act():
@@ -470,7 +478,7 @@ class Coordinator:
         return ""
 
     async def _tick(self) -> None:
-        """Time passes: folding windows close and passes fall due."""
+        """Handle the passage of time: folding windows close and passes fall due."""
         while True:
             await self.clock.sleep(self._tick_s)
             self._listening.look()

@@ -16,7 +16,7 @@ _OURS = frozenset({"agent", "common", "coordinator"})
 
 @contextlib.contextmanager
 def needing_extras(program: str) -> Generator[None]:
-    """Around the imports of a program: what is not installed ends it with one line that says so.
+    """A block around a program's imports: a missing package ends it with one line that names it.
 
     A module of our own that is missing is a broken install or a bug, and shows its traceback.
     """

@@ -34,18 +34,18 @@ well takes to send a log, and less than a coordinator has for its end."""
 
 
 def is_order(tenant: str, verb: str) -> bool:
-    """Whether an operator ends a job or orders the cell."""
+    """True if an operator ends a job or orders the cell."""
     return tenant == OPERATORS and verb in ORDERS
 
 
 class Requests:
-    """A block in which requests are answered; none of them outlives it.
+    """A block in which requests are answered; no request outlives it.
 
-    At the end of the block no more are taken and those in flight are answered; a block that ends
-    by an exception cancels them.
+    At the end of the block no more are taken and those in flight are answered; a block that ends by
+    an exception cancels them.
 
     Args:
-        answer: answers one request; what it raises is this coordinator's fault.
+        answer: answers one request; an exception from it is this coordinator's fault.
         limit: of reads in flight, of changes, and of orders of operators. A request beyond it is
             refused at once.
     """
@@ -99,7 +99,7 @@ class Requests:
             task.add_done_callback(tasks.discard)
 
     def _kind(self, tenant: str, _user: str, verb: str) -> tuple[set[asyncio.Task[None]], str]:
-        """Those in flight that share a limit with a request, and their name in a refusal."""
+        """The requests in flight that share a limit with this one, and their name in a refusal."""
         if is_order(tenant, verb):
             return self._orders, "orders"
         return (self._changes, "requests") if verb in CHANGES else (self._reads, "reads")

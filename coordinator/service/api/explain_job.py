@@ -126,8 +126,10 @@ def drain_reasons(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
 
 
 def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
-    """That it is about its pre-run, on how many GPUs, and what becomes of its gang; empty of any
-    other job, and of one that is a gang by now."""
+    """Sentences about a pre-run: that it is one, its GPUs, and the next state of its gang.
+
+    Empty for any other job, and for one that is a gang by now.
+    """
     if not prerun_spec.is_on(job):
         return ()
     gpus = counted(job.spec.gpus_per_worker, "GPU")
@@ -144,7 +146,7 @@ def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
 
 
 def _is_final(job: JobEntry) -> bool:
-    """Whether it has ended, or will when its worker has left."""
+    """True if it has ended, or will when its worker has left."""
     again = (None, AfterVacating.REQUEUE)
     return job.state in FINAL_JOB_STATES or job.after_vacating not in again
 
@@ -170,7 +172,7 @@ def _has_failed(job: JobEntry) -> bool:
 
 
 def _gang(job: JobEntry) -> str:
-    """What its user asked for, by its least size."""
+    """The user's gang, by its minimum size."""
     spec = prerun_spec.submitted(job)
     workers = counted(spec.workers.min, "worker")
     return f"its gang of {workers} with {counted(spec.base_demand_gpus, 'GPU')}"

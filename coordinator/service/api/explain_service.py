@@ -25,7 +25,7 @@ RECOMMENDED = "recommended"
 
 
 def observe_reasons(engine: Engine, name: str) -> tuple[str, ...]:
-    """What was watched or is recommended, in sentences."""
+    """The observations or recommendations, as sentences."""
     entry = engine.state.services[ServiceName(name)]
     said: list[str] = []
     if entry.mode == Mode.OBSERVE:
@@ -78,7 +78,9 @@ STORY_LINES = 30
 
 
 def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
-    """That the cell has no settings of a service; of one that nodes name, which these are."""
+    """Sentences that the cell has no settings of a service; for one that nodes name, with these
+    nodes.
+    """
     naming = dict(unknown_services(engine.state, engine.settings))
     refusal = unknown("service", name, known)
     by = naming.get(ServiceName(name))
@@ -95,14 +97,16 @@ def nodes_of(engine: Engine, name: str) -> list[NodeEntry]:
 
 
 def loans_of(engine: Engine, name: str) -> list[LoanEntry]:
-    """Its loans, oldest first: all that are out, and the last few that came home."""
+    """Its loans, oldest first: all that are out, and the last few that were returned."""
     mine = [loan for loan in engine.state.loans.values() if loan.service == name]
     home = [loan for loan in mine if loan.returned_at_s is not None][-RETURNED_SHOWN:]
     return [loan for loan in mine if loan.returned_at_s is None or loan in home]
 
 
 def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
-    """What it needs, what keeps its nodes, which it wants back, and which are not well."""
+    """The nodes that it needs, why it keeps its nodes, those on their way back, and the unwell
+    ones.
+    """
     nodes = nodes_of(engine, name)
     return (
         *_frozen(engine),
@@ -116,7 +120,7 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
 
 
 def limit(engine: Engine, name: str) -> tuple[str, ...]:
-    """How many of its nodes a service lends at the very most; empty of one without settings."""
+    """The most nodes that a service ever lends; empty for one without settings."""
     found = engine.snapshot()
     return tuple(
         lends(service, len(own), most_lent(service, own))
@@ -126,7 +130,7 @@ def limit(engine: Engine, name: str) -> tuple[str, ...]:
 
 
 def _frozen(engine: Engine) -> list[str]:
-    """That its promise holds all the same."""
+    """A sentence that its promise holds all the same."""
     if not engine.state.is_frozen:
         return []
     said = "nothing more is lent, and nodes that its load needs still come home"
@@ -134,7 +138,7 @@ def _frozen(engine: Engine) -> list[str]:
 
 
 def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
-    """Its balance, and what keeps the node that would be lent first."""
+    """Its balance, and why the node that would be lent first is not."""
     serving = [node for node in nodes if node.role == NodeRole.SERVING]
     if not nodes:
         return ("it has no node here: none whose agent names it was ever heard",)
@@ -177,7 +181,7 @@ def _recalled(engine: Engine, name: str) -> list[str]:
 
 
 def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
-    """Each node that was asked back and does not serve yet, against its deadline."""
+    """Each node that was recalled and does not serve yet, with its deadline."""
     said: list[str] = []
     for loan in engine.state.loans.values():
         ordered_at_s, deadline_s = loan.reclaim_ordered_at_s, loan.reclaim_deadline_s
@@ -202,7 +206,7 @@ def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
 
 
 def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
-    """Nodes that nobody counts on, and why; each says it itself."""
+    """Nodes that count for nothing now, each with its own reason."""
     said: list[str] = []
     for node in nodes:
         if node.role in (NodeRole.LOST, NodeRole.QUARANTINED):

@@ -39,7 +39,7 @@ class Reads:
     """The builds that wait.
 
     Args:
-        finish: makes the bytes of an answer, when all that it may tell is in the journal.
+        finish: makes the bytes of an answer, once all that it reveals is in the journal.
     """
 
     def __init__(self, *, clock: Clock, finish: Callable[[Message], Awaitable[bytes]]) -> None:
@@ -50,11 +50,11 @@ class Reads:
         self._finishing: set[asyncio.Task[None]] = set()
 
     async def answer(self, key: bytes, build: Callable[[], Message]) -> bytes:
-        """The answer of `build`, which may run once for several that ask with the same key.
+        """The answer of `build`, which may run once for several callers with the same key.
 
         Raises:
             Unavailable: too many different reads wait, or this one waited too long.
-            Exception: whatever `build` raises.
+            Exception: any error of `build`.
         """
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -72,7 +72,7 @@ class Reads:
             waiting.waiters -= 1
 
     async def _run(self) -> None:
-        """Build what waits until nothing does."""
+        """Run the waiting builds until none is left."""
         while self._waiting:
             _, one = self._waiting.popitem(last=False)
             began_s = self._clock.now_s()
@@ -100,6 +100,6 @@ class Reads:
 
 
 def _look(answer: asyncio.Future[bytes]) -> None:
-    """Look at an exception that may have no waiter left."""
+    """Retrieve an exception that may have no waiter left, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()

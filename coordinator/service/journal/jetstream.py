@@ -57,12 +57,13 @@ _MOST_TRIES = 100
 
 
 class Journal:
-    """`JournalPort` on one stream: file storage, writes are fenced, no single record is taken out.
+    """`JournalPort` on one stream: file storage, writes are fenced, no single record is removed.
 
     Args:
-        writer: who writes; a message that names nobody is no record.
-        replicas: of a stream that is made here.
-        is_shortened: whether its begin may be dropped; nobody can then be kept from dropping all.
+        writer: the writer's name; a message without one is no record.
+        replicas: of a stream that is created here.
+        is_shortened: whether its start may be dropped; the server can then no longer prevent
+            dropping all.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class Journal:
 
     @property
     def server(self) -> str:
-        """The run of nats-server that is spoken to."""
+        """The run of the connected nats-server."""
         return self._bus.server_id
 
     @property
     def identity(self) -> str:
-        """When the stream was made; a stream of the same name that is made again has another."""
+        """When the stream was created; a recreated stream of the same name has another time."""
         return self._identity
 
     @property
@@ -106,7 +107,7 @@ class Journal:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record known here; 0 of an empty journal."""
+        """Sequence of the last record known here; 0 for an empty journal."""
         return self._last_sequence
 
     async def open(self) -> None:
@@ -132,9 +133,9 @@ class Journal:
     async def append(self, record: bytes) -> int:
         """Write one record after the last one known here; returns its sequence.
 
-        A lost answer and a refused sequence are both settled by what stands at the place of the
-        record: the same bytes (they name their writer) mean that it was written. Messages there
-        that no coordinator wrote fence nobody: the record goes after them, however many they are.
+        The message at the record's place settles both a lost answer and a refused sequence: the
+        same bytes (they name their writer) mean that it was written. Messages there that no
+        coordinator wrote fence nothing: the record goes after them, whatever their number.
 
         Raises:
             ConfigError: the server's `max_payload` is smaller than the record.
@@ -151,7 +152,7 @@ class Journal:
         raise Unavailable(f"journal: foreign messages came first {_MOST_TRIES} times")
 
     async def _is_written(self, record: bytes) -> bool:
-        """Write it, or pass over the foreign messages that stand at its place; whether it is."""
+        """Write it, or skip the foreign messages at its place; True if it is written."""
         headers = {
             api.Header.EXPECTED_STREAM.value: self._stream,
             api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence),
@@ -177,7 +178,7 @@ class Journal:
         return True
 
     async def _while_connected(self, publishing: Awaitable[api.PubAck]) -> api.PubAck:
-        """The acknowledgement, unless the connection ends first: it would be waited for in vain.
+        """The acknowledgement, unless the connection ends first: it would never arrive.
 
         Raises:
             Unavailable: the connection was lost.
@@ -194,9 +195,9 @@ class Journal:
             await asyncio.gather(acked, cut, return_exceptions=True)
 
     async def mend(self) -> None:
-        """After `Wounded`: make the stream if it is gone, and find its end as it is now.
+        """After `Wounded`: create the stream if it is gone, and find its present end.
 
-        Nothing is taken out: what the next append follows is still checked by the server.
+        Nothing is removed: the server still checks the predecessor of the next append.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -204,7 +205,7 @@ class Journal:
         await self.open()
 
     async def holds(self, sequence: int, record: bytes) -> bool:
-        """Whether a record can be read back; a server may acknowledge what it cannot read.
+        """True if a record can be read back; a server may acknowledge records that it cannot read.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -213,7 +214,7 @@ class Journal:
         return found is not None and (found.data or b"") == record
 
     async def last_record(self) -> tuple[int, bytes] | None:
-        """The last record that can be read, and its sequence; what no coordinator wrote is none.
+        """The last readable record of a coordinator, and its sequence.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -231,7 +232,7 @@ class Journal:
         return None
 
     async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
-        """Records from a sequence on, to the end as it is now; foreign messages are left out.
+        """Records from a sequence on, to the present end; foreign messages are left out.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -249,7 +250,7 @@ class Journal:
     async def _read(
         self, from_sequence: int, *, to_sequence: int | None = None
     ) -> AsyncIterator[_Message | Lost]:
-        """What stands in the stream, and which of its sequences are gone."""
+        """The content of the stream, and its missing sequences."""
         begin = max(from_sequence, self._first_sequence)
         async for found in _read(
             self._bus, self._stream, self._subject, begin, to_sequence=to_sequence
@@ -263,7 +264,7 @@ class Journal:
         """Drop records up to a sequence, as far as they are more than `kept_s` older than the last.
 
         Ages are by one clock, the server's. The last record always stays, and so does all of a
-        stream that was made to keep it.
+        stream that was created to keep it.
 
         Raises:
             Unavailable: not known to be dropped.
@@ -295,7 +296,7 @@ class Journal:
         return found.time.timestamp()
 
     async def _settle(self, record: bytes, otherwise: Unavailable) -> bool:
-        """Whether a record stands at its place; foreign messages there are passed over.
+        """True if a record is at its place; foreign messages there are skipped.
 
         Raises:
             Fenced: another coordinator's record is there.
@@ -329,7 +330,9 @@ class Journal:
         return False
 
     async def _check_end(self, otherwise: Unavailable) -> None:
-        """Why nothing stands where the next record belongs; returns when more stands behind it."""
+        """Raise the reason why the next record's place is empty; returns when more follows
+        behind it.
+        """
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("journal"):
@@ -344,7 +347,7 @@ class Journal:
             raise otherwise
 
     async def _message(self, sequence: int) -> api.RawStreamMsg | None:
-        """What stands at a sequence; None: nothing, or there is no stream."""
+        """The message at a sequence; None: there is none, or no stream."""
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("journal"):
@@ -355,7 +358,7 @@ class Journal:
             raise Unavailable(f"journal: {error.description}") from error
 
     def _pass_over(self, sequences: list[int]) -> None:
-        """Count what no coordinator wrote, and say so once."""
+        """Count a message that no coordinator wrote, and log that once."""
         new = [sequence for sequence in sequences if sequence > self._foreign_until]
         if new:
             self._foreign_until = new[-1]
@@ -365,7 +368,7 @@ class Journal:
 
 
 class Snapshots:
-    """`SnapshotsPort` on a stream of chunks; a save that did not end is as if never begun."""
+    """`SnapshotsPort` on a stream of chunks; an unfinished save counts as never begun."""
 
     def __init__(
         self, bus: NatsBus, *, cell: str, clock: Clock, new_name: NewName, replicas: int = 1
@@ -383,7 +386,7 @@ class Snapshots:
         """Write the state after the record with this sequence; the one before stays, none older.
 
         Raises:
-            Unavailable: not known to be whole; those before are still there.
+            Unavailable: not known to be whole; the earlier ones are still there.
         """
         config = _stream_config(self._stream, self._subject, self._replicas)
         await _ensure_stream(self._bus, config)
@@ -423,7 +426,7 @@ class History:
     """`HistoryPort` on a stream with a subject for each job, node and service.
 
     Args:
-        kept_s: lines that are older are dropped; 0: none ever.
+        kept_s: older lines are dropped; 0: none ever.
     """
 
     def __init__(self, bus: NatsBus, *, cell: str, kept_s: float, replicas: int = 1) -> None:
@@ -436,11 +439,11 @@ class History:
 
     @property
     def server(self) -> str:
-        """The run of nats-server that is spoken to."""
+        """The run of the connected nats-server."""
         return self._bus.server_id
 
     async def open(self) -> int:
-        """Create what is missing; the number of the last line, 0 of an empty history.
+        """Create missing parts; the number of the last line, 0 for an empty history.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -591,7 +594,7 @@ class History:
 
 
 def _story_row(data: bytes) -> StoryRow | None:
-    """None for what no coordinator wrote."""
+    """The row of a message; None for one that no coordinator wrote."""
     try:
         return msgspec.msgpack.decode(data, type=StoryRow)
     except UNREADABLE:
@@ -675,13 +678,13 @@ async def _read(
     *,
     to_sequence: int | None = None,
 ) -> AsyncGenerator[_Message | Lost]:
-    """Messages of a stream in order, to its end at the time of the call; none of a missing one.
+    """Messages of a stream in order, to its end at the time of the call; none of a missing stream.
 
-    A sequence that does not arrive is asked for once more by itself: it is `Lost` where the server
-    has nothing there, as after damage to a file of the stream.
+    A sequence that does not arrive is requested once more by itself: it is `Lost` if the server has
+    nothing there, as after damage to a file of the stream.
 
     Raises:
-        Unavailable: JetStream did not answer, or a message that is there did not arrive.
+        Unavailable: JetStream did not answer, or an existing message did not arrive.
     """
     stream = bus.jetstream(timeout_s=TIMEOUT_S)
     try:
@@ -713,7 +716,7 @@ async def _read(
 async def _delivered(
     stream: JetStreamContext, name: str, subject: str, sequence: int, *, end: int, count: int
 ) -> AsyncGenerator[_Message]:
-    """What a consumer delivers from a sequence on; it ends where nothing more arrives in time."""
+    """The deliveries of a consumer from a sequence on; ends where nothing more arrives in time."""
     first = sequence
     with jetstream_as_unavailable(name, are_api_errors_too=True):
         consumer = await _consumer(stream, name, subject, sequence)

@@ -42,7 +42,7 @@ def split(sequence: int, data: bytes, *, name: str) -> list[Chunk]:
 
 
 class Whole(NamedTuple):
-    """A snapshot of which nothing is missing."""
+    """A snapshot without missing chunks."""
 
     name: str
     sequence: int
@@ -50,7 +50,7 @@ class Whole(NamedTuple):
 
 
 def join(chunks: list[Chunk]) -> Whole | None:
-    """The set that was completed last and is whole, out of chunks in the order of the stream."""
+    """The set that was completed last and is whole, from chunks in the order of the stream."""
     sets: dict[str, dict[int, Chunk]] = {}
     newest: Whole | None = None
     for chunk in chunks:

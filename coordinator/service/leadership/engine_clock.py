@@ -43,7 +43,7 @@ class EngineTime:
 
     Args:
         clock: this machine's clocks; the wall clock is read when leading begins, and after that
-            only for what people are shown.
+            only for instants that people see.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,9 +54,10 @@ class EngineTime:
         self.begin(0.0)
 
     def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
-        """Leading begins; `known_s` is the last instant of the journal, and none is before it.
+        """Begin to lead; `known_s` is the last instant of the journal, and no later one may precede
+        it.
 
-        mark: that of whoever led before; None: nobody did, or an older version.
+        mark: that of the previous leader; None: there was none, or it had an older version.
         """
         self._began_s = self._clock.now_s()
         self._gap_s = 0.0
@@ -69,7 +70,7 @@ class EngineTime:
             log.warning("%s", self._told_gap())
 
     def mark(self) -> ClockMark:
-        """For the next leader, if that is one of the same boot."""
+        """The mark for the next leader, if that is one of the same boot."""
         return ClockMark(self._clock.boot_id(), self._base_s - self._began_s)
 
     def _told_gap(self) -> str:
@@ -80,7 +81,7 @@ class EngineTime:
         )
 
     def warning(self) -> str:
-        """What is odd about the time, for whoever looks at the cell; empty where nothing is."""
+        """A warning about the time, for people who look at the cell; empty without one."""
         said: list[str] = []
         if self._gap_s and self._clock.now_s() - self._began_s < GAP_SHOWN_S:
             said.append(self._told_gap())
@@ -90,14 +91,14 @@ class EngineTime:
         return "; ".join(said)
 
     def now_s(self) -> float:
-        """Seconds since 1970, as this cell counts them."""
+        """Seconds since 1970 in engine time."""
         return self._base_s + self._clock.now_s() - self._began_s
 
     def ahead_s(self) -> float:
         """Seconds by which engine time is ahead of the wall clock; 0 within `TOLERANCE_S`.
 
-        It stays what it was until it is off by more than that: an instant that is shown twice is
-        the same both times.
+        The value stays until it is off by more than that: an instant that is shown twice is the
+        same both times.
         """
         ahead_s = self.now_s() - self._clock.wall_s()
         if abs(ahead_s - self._shown_ahead_s) > TOLERANCE_S:
@@ -105,7 +106,7 @@ class EngineTime:
         return self._shown_ahead_s
 
     def look(self) -> None:
-        """Say, from time to time, that the wall clock is off, and by how much."""
+        """Log, from time to time, that the wall clock is off, and by how much."""
         ahead_s = self.ahead_s()
         which = "behind" if ahead_s > 0 else "ahead of"
         if ahead_s and self._throttle.is_due(which):
@@ -118,13 +119,13 @@ class EngineTime:
             )
 
     def shown(self, answer: Message) -> Message:
-        """An answer of the API with its instants as the wall clock has them now."""
+        """An answer of the API with its instants converted to the present wall clock."""
         ahead_s = self.ahead_s()
         return _earlier(answer, ahead_s) if ahead_s else answer
 
 
 def _earlier(part: P, by_s: float) -> P:
-    """A message or a part of one, with all its instants earlier by that many seconds."""
+    """A message or a part of one, with all its instants earlier by a number of seconds."""
     changes: dict[str, object] = {}
     for name in part.__struct_fields__:
         value: object = getattr(part, name)

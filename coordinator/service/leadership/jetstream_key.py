@@ -51,8 +51,8 @@ def leader_lease(
 class NatsKey:
     """`KeyPort` on a KV bucket.
 
-    Plain compare-and-set by revision: in nats-py 2.16 a per-message TTL is lost at each update, and
-    a watch is blind for seconds after a server restart.
+    Plain compare-and-set by revision: in nats-py 2.16 each update loses a per-message TTL, and a
+    watch is blind for seconds after a server restart.
     """
 
     def __init__(self, bus: NatsBus, *, cell: str, timeout_s: float, replicas: int = 1) -> None:

@@ -65,7 +65,7 @@ class KeyPort(Protocol):
 
 
 class LeaseValue(Struct, frozen=True, kw_only=True):
-    """What stands in the key."""
+    """The content of the key."""
 
     holder: str
     """For people."""
@@ -90,9 +90,9 @@ class LeaderLease:
     Args:
         ttl_s: a holder that does not renew for this long is replaced.
         margin_s: it stops acting this long before.
-        nonce: who it really is; no other holder, past or present, has the same.
-        process: in which process it is, so that those beside it see when it has ended.
-        has_ended: whether a process is known to have ended; what is not known is waited out.
+        nonce: the holder's true identity; no other holder, past or present, has the same.
+        process: the holder's process, so that others on the machine see when it has ended.
+        has_ended: whether a process is known to have ended; the lease of any other is waited out.
 
     Raises:
         ConfigError: the margin eats the TTL.
@@ -133,15 +133,16 @@ class LeaderLease:
 
     @property
     def record_before(self) -> int:
-        """Number of a journal record that the holder before is known to have written; 0: none."""
+        """Number of a journal record that the previous holder is known to have written; 0: none."""
         return self._record_before
 
     def note_record(self, number: int) -> None:
-        """Renewals tell from here on that the journal has this record."""
+        """Report from the next renewal on that the journal has this record."""
         self._record = number
 
     async def look(self) -> None:
-        """See who holds it now: from here on another's TTL counts, not only from `acquire` on.
+        """Look up the present holder: another's TTL counts from here on, not only from `acquire`
+        on.
 
         Raises:
             Unavailable: no answer.
@@ -160,8 +161,8 @@ class LeaderLease:
     async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
         """Wait until this holder leads; returns its epoch.
 
-        The epoch is one more than every epoch that the key or any agent has seen by
-        then: agents go on reporting while a standby waits.
+        The epoch is one more than every epoch that the key or any agent has seen by then: agents
+        continue to report while a standby waits.
         """
         while True:
             asked_s = self._clock.now_s()
@@ -178,14 +179,14 @@ class LeaderLease:
             await self._clock.sleep(min(MAX_POLL_S, self._ttl_s / 8))
 
     async def renew(self) -> None:
-        """Prolong it, counted from now.
+        """Renew the lease, counted from now.
 
-        One that ran out is not prolonged, even if nobody has taken it: whoever slept through its
-        end has heard nothing meanwhile, and starts afresh instead of acting on what it knew.
+        An expired lease is not renewed, even if no other holder has taken it: a holder that slept
+        through its end has missed reports, and starts afresh instead of acting on old knowledge.
 
         Raises:
-            Fenced: somebody else holds it, or nobody does, or it ran out.
-            Unavailable: not known to be prolonged; `valid_until_s` is as before.
+            Fenced: another coordinator holds it, or none does, or it ran out.
+            Unavailable: not known to be renewed; `valid_until_s` is unchanged.
         """
         if self._held is None:
             raise Fenced("the leader lease is not held here")
@@ -209,8 +210,8 @@ class LeaderLease:
     async def keep(self, progressed_at_s: Callable[[], float], *, stall_s: float) -> None:
         """Renew it each quarter of its TTL, from now on and until it is lost.
 
-        A holder whose work stalls keeps nobody else from leading: its lease runs out. Work that
-        goes on before that is renewed for again.
+        A holder whose work stalls does not block others: its lease runs out. If its work resumes
+        before that, renewals resume too.
 
         Raises:
             Fenced: another holder has it, or it ran out.
@@ -233,7 +234,8 @@ class LeaderLease:
                 raise Fenced(f"the leader lease ran out{why}")
 
     async def release(self) -> None:
-        """Give it up at once, so that the next one need not wait; nothing when it is not held.
+        """Give the lease up at once, so that the next holder need not wait; nothing when it is not
+        held.
 
         A renewal that was under way when the holder stopped may come first: then the lease is
         released at the revision of that renewal.
@@ -285,7 +287,7 @@ class LeaderLease:
         return value.epoch
 
     def _is_ours_still(self, entry: KeyEntry | None) -> bool:
-        """Whether the key shows no other holder than this one, or one before it."""
+        """True if the key shows no other holder than this one, or one before it."""
         value = decode_value(entry.value) if entry is not None else None
         if entry is None or self._held is None or not entry.value:
             return self._held is not None
@@ -305,7 +307,7 @@ class LeaderLease:
 
 
 def decode_value(value: bytes) -> LeaseValue | None:
-    """None for what no coordinator of this version wrote: it is waited out like any other lease."""
+    """A value of this version; None for any other: it is waited out like any other lease."""
     try:
         return msgspec.msgpack.decode(value, type=LeaseValue)
     except UNREADABLE:

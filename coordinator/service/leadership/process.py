@@ -32,7 +32,7 @@ class ProcessId(Struct, frozen=True, kw_only=True):
 
 
 def this_process() -> ProcessId | None:
-    """This process; None where the kernel does not say all of it."""
+    """This process; None where the kernel does not give all parts."""
     pid = os.getpid()
     ticks = start_ticks(pid)
     if ticks is None:
@@ -44,7 +44,7 @@ def this_process() -> ProcessId | None:
 
 
 def has_ended(process: ProcessId) -> bool:
-    """Whether a process of this machine and namespace is known to have ended; a zombie has."""
+    """True if a process of this machine and namespace is known to have ended; a zombie has."""
     try:
         if (process.boot_id, process.pid_namespace) != (_boot_id(), _namespace()):
             return False
@@ -60,9 +60,9 @@ def has_ended(process: ProcessId) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process.
+    """When a process started, in clock ticks since boot; None for a process that does not exist.
 
-    Field 22 of /proc/<pid>/stat, proc(5). A zombie has ended and counts as none.
+    Field 22 of /proc/<pid>/stat, proc(5). A zombie has ended and does not count.
     """
     try:
         text = (PROC / str(pid) / "stat").read_bytes()

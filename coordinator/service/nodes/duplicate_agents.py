@@ -31,7 +31,7 @@ NUMBER_S = 1e-3
 
 
 class _Rival(Struct):
-    """Who is not heard, since when, and when it reported last."""
+    """A rival: its identity, since when it reports, and its last report."""
 
     boot_id: str
     instance: str
@@ -40,7 +40,7 @@ class _Rival(Struct):
 
 
 class _Speaker(Struct):
-    """Who is heard, when it reported last, and whom it came after."""
+    """The speaker: its identity, its last report, and its predecessor."""
 
     boot_id: str
     instance: str
@@ -58,9 +58,9 @@ class Rivals:
     """Admits the reports of one agent per node.
 
     Args:
-        patience_s: a speaker that is silent so long is replaced by a rival; a rival that reports
-            for so long is told, and one that is silent so long is forgotten. What was only late,
-            or came in one heap, is thus dropped without a word.
+        patience_s: a speaker that is silent this long is replaced by a rival. A rival that reports
+            for this long is reported, and one that is silent this long is forgotten. Reports that
+            were only late, or came all at once, are thus dropped without a message.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -70,9 +70,9 @@ class Rivals:
         self._speakers: dict[NodeName, _Speaker] = {}
 
     def admit(self, report: NodeReport, *, now_s: float, silent_s: float) -> bool:
-        """Whether a report is of the agent that speaks for its node, as it may from now on.
+        """True if a report is of the agent that speaks for its node, which this report may decide.
 
-        silent_s: since the speaker's last report, as far as anybody listened.
+        silent_s: since the speaker's last report, not counting pauses of this coordinator.
         """
         node, instance = NodeName(report.node), report.instance or ""
         speaker = self._speakers.get(node)
@@ -90,16 +90,16 @@ class Rivals:
         return True
 
     def speaks(self, report: NodeReport) -> bool:
-        """Whether a report is of the agent that speaks for its node."""
+        """True if a report is of the agent that speaks for its node."""
         speaker = self._speakers.get(NodeName(report.node))
         said = (report.boot_id, report.instance or "")
         return speaker is not None and (speaker.boot_id, speaker.instance) == said
 
     def prefer(self, node: NodeName, boot_id: str) -> bool:
-        """Of rivals the one speaks whose boot a node was of when somebody else listened.
+        """Let the rival speak whose boot the node had under the previous leader.
 
         Returns:
-            Whether that changed who speaks.
+            Whether that changed the speaker.
         """
         speaker = self._speakers.get(node)
         rival = None if speaker is None else speaker.rival
@@ -113,9 +113,9 @@ class Rivals:
     def _may_follow(
         self, report: NodeReport, speaker: _Speaker, *, now_s: float, silent_s: float
     ) -> bool:
-        """Whether one machine can have made this report after those of the speaker.
+        """True if one machine can have made this report after those of the speaker.
 
-        An agent of an older version does not say which start of it this is.
+        An agent of an older version does not name its start.
         """
         if report.boot_id == speaker.boot_id:
             if report.instance in speaker.instances:
@@ -127,7 +127,9 @@ class Rivals:
         return report.boot_id not in speaker.boots and up_s <= off_s + self._patience_s
 
     def _met(self, speaker: _Speaker, report: NodeReport, now_s: float) -> None:
-        """Of several rivals the first one is told, so that the words do not change each second."""
+        """Choose the first of several rivals for the text, so that it does not change each
+        second.
+        """
         rival = speaker.rival
         if rival is None or now_s - rival.at_s > self._patience_s:
             instance = report.instance or ""
@@ -135,7 +137,9 @@ class Rivals:
         rival.at_s = now_s
 
     def told(self, node: NodeName, *, now_s: float) -> str:
-        """That several agents report as a node, in words; empty where it is not so, or not yet."""
+        """A text that several agents report as a node; empty where that is not so, or not yet
+        known.
+        """
         speaker = self._speakers.get(node)
         rival = None if speaker is None else speaker.rival
         if speaker is None or rival is None or now_s - rival.at_s > self._patience_s:
@@ -171,5 +175,5 @@ def _kept(replaced: list[str], last: str, *, back: str) -> list[str]:
 
 
 def _short(boot_id: str) -> str:
-    """Enough of it to tell two machines apart (/proc/sys/kernel/random/boot_id)."""
+    """Enough of it to distinguish two machines (/proc/sys/kernel/random/boot_id)."""
     return boot_id[:8]

@@ -11,8 +11,9 @@ ECC = "uncorrected ECC errors"
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One fault: what follows from it, what it means, and whose the next step is; as `GpuFaultFact`
-    has it."""
+    """One fault: its effect, its meaning, and the person for the next step; as in
+    `GpuFaultFact`.
+    """
 
     kind: FaultClass = FaultClass.INFO
     meaning: str = ""
@@ -22,14 +23,16 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
-    """Entries by XID, and that of uncorrected ECC errors. An XID that is not there changes nothing:
-    nobody knows what it means."""
+    """Entries by XID, and that of uncorrected ECC errors.
+
+    An XID without an entry changes nothing, because its meaning is unknown.
+    """
 
     by_xid: dict[int, Entry]
     ecc: Entry
 
     def fact(self, gpu: GpuReport) -> GpuFact:
-        """What matters of a GPU to a scheduler, its faults by this catalogue."""
+        """A scheduler's facts about a GPU, with its faults by this catalogue."""
         counts = gpu.xid_counts or tuple(
             # An agent of an older version tells each report's new ones alone.
             XidCount(code=code, count=gpu.xids.count(code))

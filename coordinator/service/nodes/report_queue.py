@@ -35,7 +35,7 @@ SHOWN_S = 60.0
 
 
 class _Sender(Struct, frozen=True):
-    """Who sent a report, and its number; the rest of the report is skipped, not decoded."""
+    """The sender and number of a report; the rest of the report is skipped, not decoded."""
 
     boot_id: str = ""
     instance: str | None = None
@@ -58,7 +58,7 @@ class Inflow:
     """The reports that wait to be taken, at most one of each agent.
 
     Args:
-        take: takes a report and when it arrived, on the boot clock.
+        take: takes a report and its time of arrival, on the boot clock.
     """
 
     def __init__(self, take: Take, *, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Inflow:
         self._logged_count = 0
 
     def __contains__(self, node: object) -> bool:
-        """Whether a report of a node waits: the node is not silent then."""
+        """True if a report of a node waits: the node is not silent then."""
         return node in self._waiting
 
     @property
@@ -116,7 +116,7 @@ class Inflow:
         self._shed_at_s = self._clock.now_s()
 
     async def run(self) -> None:
-        """Take what waits, slice by slice, for ever."""
+        """Process the waiting reports, slice by slice, for ever."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -138,7 +138,7 @@ class Inflow:
                     log.exception("report on %s failed", one.message.subject)
 
     def look(self) -> None:
-        """Time passes: log, each period, how many reports were shed since the last line."""
+        """Log, each period, how many reports were shed since the last line."""
         now_s = self._clock.now_s()
         new = self.shed_count - self._logged_count
         if new and now_s - self._logged_at_s >= REPEAT_PERIOD_S:
@@ -153,7 +153,7 @@ class Inflow:
 
 
 def _sender(waiting: _Waiting) -> _Sender:
-    """Who sent a report; one that cannot be read is its own kind of sender."""
+    """The sender of a report; an unreadable report has a kind of sender of its own."""
     try:
         return _DECODER.decode(waiting.message.data)
     except UNREADABLE:

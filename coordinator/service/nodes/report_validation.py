@@ -29,13 +29,13 @@ MAX_TRUSTED_EPOCH = MAX_INT // 2
 
 
 def node_report(data: bytes, subject: str) -> NodeReport:
-    """A report from its bytes and the subject that it came on; whatever the version of its agent,
-    whose fault an end is stands in `fault`.
+    """A report from its bytes and the subject that it came on.
 
-    NATS permissions fix the subject; what a payload calls itself must be the same.
+    The fault of an end is in `fault`, whatever the version of its agent. NATS permissions fix the
+    subject; the payload must name the same node.
 
     Raises:
-        ProtocolError: it does not fit; names the field.
+        ProtocolError: it is invalid; names the field.
     """
     report = decode(data, NodeReport)
     if report.node != subjects.node_of(subject):
@@ -56,8 +56,7 @@ def node_report(data: bytes, subject: str) -> NodeReport:
 
 
 def _is_in_words(worker: WorkerReport) -> bool:
-    """Whether the fault of an end is nowhere but in its words, if there is one: agents of an older
-    version tell it so."""
+    """True if only the text of an end shows its fault: agents of an older version report it so."""
     is_told = bool(worker.error) and worker.fault is _NONE
     return is_told and worker.phase in _OVER
 
@@ -73,7 +72,7 @@ _OVER = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
 
 
 def trusted_epoch(said: int) -> int:
-    """The epoch that an agent obeys, by what it says; 0 of one that nobody can have given."""
+    """The epoch that an agent reports it obeys; 0 for one that no coordinator can have given."""
     return said if said <= MAX_TRUSTED_EPOCH else 0
 
 

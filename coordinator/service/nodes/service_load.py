@@ -33,7 +33,7 @@ other at once is no load."""
 
 
 class LastKnown(Struct, frozen=True, kw_only=True):
-    """What is known of a node whose load was reported as unknown.
+    """The last knowledge of a node whose load was reported as unknown.
 
     load: its last known one; None: it never had one.
     at_s: when its last page came, on the listener's clock.
@@ -50,13 +50,13 @@ class LastKnown(Struct, frozen=True, kw_only=True):
 class _Counted(Struct, kw_only=True):
     """One node that serves or drains.
 
-    clock_s: of its last page, and mark_s: of the page that `arrived` counts from; on the node's own
-        clock. None: no page of it was read.
-    is_new: it has no page from before this window, so that the window may be longer than what it
-        counts.
+    clock_s, mark_s: instants of its last page, and of the page that `arrived` counts from, on the
+        node's own clock. None: no page of it was read.
+    is_new: it has no page from before this window, so that the window may be longer than the time
+        that it counts.
     rate: the last known one; None: none yet.
     page_at_s: when its last page came, on the listener's clock; of a node without any page, when it
-        was first heard to serve.
+        first reported to serve.
     why: why its newest report has no page; empty where it has.
     """
 
@@ -75,10 +75,10 @@ class _Counted(Struct, kw_only=True):
     rate: float | None = None
 
     def read(self, page: InferenceReport, clock_s: float) -> None:
-        """Count what arrived since the page before; a server that restarted counts from there on.
+        """Count arrivals since the page before; a server that restarted counts from there on.
 
-        What arrived while it restarted nobody knows: the rest of the window, or the last known
-        rate, stands for it.
+        Arrivals during its restart are unknown: the rest of the window, or the last known rate,
+        stands for them.
         """
         in_flight = page.running_count + page.waiting_count
         if self.mark_s is None or page.success_total < self.success_total:
@@ -183,7 +183,7 @@ class Loads:
                 counted.keep_up(self._period_s)
 
     def remove(self, node: NodeName) -> None:
-        """It is no node of a service any more."""
+        """Remove a node that no longer belongs to a service."""
         self._leave(node)
         self._service_of.pop(node, None)
         if node in self._unknown:
@@ -196,8 +196,7 @@ class Loads:
             self._left[counted.service] = left + counted.arrived
 
     def lead(self, unknown: Mapping[NodeName, LastKnown], *, now_s: float) -> None:
-        """A new leader begins: what arrived before is no sample of its own, and what was known
-        before holds.
+        """Begin a new lead: earlier arrivals are no sample of its own, and earlier rates hold.
 
         unknown: nodes whose load was last reported as unknown, by an earlier leader.
         """
@@ -239,12 +238,12 @@ class Loads:
             )
 
     def missed(self, missed_s: float, *, now_s: float) -> None:
-        """Nothing could be heard for so long: no page is late for that."""
+        """Record a pause in which no report could arrive: no page is late for that."""
         for counted in self._counted.values():
             counted.page_at_s = min(now_s, counted.page_at_s + missed_s)
 
     def tell_again(self, event: LoadUnknown) -> None:
-        """The engine did not get this event: the next samples come with it again."""
+        """Repeat an event that the engine did not get with the next samples."""
         node = event.node
         if event.why:
             self._unknown.pop(node, None)
@@ -255,8 +254,9 @@ class Loads:
             self._over.add(node)
 
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
-        """The samples whose time has come, each behind the nodes of which the load became unknown
-        or known again."""
+        """The samples that are due, each after the nodes whose load became unknown or known
+        again.
+        """
         self._makes_samples = True
         over: dict[ServiceName, float] = {}
         for service in sorted(set(self._service_of.values())):
@@ -283,7 +283,7 @@ class Loads:
         return events
 
     def _gone(self) -> list[Event]:
-        """Nodes that no longer serve: that their load was unknown is over."""
+        """Nodes that no longer serve, so that their load is no longer unknown."""
         gone = sorted(self._over)
         for node in gone:
             del self._unknown[node]
@@ -316,7 +316,7 @@ class Loads:
     def _close(
         self, service: ServiceName, members: list[NodeName], window_s: float
     ) -> tuple[float, bool]:
-        """The sum over the nodes, and whether any one that serves was measured in this window.
+        """The sum over the nodes, and whether any serving one was measured in this window.
 
         A node that could never be read counts as much as the mean of the others.
         """
@@ -342,7 +342,7 @@ class Loads:
 
 
 def _why_unread(report: NodeReport) -> str:
-    """Why a report has no page, in the words of its agent."""
+    """Why a report has no page, in its agent's words."""
     failed = (one for one in report.collectors if one.name == COLLECTOR and not one.is_success)
     found = next(failed, None)
     return found.error if found is not None and found.error else "its agent reports no page"
