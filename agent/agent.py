@@ -325,8 +325,9 @@ class Agent:
         await message.respond(encode(reply))
 
     def _asked(self, message: BusMessage, kind: type[Asked]) -> Asked | None:
-        """Decode a request to this agent; None if it is invalid, which is counted, or for
-        another agent.
+        """Decode a request to this agent.
+
+        None if it is invalid, which is counted, or for another agent.
         """
         try:
             request = decode(message.data, kind)

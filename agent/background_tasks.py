@@ -75,8 +75,9 @@ class Errands:
             raise self._failure
 
     def drop_all_but(self, kept: Collection[Hashable]) -> None:
-        """Cancel the droppable tasks that are not named here: their results are no longer
-        needed.
+        """Cancel the droppable tasks that are not named here.
+
+        Their results are no longer needed.
         """
         for task, errand in self._tasks.items():
             if errand.droppable is not None and errand.droppable not in kept:

@@ -259,8 +259,7 @@ class Node:
         return True
 
     async def step(self) -> None:
-        """Compare the actual with the desired state, write down the conclusions, and begin the
-        actions.
+        """Compare the actual with the desired state, write down conclusions, and begin actions.
 
         The step waits for none of its actions: a later step sees their results. An action whose
         conclusion cannot be written is begun only if it gives something back.

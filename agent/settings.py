@@ -123,8 +123,9 @@ class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PageAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the agent authenticates to a page, and which servers it trusts. Only paths: no key is
-    in here.
+    """How the agent authenticates to a page, and which servers it trusts.
+
+    It holds paths only, no key.
     """
 
     bearer_path: Annotated[

@@ -96,8 +96,7 @@ def _check_node(settings: AgentSettings) -> None:
 
 
 def _check_jobs(settings: AgentSettings, uid: int) -> None:
-    """Check what an agent would otherwise refuse later, with a coordinator to ask and workers to
-    start.
+    """Check what an agent would otherwise refuse later, with workers to start.
 
     Raises:
         ConfigError: names the field.
@@ -313,9 +312,7 @@ def _check_place(settings: AgentSettings, where: Path | None) -> None:
 
 
 def _named_state_dir(path: Path) -> Path | None:
-    """The `state_dir` of the last of the file and its drop-ins that names one, as far as they
-    are TOML.
-    """
+    """The last `state_dir` in the file and its drop-ins, as far as they are TOML."""
     named: object = None
     for file in (path, *drop_ins(path)):
         with suppress(OSError, ValueError):

@@ -35,8 +35,9 @@ class Duties:
 
     @contextlib.contextmanager
     def leg(self, name: str, *, within_s: float = 0.0) -> Generator[None]:
-        """A block that ends within `within_s` and some spare time; overdue from then until it
-        ends.
+        """A block that ends within `within_s` and some spare time.
+
+        Overdue from then until it ends.
         """
         key = next(self._count)
         self._legs[key] = (name, self._now_s() + within_s + SPARE_S)

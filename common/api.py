@@ -185,8 +185,9 @@ class Loans(Message, frozen=True, kw_only=True, tag="loans"):
 
 
 class Events(Message, frozen=True, kw_only=True, tag="events"):
-    """Answer to `GetEvents`. `subject` is the requested subject as `KIND/ID`, for the next
-    request.
+    """Answer to `GetEvents`.
+
+    `subject` is the requested subject as `KIND/ID`, for the next request.
     """
 
     rows: tuple[StoryRow, ...]

@@ -103,8 +103,9 @@ GOODBYE_S = 1.0
 
 
 async def leave(bus: Bus, *, clock: Clock) -> None:
-    """Close the bus within `GOODBYE_S`; what a server that hangs has not taken by then is
-    dropped.
+    """Close the bus within `GOODBYE_S`.
+
+    Messages that a hanging server has not taken by then are dropped.
     """
     with contextlib.suppress(TimeoutError):
         async with clock.timeout(GOODBYE_S):

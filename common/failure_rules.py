@@ -240,9 +240,7 @@ class FailureRules:
             yield order, list(_offsets(each, text))
 
     def _sightings(self, seen: Mapping[int, Sequence[int]], lines: LogLines) -> Iterator[Sighting]:
-        """The matches of all packaged explicit signatures, except errors that the program
-        survived.
-        """
+        """The matches of all packaged explicit signatures, except survived errors."""
         for order, offsets in seen.items():
             rule = self._weighed[order].rule
             for number in sorted({lines.number_at(at) for at in offsets}):
@@ -277,9 +275,7 @@ def _is_signal(exit_code: int | None) -> bool:
 
 
 def _readable(log: bytes, error: str) -> list[Line]:
-    """The output of the program and its supervisor, without additions of launchers and
-    terminals.
-    """
+    """The program's and its supervisor's output, without prefixes and control codes."""
     lines = log.decode(errors="replace").replace("\r", "\n").split("\n")
     return bare_lines([line[:MAX_CHARS_OF_LINE] for line in (*lines, *error.split("\n"))])
 

@@ -15,8 +15,9 @@ STORAGE_SILENT = "the storage did not answer"
 
 
 class Fault(StrEnum):
-    """Whose fault it is, as far as its node can know; `Fault.is_nodes` decides which budget
-    pays.
+    """Whose fault it is, as far as its node can know.
+
+    `Fault.is_nodes` decides which budget pays.
     """
 
     NONE = "none"  # nobody's that the node knows: its exit code and its log say more

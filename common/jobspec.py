@@ -210,8 +210,9 @@ def _known_keys(
     kind: type[msgspec.Struct] = JobSpec,
     within: str = "",
 ) -> None:
-    """The nearest known key: msgspec names an unknown key, but not the one that was probably
-    meant.
+    """The nearest known key.
+
+    msgspec names an unknown key, but not the one that was probably meant.
     """
     kinds = {item.encode_name: item.type for item in msgspec.structs.fields(kind)}
     for key, value in values.items():

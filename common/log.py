@@ -115,8 +115,9 @@ class PlainFormatter(logging.Formatter):
         self._has_priority = has_priority
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, even for a message with line breaks: a newline in it cannot forge a second
-        one.
+        """One line, even for a message with line breaks.
+
+        A newline in it cannot forge a second one.
         """
         pairs = [f"{key}={_plain(value)}" for key, value in _pairs(record, self._has_time)]
         prefix = f"<{_JOURNALD_PRIORITY.get(record.levelno, 6)}>" if self._has_priority else ""

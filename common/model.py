@@ -334,8 +334,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class NatsAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a client of NATS authenticates, and which servers it trusts; the URL can hold a
-    password.
+    """How a client of NATS authenticates, and which servers it trusts.
+
+    The URL can hold a password.
     """
 
     nkey_seed_path: Annotated[

@@ -93,8 +93,9 @@ def text(error: Exception) -> str:
 
 
 def cause_of(error: Exception) -> Cause | None:
-    """The cause that an error of a connection shows for access to NATS; None for any other
-    error.
+    """The cause that an error of a connection shows for access to NATS.
+
+    None for any other error.
     """
     said = str(error).lower()
     if isinstance(error, PermissionDenied):

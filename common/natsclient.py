@@ -163,8 +163,7 @@ class NatsClient(Client):
     # --- what a server says -------------------------------------------------------------------
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Handle a server's first message on each connection, which arrives before the client sends
-        anything.
+        """Handle a server's first message on a connection, before the client sends anything.
 
         nats-py begins TLS when the server's INFO demands it, and only then. Even to `tls://` it
         would send its credentials in plain text, where a server, or one in between, does not demand

@@ -84,9 +84,7 @@ def of_node(cell: str, node: str) -> Permissions:
 
 
 def of_mqtt_node(cell: str, node: str) -> Permissions:
-    """The rights of a node's agent that speaks MQTT, where a question carries no right to
-    answer.
-    """
+    """The rights of a node's agent on MQTT, where a request gives no right to answer."""
     node = subjects.token(node, what="node")
     return Permissions(
         publish=(

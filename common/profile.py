@@ -1,4 +1,5 @@
 """How a job runs, as far as its file states it: model, scaling, costs of spreading or sharing.
+
 Pure.
 
 Everything is optional: a policy that needs a missing value documents what it assumes instead.

@@ -100,8 +100,9 @@ def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_K
 
 
 def _key_with_zero(value: object, key: _Key = ()) -> _Key | None:
-    """The key of a text with a zero byte: no path, name or command can hold it, and each would
-    fail late.
+    """The key of a text with a zero byte.
+
+    No path, name or command can hold it, and each would fail late.
     """
     if isinstance(value, str):
         return key if "\0" in value else None

@@ -173,8 +173,9 @@ def with_reply(subject: str, inbox: str = NO_ANSWER, token: str = NO_ANSWER) -> 
 
 
 def split_reply(subject: str) -> tuple[str, str | None]:
-    """Split a subject of `with_reply` into the subject and the reply address; None: it needs no
-    answer.
+    """Split a subject of `with_reply` into the subject and the reply address.
+
+    None: it needs no answer.
 
     Raises:
         ValueError: `with_reply` never makes this subject.

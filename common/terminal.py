@@ -29,9 +29,7 @@ def visible(text: str) -> str:
 
 
 def visible_log(text: str) -> str:
-    """The same for a log: without its colors, and a progress bar's carriage return is a new
-    line.
-    """
+    """The same for a log, without its colors; a progress bar's carriage return ends a line."""
     text = _COLOR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return visible(text)
 

@@ -105,8 +105,9 @@ def use_by_nobody(gpu: GpuReport, free_memory_ratio: float) -> str:
 
 
 def are_unused(gpus: Sequence[GpuReport], *, free_memory_ratio: float) -> bool:
-    """True if certainly no process is on any of the GPUs; a value that a device withholds is not
-    certain.
+    """True if certainly no process is on any of the GPUs.
+
+    A value that a device withholds is not certain.
     """
     return bool(gpus) and all(
         gpu.memory_used_bytes is not None

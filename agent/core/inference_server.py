@@ -1,4 +1,5 @@
 """A node's inference server as the life cycle sees it: commands, health, and whether it is idle.
+
 Pure.
 """
 
@@ -83,8 +84,9 @@ class ServerCommands:
     def end_drain(
         self, now_s: float, *, stop_limit_s: float, until_s: float | None
     ) -> list[Action]:
-        """End the rest of a drain, because the coordinator wants the node back; each command is
-        ended once.
+        """End the rest of a drain, because the coordinator wants the node back.
+
+        Each command is ended once.
 
         A command that unroutes the server is ended at once, because the next step reverses it. A
         command that stops the server has its time, so that the server does not start while it ends:
@@ -158,8 +160,9 @@ class Health:
         return self._missed >= PROBES_MISSED_WHEN_DOWN
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
-        """True if the server missed the newest check; each check counts once, and none before
-        `since_s`.
+        """True if the server missed the newest check.
+
+        Each check counts once, and none before `since_s`.
         """
         is_missed = facts.sampled_at_s > since_s and not facts.is_healthy
         if not is_missed:
@@ -208,8 +211,9 @@ class Idleness:
         return self._samples >= SAMPLES_AT_REST
 
     def given_up(self, facts: Facts, *, limit_s: float) -> str:
-        """Why the drain ends without an idle server: its page was unreadable for too long; usually
-        empty.
+        """Why the drain ends without an idle server: its page was unreadable for too long.
+
+        Usually empty.
 
         In that case the server may still have requests, so it may not be stopped.
         """

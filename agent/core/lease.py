@@ -29,8 +29,9 @@ class Leasehold:
             return_timing.forget(memory)
 
     def renewed(self, lease_id: LeaseId, until_s: float) -> None:
-        """Record a renewal up to this instant of the boot clock; another lease's renewal has no
-        effect.
+        """Record a renewal up to this instant of the boot clock.
+
+        Another lease's renewal has no effect.
         """
         lease = self._memory.lease
         if lease is not None and lease.lease_id == lease_id:

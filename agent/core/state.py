@@ -102,8 +102,9 @@ class WorkerState(Struct, kw_only=True):
 
     @property
     def is_withdrawn(self) -> bool:
-        """True if the worker is to stop before it was seen running; its shim may still be
-        starting.
+        """True if the worker is to stop before it was seen running.
+
+        Its shim may still be starting.
         """
         return self.stop is not None and self.is_begun and not self.is_started
 

@@ -42,8 +42,9 @@ from common.telemetry import instances
 
 
 def phase_of(held: WorkerState, fact: WorkerFact, facts: Facts) -> WorkerPhase:
-    """The phase that the shim reports; a store is starting until it listens, so that no worker
-    joins early.
+    """The phase that the shim reports.
+
+    A store is starting until it listens, so that no worker joins early.
     """
     is_new = fact.phase == WorkerPhase.RUNNING and held.phase != WorkerPhase.RUNNING
     if not (held.order.key.is_store and is_new):
@@ -191,8 +192,9 @@ class WorkerTable:
         self._to_forget.append(key)
 
     def doubt(self) -> None:
-        """Doubt the memory, which may be old: an agent may have reported an end that it does not
-        have.
+        """Doubt the memory, which may be old.
+
+        An agent may have reported an end that it does not have.
 
         A worker that was not seen running, and is not seen now, never begins.
         """
@@ -228,8 +230,9 @@ class WorkerTable:
 
     @property
     def withdrawn(self) -> list[WorkerKey]:
-        """Workers begun, and to stop before they were seen running; no start of this agent is
-        under way.
+        """Workers begun, and to stop before they were seen running.
+
+        No start of this agent is under way.
         """
         keys = (held.order.key for held in self.live() if held.is_withdrawn)
         return [key for key in keys if key not in self._starting]
@@ -249,8 +252,9 @@ class WorkerTable:
 
     @property
     def least_stop_after_s(self) -> float | None:
-        """The shortest `stop_after_s` of the held workers; None: no worker ends for lack of
-        contact.
+        """The shortest `stop_after_s` of the held workers.
+
+        None: no worker ends for lack of contact.
         """
         found = (held.order.spec.stop_after_s for held in self.live())
         return min((stop_after_s for stop_after_s in found if stop_after_s), default=None)
@@ -270,8 +274,9 @@ class WorkerTable:
     # --- what is done -------------------------------------------------------------------------
 
     def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
-        """Take the answer to `CheckReserve`: the gang's endpoint, or why the worker cannot run
-        here.
+        """Take the answer to `CheckReserve`.
+
+        It is the gang's endpoint, or why the worker cannot run here.
         """
         self._checking.discard(key)
         held = self._memory.workers.get(str(key))
@@ -283,8 +288,9 @@ class WorkerTable:
             held.endpoint = endpoint
 
     def started(self, key: WorkerKey, *, error: str, fault: Fault = Fault.NODE) -> None:
-        """Take the answer to `StartWorker`, which may come late; the shim's status in between
-        counts.
+        """Take the answer to `StartWorker`, which may come late.
+
+        The shim's status in between counts.
 
         For a worker that got a stop in between, the next step decides. fault: whose the error is.
         """
@@ -382,9 +388,7 @@ class WorkerTable:
         return actions
 
     def _give_up(self, held: WorkerState) -> None:
-        """End a doubted worker as a fault of its node, or stop one whose shim may still be
-        starting.
-        """
+        """End a doubted worker as a fault of its node, or stop one whose shim may yet start."""
         if not held.is_begun:
             held.refuse("the ledger could not be written when its agent ended", Fault.NODE)
         elif held.stop is None:

@@ -75,8 +75,9 @@ def journal_command(place: str) -> tuple[str, ...]:
 def journal_opener(
     clock: Clock, command: Callable[[str], Sequence[str]] = journal_command
 ) -> LogOpener:
-    """Opens a log through a child that writes as `journalctl` does; `command` is its command
-    line.
+    """Opens a log through a child that writes as `journalctl` does.
+
+    `command` is its command line.
     """
 
     async def open_log(place: str) -> LogReader:
@@ -291,8 +292,9 @@ def find_kernel_log(
 
 
 def _can_read_journal(directories: Iterable[Path]) -> bool:
-    """True if this account may read the system's journal; without the right, journalctl shows
-    less and no error.
+    """True if this account may read the system's journal.
+
+    Without the right, journalctl shows less and no error.
     """
     return any(
         os.access(path, os.R_OK)

@@ -194,8 +194,9 @@ class NvmlApi(Protocol):
 
 
 class LibraryFailed(Unavailable):
-    """A failure of the whole library or driver, not of one GPU; the library must be opened
-    again.
+    """A failure of the whole library or driver, not of one GPU.
+
+    The library must be opened again.
     """
 
 
@@ -387,8 +388,9 @@ class GpuProbe:
         )
 
     def _mig_mode(self, handle: Handle, reading: _Reading) -> bool | None:
-        """The MIG mode, the last known one after an error; otherwise an instance would pass for
-        a GPU.
+        """The MIG mode, the last known one after an error.
+
+        Otherwise an instance would pass for a GPU.
         """
         is_mig = reading.is_mig(handle)
         if is_mig is not None:
@@ -511,8 +513,9 @@ class _Reading:
         self.unread[f"{self._name}: {what}"] = why
 
     def _within(self, what: str, value: int | None, least: float, most: float) -> int | None:
-        """The value, or None if no device can have it: drivers fill in values that they do not
-        know.
+        """The value, or None if no device can have it.
+
+        Drivers fill in values that they do not know.
         """
         if value is None or least <= value <= most:
             return value

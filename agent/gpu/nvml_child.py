@@ -84,8 +84,9 @@ def _write(out: BinaryIO, sample: Sample) -> None:
 
 
 def _private_stdout() -> BinaryIO:
-    """Reserve stdout as the pipe to the parent; all other output to stdout goes to stderr from
-    now on.
+    """Reserve stdout as the pipe to the parent.
+
+    All other output to stdout goes to stderr from now on.
     """
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

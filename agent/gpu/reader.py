@@ -116,8 +116,9 @@ class GpuReader:
 
     @property
     def uuid_by_pci_address(self) -> Mapping[str, GpuUuid]:
-        """Every GPU that was ever read, even one that is gone: the kernel names GPUs by PCI
-        address.
+        """Every GPU that was ever read, even one that is gone.
+
+        The kernel names GPUs by PCI address.
         """
         return self._uuid_by_pci_address
 
@@ -205,8 +206,9 @@ class GpuReader:
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _serve(self, process: ReaderProcess, first_after_s: float) -> tuple[str, bool]:
-        """Ask the child for each requested sample until it ends; return why, and whether it timed
-        out.
+        """Ask the child for each requested sample until it ends.
+
+        Return why, and whether it timed out.
 
         The first good answer may take `first_after_s`.
         """
@@ -249,8 +251,9 @@ class GpuReader:
         self._news.set()
 
     def _tell_unread(self, unread: Mapping[str, str]) -> None:
-        """Log a missing value once, until it is read again: a report without a value gives no
-        reason.
+        """Log a missing value once, until it is read again.
+
+        A report without a value gives no reason.
         """
         for what in sorted(unread.keys() - self._unread):
             logger.warning("gpu reader: %s is not known: %s", what, unread[what])
@@ -262,8 +265,9 @@ class GpuReader:
         return gpu if xids == gpu.xids else msgspec.structs.replace(gpu, xids=xids)
 
     async def _end(self, process: ReaderProcess) -> None:
-        """Ask the child to end, then signal it, then kill it; a process stuck in the kernel is
-        left to it.
+        """Ask the child to end, then signal it, then kill it.
+
+        A process stuck in the kernel is left to it.
         """
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             with suppress(OSError):

@@ -1,4 +1,5 @@
 """The protocol between the agent and its NVML child, and the common spelling of PCI addresses.
+
 Pure.
 
 A frame is four bytes of length, big-endian, and a MessagePack payload. An empty frame asks for a

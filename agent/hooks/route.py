@@ -77,8 +77,9 @@ def _connected(where: str, timeout_s: float) -> Generator[socket.socket]:
 
 
 def haproxy_is_routed(where: str, backend: str, server: str, timeout_s: float) -> bool:
-    """True if haproxy's administrative state lets new requests go to this server; health does not
-    count.
+    """True if haproxy's administrative state lets new requests go to this server.
+
+    Health does not count.
 
     Raises:
         Refused: haproxy knows no backend or server of this name.

@@ -148,9 +148,7 @@ def arm_argv(
 def disarm_argv(
     node: str, slots: tuple[str, ...], *, is_user_manager: bool = False
 ) -> tuple[str, ...]:
-    """The command line that stops timers, without stopping a command that one has already
-    started.
-    """
+    """The command line that stops timers, but no command that one has already started."""
     user = ["--user"] if is_user_manager else []
     return ("systemctl", *user, "stop", *(f"{timer_unit(node, slot)}.timer" for slot in slots))
 
@@ -231,8 +229,9 @@ class SystemdLastResort:
             await self._stop(*SLOTS)
 
     async def _is_armed(self, slot: str) -> bool:
-        """True if systemd reports the timer as armed; a systemd that does not answer reports
-        nothing.
+        """True if systemd reports the timer as armed.
+
+        A systemd that does not answer reports nothing.
         """
         argv = is_armed_argv(self._node, slot, is_user_manager=self._is_user_manager)
         try:

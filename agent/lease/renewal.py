@@ -188,8 +188,9 @@ class LeaseKeeper:
             self._armed_for = lease.lease_id
 
     async def _try(self, doing: Awaitable[None], what: str) -> bool:
-        """Run one attempt; True if it succeeded. A failed one is repeated, with the next renewal
-        or later.
+        """Run one attempt; True if it succeeded.
+
+        A failed one is repeated, with the next renewal or later.
         """
         try:
             await doing

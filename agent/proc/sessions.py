@@ -51,8 +51,9 @@ def _is_alive(pid: int, proc: Path) -> bool:
 
 
 async def emptied(session: int, clock: Clock) -> None:
-    """Return when none of its processes is left; a process that survives SIGKILL delays the
-    return.
+    """Return when none of its processes is left.
+
+    A process that survives SIGKILL delays the return.
     """
     while living(session):
         await clock.sleep(LOOK_S)

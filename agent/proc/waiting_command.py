@@ -1,8 +1,8 @@
-"""A process that waits for a line on its input and then becomes a command, its environment
-unchanged.
+"""A process that waits for a line on its input and then becomes a command.
 
-It does the same as `agent.hooks.runner.WAITS`, for an environment that a shell would change. It
-imports no other module of Aryl, because `agent.hooks.runner` runs it by its path.
+It keeps the environment unchanged. It does the same as `agent.hooks.runner.WAITS`, for an
+environment that a shell would change. It imports no other module of Aryl, because
+`agent.hooks.runner` runs it by its path.
 """
 
 import errno

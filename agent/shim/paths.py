@@ -1,5 +1,4 @@
-"""Checks that a worker's paths and command exist for its user, and decides whose fault it is if
-not.
+"""Checks that a worker's paths and command exist for its user; if not, decides whose fault it is.
 
 It imports no other module of Aryl, because `agent.workers.reserve_check` runs it by its path.
 Standard library only and without `typing`, because a shim must stay under 12 MB.

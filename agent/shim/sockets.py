@@ -69,9 +69,7 @@ class JobClient:
         self._unsent = b""
 
     def receive(self) -> tuple[list[bytes], int, bool]:
-        """The complete lines received, how many were too long, and whether the peer is still
-        there.
-        """
+        """The complete lines, how many were too long, and whether the peer is still there."""
         try:
             data = self.connection.recv(MAX_LINE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -180,8 +178,9 @@ class JobSocket:
         return bool(greeted) and all(greeted)
 
     def broadcast(self, message: dict[str, object]) -> list[int]:
-        """Send a message to all processes that sent a hello; the descriptors of those that do
-        not read.
+        """Send a message to all processes that sent a hello.
+
+        Returns the descriptors of those that do not read.
         """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         return [
@@ -212,8 +211,9 @@ def _note(folder: str) -> None:
 
 
 def remove_folder(directory: str) -> None:
-    """Remove the folder that a shim named in a worker's directory and left behind; none is no
-    error.
+    """Remove the folder that a shim named in a worker's directory and left behind.
+
+    None is no error.
 
     The directory is its job's, which may have written any name there, and the caller may be root.
     So only a folder with a shim's kind of name counts, and only one of the account that owns the

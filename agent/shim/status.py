@@ -1,5 +1,4 @@
-"""The status file that a shim writes about its worker, and how a job's own text is cut to fit into
-it.
+"""The status file that a shim writes about its worker; text of the job is cut to fit.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -139,8 +138,9 @@ class Status:
         )
 
     def paused(self, is_suspended: bool) -> bool:
-        """Record whether the worker computes; true if that changed. A worker that stops does
-        neither.
+        """Record whether the worker computes; true if that changed.
+
+        A worker that stops does neither.
         """
         phase = SUSPENDED if is_suspended else RUNNING
         if self._value["phase"] not in (RUNNING, SUSPENDED) or self._value["phase"] == phase:
@@ -174,10 +174,10 @@ class Status:
         self._set(detail=detail)
 
     def end(self, exit_code: int | None, error: str) -> None:
-        """Write the last status; insists until the disk takes it, because no later process can
-        write it.
+        """Write the last status.
 
-        A lent node must not wait for it, because it has to go home. So space is reserved for it.
+        It insists until the disk takes it, because no later process can write it. A lent node must
+        not wait for it, because it has to go home. So space is reserved for it.
         """
         number = -exit_code if exit_code is not None and exit_code < 0 else None
         name = signal.Signals(number).name if number in set(signal.Signals) else None

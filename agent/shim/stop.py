@@ -43,14 +43,16 @@ class StopProtocol:
             self._todo.append(DO_STOP)
 
     def shorten(self, grace_s: float, now_s: float) -> None:
-        """Take another order to stop: the earlier deadline holds, so that orders may be
-        repeated.
+        """Take another order to stop.
+
+        The earlier deadline holds, so that orders may be repeated.
         """
         self.deadline_s = min(self.deadline_s, now_s + grace_s)
 
     def on_connected(self, now_s: float) -> None:
-        """A job that connects during its grace gets the request as well; its signal has been
-        sent.
+        """A job that connects during its grace gets the request as well.
+
+        Its signal has been sent.
         """
         if self.stage == SIGNALLED and self.reason in SAVING_REASONS:
             self._todo.append(DO_REQUEST)

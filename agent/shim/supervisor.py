@@ -55,8 +55,9 @@ def supervise(directory: str) -> int:
 
 
 def _leave_to_the_loop(number: int, frame: object) -> None:
-    """Only wake the loop: the pipe carries the signal's number, and acting here could cut into
-    any line.
+    """Only wake the loop.
+
+    The pipe carries the signal's number, and acting here could cut into any line.
     """
 
 

@@ -1,5 +1,6 @@
-"""torchrun for an elastic gang: a rendezvous when a member leaves or joins, an end when a rank
-fails.
+"""torchrun for an elastic gang.
+
+It holds a rendezvous when a member leaves or joins, and ends when a rank fails.
 
     python3 torch_launcher.py TORCHRUN_OPTION... SCRIPT ARGUMENT...
 
@@ -150,8 +151,9 @@ class Meeting:
         return info
 
     def num_nodes_waiting(self) -> int:
-        """The number of members that wait to join or have gone: above 0, torchrun runs a new
-        rendezvous.
+        """The number of members that wait to join or have gone.
+
+        Above 0, torchrun runs a new rendezvous.
 
         A leaving member joins no new rendezvous: its ranks save, and the others go on without them.
         """
@@ -176,9 +178,7 @@ class Meeting:
         return self._is_leaving
 
     def wait_for_others(self) -> None:
-        """After the ranks here have finished: return once all others' have, or when to go on
-        without.
-        """
+        """Wait, after the ranks here have finished, for all others' or the time to go on."""
         self._count("finished", 1)
         deadline_s = time.monotonic() + EXIT_BARRIER_S
         while time.monotonic() < deadline_s and not self.is_leaving():
@@ -211,9 +211,7 @@ class Meeting:
         return ""
 
     def failed_before(self) -> str:
-        """Record that ranks failed here; the worker that recorded it first, empty if it is this
-        one.
-        """
+        """Record that ranks failed here; the first worker that did so, or "" for this one."""
         if self._count("failed", 1) == 1:
             self._round_store.set("aryl/first", self._worker_index)
             return ""

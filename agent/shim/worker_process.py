@@ -56,8 +56,9 @@ class Worker:
             os.kill(self.pid, number)
 
     def kill_all(self, spared: set[int]) -> int:
-        """SIGKILL to the worker's group and to all processes below the shim; returns how many
-        still have to die.
+        """SIGKILL the worker's group and all processes below the shim.
+
+        Returns how many still have to die.
         """
         if self.exit_code is None:
             # Until it is reaped its number, and so its group's, cannot be anybody else's.

@@ -42,8 +42,9 @@ def keep(state_dir: Path, settings: AgentSettings) -> None:
 
 
 def kept(state_dir: Path) -> AgentSettings | None:
-    """The settings that `keep` wrote last; None if there are none, or of another version of
-    Aryl.
+    """The settings that `keep` wrote last.
+
+    None if there are none, or of another version of Aryl.
     """
     told = shim_files.read_json(str(state_dir / FILE))
     try:

@@ -1,5 +1,4 @@
-"""Gives the files in a node's state directory to its owner, including files that root creates
-there.
+"""Gives files that root creates in a node's state directory to the directory's owner.
 
 The files are closed to all other accounts. An agent that is not root could otherwise not go on with
 files left by root's `--go-home`.
@@ -35,8 +34,9 @@ def give(fd: int, state_dir: Path) -> None:
 
 
 def give_all(state_dir: Path) -> None:
-    """Give away everything that root has left there, workers' directories included; follows no
-    link.
+    """Give away everything that root has left there, workers' directories included.
+
+    It follows no link.
     """
     if os.geteuid() != ROOT:
         return

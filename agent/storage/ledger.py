@@ -40,15 +40,17 @@ _FIRST = f"{NODE_WORDS}: "
 
 
 def written(memory: Memory) -> Memory:
-    """A memory as it goes to disk: the errors that are the node's begin with the words. `read`
-    undoes it.
+    """A memory as it goes to disk: the errors that are the node's begin with the words.
+
+    `read` undoes it.
     """
     return _with_errors(memory, lambda held: _FIRST + held.error)
 
 
 def read(memory: Memory) -> Memory:
-    """The memory as `written` got it; an error with the words alone, and no field, is left
-    alone.
+    """The memory as `written` got it.
+
+    An error with the words alone, and no field, is left alone.
     """
     return _with_errors(memory, lambda held: held.error.removeprefix(_FIRST))
 
@@ -292,8 +294,9 @@ class Ledger:
             os.close(directory)
 
     def close(self) -> None:
-        """Close the file and the thread; the next save has others. A write that the disk holds
-        keeps both.
+        """Close the file and the thread; the next save has others.
+
+        A write that the disk holds keeps both.
         """
         if self._writing is not None and not self._writing.done():
             return
@@ -339,8 +342,9 @@ class _Mark:
         await asyncio.wait({self._writing}, timeout=self._limit_s)
 
     def _empty(self) -> None:
-        """Empty the mark: that needs no disk space. It need not outlive a boot, which ends all
-        workers.
+        """Empty the mark: that needs no disk space.
+
+        It need not outlive a boot, which ends all workers.
         """
         with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
             os.close(_open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
@@ -404,8 +408,9 @@ def _decoded(payload: bytes) -> Memory:
 
 
 def _open_own(path: Path, flags: int) -> int:
-    """Open a file for the node's account alone, whatever the umask: the last resort has another
-    one.
+    """Open a file for the node's account alone, whatever the umask.
+
+    The last resort has another one.
 
     An existing file that others may read is closed to them; no link is followed.
     """

@@ -1,5 +1,4 @@
-"""The node's lock: which process holds the node, whether it is alive, and the end of one that
-hangs.
+"""The node's lock: which process holds the node, whether it lives, and how a hung one is ended.
 
 The holder writes its pid and start time, and beats: a counter that grows while its event loop turns
 and no duty is overdue. A process that finds the lock taken watches that counter. It never compares

@@ -1,4 +1,5 @@
 """Presets of `agent.settings.MetricsSettings`: the series of each inference engine's metrics page.
+
 Pure.
 
 A site can write the same settings itself. Names and meanings come from the engines' own sources:

@@ -122,8 +122,9 @@ class Strangers:
         )
 
     def saw(self, look: Look, memory: Memory) -> None:
-        """Judge the GPU processes of a sample by the node's role; a sample without GPUs changes
-        nothing.
+        """Judge the GPU processes of a sample by the node's role.
+
+        A sample without GPUs changes nothing.
         """
         if look.gpus is None:
             return

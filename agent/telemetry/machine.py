@@ -32,8 +32,9 @@ class Machine(Protocol):
         ...
 
     def owner(self, pid: int) -> str:
-        """The user and the program of a process, such as `uid 1001: python3`; empty if it is
-        gone.
+        """The user and the program of a process, such as `uid 1001: python3`.
+
+        Empty if it is gone.
         """
         ...
 
@@ -52,9 +53,7 @@ class ThisMachine:
             return port
 
     def listening_ports(self) -> frozenset[int]:
-        """Ports from the kernel's tables, without test connections that would disturb the
-        listeners.
-        """
+        """Ports from the kernel's tables: test connections would disturb the listeners."""
         return frozenset(port for port, _ in listening())
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:

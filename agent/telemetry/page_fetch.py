@@ -40,8 +40,9 @@ class RefusedError(Unavailable):
 
 
 class KeyUnreadableError(Unavailable):
-    """The file with the key of a page cannot be used now; a credential exists for its unit
-    alone.
+    """The file with the key of a page cannot be used now.
+
+    A credential exists for its unit alone.
     """
 
 
@@ -100,8 +101,9 @@ async def fetch_page(
 
 
 class _Contexts:
-    """TLS settings by their CA file, made once: reading a machine's certificates takes longer than
-    a page.
+    """TLS settings by their CA file, made once.
+
+    Reading a machine's certificates takes longer than a page.
 
     A file that has changed is read again.
     """
@@ -110,8 +112,7 @@ class _Contexts:
         self._made: dict[str, tuple[int, ssl.SSLContext]] = {}
 
     def of(self, ca_path: str) -> ssl.SSLContext:
-        """A context that trusts the CA certificates of this file, or the machine's where it is
-        empty.
+        """A context that trusts this file's CA certificates; empty: the machine's.
 
         Raises:
             Unavailable: the file cannot be read or holds no certificate.

@@ -20,8 +20,9 @@ MAX_SERIES_SHOWN = 20
 
 
 class ProbedCount(Struct, frozen=True, kw_only=True):
-    """A series or path, the samples of the page that match, and their result; None: the page has
-    none.
+    """A series or path, the samples of the page that match, and their result.
+
+    None: the page has none.
 
     dropped: matching samples that are no count.
     """

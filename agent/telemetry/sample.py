@@ -136,9 +136,7 @@ class NodeSampler:
         )
 
     async def _health(self) -> tuple[bool, bool]:
-        """Check whether every server answers its health check, and whether the port of each
-        refuses.
-        """
+        """Check that every server answers its health check, and whether each port refuses."""
         if not self._instances or not self._is_health_wanted():
             return False, False
         seen = await asyncio.gather(*map(self._health_of, self._instances))

@@ -22,8 +22,7 @@ PASSABLE = 0o711
 
 
 def make_directory(directory: Path, account: Account | None) -> bool:
-    """Make the directory, or leave an existing one, of another or an interrupted start of the
-    worker.
+    """Make the directory, or leave the one of an earlier start of the worker.
 
     Returns True if a shim is to be started there; otherwise one exists, without a first status.
 

@@ -110,8 +110,7 @@ class FailureReader:
 
 
 async def match_in_child(question: Question) -> Failure:
-    """The answer of one run of `agent.workers.failure_child`, which has ended when this returns or
-    raises.
+    """The answer of one run of `agent.workers.failure_child`, which then has ended.
 
     Raises:
         OSError: it cannot be started.

@@ -310,8 +310,9 @@ class LostWorkers:
         return True
 
     def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
-        """The status of a worker while any of its processes lives and is being killed; None
-        afterwards.
+        """The status of a worker while any of its processes lives and is being killed.
+
+        None afterwards.
         """
         workers, shims = self.end_left(key, directory, uid)
         left = len(workers | shims)
@@ -364,8 +365,9 @@ class LostWorkers:
         return workers, shims
 
     def end_begun(self, key: WorkerKey, directory: Path, uid: int) -> bool:
-        """True if a worker that should be gone has processes left; they are killed as by
-        `end_left`.
+        """True if a worker that should be gone has processes left.
+
+        They are killed as by `end_left`.
 
         A shim alone that never began the worker does not count: it has its stop, and may wait for
         its disk.

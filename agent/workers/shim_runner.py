@@ -143,11 +143,11 @@ class ShimRunner:
                 raise
 
     async def _has_begun(self, key: WorkerKey, directory: Path) -> bool:
-        """True if a worker whose start gave no first status runs, or did run and its job removed
-        the status.
+        """True if a worker whose start gave no first status runs, or ran.
 
-        If its shim does not answer either, the next look ends all that is left of it. Otherwise it
-        is given up: whenever its shim makes progress, a stop comes first.
+        Its job may have removed the status. If its shim does not answer either, the next look ends
+        all that is left of it. Otherwise it is given up: whenever its shim makes progress, a stop
+        comes first.
         """
         uid = self._uid(directory)
         if await asyncio.to_thread(marked, directory, uid):

@@ -1,4 +1,5 @@
 """Builds the command line, environment and shim spec of a worker or its gang's rendezvous store.
+
 Pure.
 """
 

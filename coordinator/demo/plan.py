@@ -83,8 +83,9 @@ class CellPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_per_node(self) -> float:
-        """Requests per second that a node is rated for: the peak needs all nodes except the
-        headroom.
+        """Requests per second that a node is rated for.
+
+        The peak needs all nodes except the headroom.
         """
         return self.peak_req_per_s / max(1, self.inference_nodes - self.headroom_nodes)
 

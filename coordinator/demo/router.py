@@ -58,8 +58,9 @@ class RoutedNode(Struct, kw_only=True):
 
 
 class RouterState(Struct, kw_only=True):
-    """The state that outlives the process: hooks run when a node comes or goes, not when a
-    router does.
+    """The state that outlives the process.
+
+    Hooks run when a node comes or goes, not when a router does.
     """
 
     nodes: dict[str, RoutedNode] = {}
@@ -78,8 +79,9 @@ class Answer(Struct, frozen=True):
 
 
 class Routes:
-    """The nodes that take requests, and the next one; pure except for the event that wakes
-    waiters.
+    """The nodes that take requests, and the next one.
+
+    Pure except for the event that wakes waiters.
     """
 
     def __init__(self) -> None:

@@ -87,8 +87,9 @@ class Metrics:
 
 
 class UsageFile:
-    """The usage that the fake NVML shows for this process: written on change, at most every 0.5
-    s.
+    """The usage that the fake NVML shows for this process.
+
+    Written on change, at most every 0.5 s.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -104,8 +105,9 @@ class UsageFile:
             self._changed.set()
 
     async def run(self) -> None:
-        """Write until cancelled; then remove the file, as a process's device memory disappears
-        with it.
+        """Write until cancelled.
+
+        Then remove the file, as a process's device memory disappears with it.
         """
         if self._path is None:
             return
@@ -121,8 +123,9 @@ class UsageFile:
             self._path.unlink(missing_ok=True)
 
     def _write(self, path: Path) -> tuple[float, int] | None:
-        """The usage written; None when the disk refuses it, which ends no server: a later write
-        follows.
+        """The usage written.
+
+        None when the disk refuses it, which ends no server: a later write follows.
         """
         busy_ratio, memory_bytes = wanted = self._wanted
         try:

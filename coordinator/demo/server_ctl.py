@@ -135,8 +135,9 @@ def _start(files: Files, arguments: Sequence[str], variables: Sequence[str]) -> 
 
 
 def _spawn(files: Files, command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Start a process by posix_spawn, the cheapest way: no fork of this process, no import of
-    subprocess.
+    """Start a process by posix_spawn, the cheapest way.
+
+    No fork of this process, no import of subprocess.
     """
     appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(

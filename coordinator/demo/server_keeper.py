@@ -121,8 +121,9 @@ class ServerKeeper:
             await self._revive(node, kept)
 
     async def _revive(self, node: str, kept: _Kept) -> None:
-        """Start it by the hook, so that it is no child of this process and only one process
-        starts it.
+        """Start it by the hook, so that it is no child of this process.
+
+        The hook's lock also keeps any other process from starting it.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", server_ctl.__file__, "revive"),

@@ -68,8 +68,9 @@ async def serve(
 
 
 async def _check_nobody_listens(host: str, port: int) -> None:
-    """Refuse a reserved port that has a listener: each of two listeners would get half of the
-    requests.
+    """Refuse a reserved port that has a listener.
+
+    Each of two listeners would get half of the requests.
     """
     try:
         _, writer = await asyncio.open_connection(host, port)

@@ -138,8 +138,9 @@ class Pace:
 
 
 class Worker:
-    """The shared part of leader and follower: identity, files, the socket, and requests to
-    leave.
+    """The shared part of leader and follower.
+
+    Identity, files, the socket, and requests to leave.
     """
 
     def __init__(self, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
@@ -207,8 +208,9 @@ class Worker:
                 self.worker_count = count
 
     def leave(self) -> int:
-        """Report that the worker frees its GPUs; the exit status gives a plain supervisor the
-        reason.
+        """Report that the worker frees its GPUs.
+
+        The exit status gives a plain supervisor the reason.
         """
         self.control.send({"type": "checkpoint", "stage": "released"})
         return EXIT_TERMINATED if self.is_terminated else 0

@@ -195,8 +195,9 @@ class Workload:
         self._seen_at_s: float | None = None
 
     async def submit_all(self) -> None:
-        """Submit each job at its time; a lost answer is requested again under the same request
-        id.
+        """Submit each job at its time.
+
+        A lost answer is requested again under the same request id.
         """
         self._began_at_s = self._clock.now_s()
         for number, submission in enumerate(self.submissions):
@@ -261,8 +262,9 @@ class Workload:
         self.on_loan_busy.note(row for row in rows if row.role == NodeRole.ON_LOAN)
 
     def _note_loans(self) -> None:
-        """Record until when a refusal may be a loan's: a request sent during a loan times out after
-        it.
+        """Record until when a refusal may be a loan's.
+
+        A request sent during a loan times out after it.
 
         A loan that came and went between two looks counts like the others.
         """

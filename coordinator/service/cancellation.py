@@ -39,8 +39,9 @@ async def until_told(
 
 
 async def is_done_first(doing: asyncio.Future[Any], *, told: asyncio.Event) -> bool:
-    """Wait until the task is done or `told` is set; True if it is done. The task is left to the
-    caller.
+    """Wait until the task is done or `told` is set; True if it is done.
+
+    The task is left to the caller.
     """
     telling = asyncio.create_task(told.wait(), name="told")
     try:

@@ -256,8 +256,9 @@ class Coordinator:
             await subscription.unsubscribe()
 
     def _stand_by(self) -> None:
-        """Report progress while standing by: a standby's part is to wait; a lease holder must do
-        more.
+        """Report progress while standing by: a standby's part is to wait.
+
+        A lease holder must do more.
         """
         if self._is_standby:
             self._progress()
@@ -424,8 +425,9 @@ class Coordinator:
             self.decider.post(facts)
 
     def _on_dropped(self, event: Event) -> None:
-        """Handle an event that the engine did not get: it is repeated until its quarantine is
-        over.
+        """Handle an event that the engine did not get.
+
+        It is repeated until its quarantine is over.
         """
         match event:
             case NodeReported():
@@ -457,8 +459,9 @@ class Coordinator:
             )
 
     def _doubt(self, node: NodeName) -> str:
-        """Why a renewal gets no answer: only a leader that runs passes and hears the node renews a
-        lease.
+        """Why a renewal gets no answer.
+
+        Only a leader that runs passes and hears the node renews a lease.
 
         These doubts are temporary (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent
         without an answer asks again, and goes home when its TTL ends. A refusal would end every

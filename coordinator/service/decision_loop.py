@@ -209,8 +209,9 @@ class Decider:
     # --- intake -----------------------------------------------------------------------------
 
     def post(self, event: Event) -> bool:
-        """Take an event in without waiting. False: its source is in quarantine, so it is
-        dropped.
+        """Take an event in without waiting.
+
+        False: its source is in quarantine, so it is dropped.
         """
         if self.quarantine.holds(event, now_s=self._clock.now_s()):
             self._dropped(event)
@@ -272,8 +273,9 @@ class Decider:
             self.post(lost)
 
     async def rebuild(self, *, last_number: int = 0) -> None:
-        """Rebuild from the newest snapshot and the journal's tail; agents' reports follow as
-        events.
+        """Rebuild from the newest snapshot and the journal's tail.
+
+        Agents' reports follow as events.
 
         last_number: of a record known to be written; 0: of none.
 
@@ -405,8 +407,9 @@ class Decider:
             await self.save_snapshot()
 
     def _is_snapshot_due(self) -> bool:
-        """True if a snapshot is due: by the count of records, or by the work that a restart
-        would repeat.
+        """True if a snapshot is due.
+
+        By the count of records, or by the work that a restart would repeat.
         """
         if self._since.records >= self._settings.snapshot_records:
             return True
@@ -497,8 +500,9 @@ class Decider:
         return True
 
     def _take(self) -> list[_Waiting]:
-        """Take as many events of the inbox, in order, as one record holds; the rest follows at
-        once.
+        """Take as many events of the inbox, in order, as one record holds.
+
+        The rest follows at once.
         """
         count = size_bytes = 0
         while count < len(self._inbox) and size_bytes < BATCH_BYTES:
@@ -642,8 +646,9 @@ class Decider:
         )
 
     async def _check_holds(self, sequence: int, data: bytes) -> None:
-        """Check that a record can be read: a server with a damaged block may acknowledge unreadable
-        ones.
+        """Check that a record can be read.
+
+        A server with a damaged block may acknowledge unreadable ones.
 
         Raises:
             Wounded: it did.
@@ -682,8 +687,9 @@ class Decider:
             await self._shorten(before)
 
     async def _shorten(self, up_to: int) -> None:
-        """Drop old records that two snapshots cover: if the newest is damaged, the other still
-        serves.
+        """Drop old records that two snapshots cover.
+
+        If the newest is damaged, the other still serves.
 
         The next snapshot tries again, so a failure is no reason to stop.
         """

@@ -26,15 +26,17 @@ class JournalPort(Protocol):
 
     @property
     def server(self) -> str:
-        """The run of the server that keeps it; another run may have lost records of the one
-        before.
+        """The run of the server that keeps it.
+
+        Another run may have lost records of the one before.
         """
         ...
 
     @property
     def identity(self) -> str:
-        """The identity of the log, once opened: it changes if the log was lost and created
-        again.
+        """The identity of the log, once opened.
+
+        It changes if the log was lost and created again.
         """
         ...
 

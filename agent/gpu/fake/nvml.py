@@ -347,8 +347,9 @@ class FakeNvml:
         return self._now_s() - self._start_s
 
     def _has_happened(self, fault: Fault) -> bool:
-        """True if it happened in the life of this object: NVML delivers no event from before it
-        was opened.
+        """True if it happened in the life of this object.
+
+        NVML delivers no event from before it was opened.
         """
         return self._age_s <= fault.at_s <= self._elapsed_s()
 
@@ -463,7 +464,8 @@ def _memory_bytes(holder: Holder, gpu: _Gpu) -> int:
 
 
 def _has_context(holder: Holder) -> bool:
-    """False for a process that reports no usage: a launcher or supervisor has not opened the
-    GPU.
+    """False for a process that reports no usage.
+
+    A launcher or supervisor has not opened the GPU.
     """
     return holder.usage.busy_ratio != 0 or holder.usage.memory_bytes != 0

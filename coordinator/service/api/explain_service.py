@@ -78,8 +78,9 @@ STORY_LINES = 30
 
 
 def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
-    """Sentences that the cell has no settings of a service; for one that nodes name, with these
-    nodes.
+    """Sentences that the cell has no settings of a service.
+
+    For one that nodes name, with these nodes.
     """
     naming = dict(unknown_services(engine.state, engine.settings))
     refusal = unknown("service", name, known)
@@ -104,9 +105,7 @@ def loans_of(engine: Engine, name: str) -> list[LoanEntry]:
 
 
 def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
-    """The nodes that it needs, why it keeps its nodes, those on their way back, and the unwell
-    ones.
-    """
+    """The nodes that it needs, keeps and wants back, with reasons, and the unwell ones."""
     nodes = nodes_of(engine, name)
     return (
         *_frozen(engine),

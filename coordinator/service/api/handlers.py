@@ -61,8 +61,9 @@ _NAMED = re.compile(r"(?:unknown|required) field `(?P<field>[^`]+)`|field (?P<ow
 
 
 def field_of(text: str) -> str:
-    """The dotted path of the field that a decoder's error is about; empty where the error names
-    none.
+    """The dotted path of the field that a decoder's error is about.
+
+    Empty where the error names none.
     """
     at, named = _AT.search(text), _NAMED.search(text)
     parts = [at["path"] if at else "", (named["field"] or named["own"]) if named else ""]
@@ -211,8 +212,9 @@ class Api:
         return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
-        """Refuse a new job of a tenant that has its limit of waiting jobs; a job let in before
-        passes.
+        """Refuse a new job of a tenant that has its limit of waiting jobs.
+
+        A job let in before passes.
 
         Jobs on their way into the engine count, so that no burst goes beyond the limit.
         """
@@ -383,8 +385,9 @@ def _ordered(request: Message) -> str:
 
 
 def _fitting(data: bytes, verb: str) -> bytes:
-    """An answer that fits into a message; else the reason, instead of no answer until the
-    timeout.
+    """An answer that fits into a message.
+
+    Else the reason, instead of no answer until the timeout.
     """
     if len(data) <= MAX_MESSAGE_BYTES:
         return data

@@ -85,8 +85,9 @@ def node(state: ClusterState, name: str) -> NodeEntry:
 
 
 def loan(state: ClusterState, name: str) -> LoanEntry:
-    """A loan by lease id, or the newest of the node that is or was lent; Refusal if there is
-    none.
+    """A loan by lease id, or the newest of the node that is or was lent.
+
+    Refusal if there is none.
     """
     found = state.loans.get(LeaseId(name))
     if found is not None:

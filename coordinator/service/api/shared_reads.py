@@ -1,5 +1,6 @@
-"""Builds read replies one at a time; all requests that arrive before a build starts share its
-result.
+"""Builds read replies one at a time.
+
+All requests that arrive before a build starts share its result.
 
 A build blocks the event loop. So a list is built in pages, each within `BUILD_S`, and after a build
 the loop rests for as long as the build took: reads never take more than half of the loop. A request

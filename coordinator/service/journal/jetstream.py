@@ -330,8 +330,9 @@ class Journal:
         return False
 
     async def _check_end(self, otherwise: Unavailable) -> None:
-        """Raise the reason why the next record's place is empty; returns when more follows
-        behind it.
+        """Raise the reason why the next record's place is empty.
+
+        Returns when more follows behind it.
         """
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:

@@ -1,6 +1,4 @@
-"""Rebuilds the state at a coordinator's start: the newest snapshot, then the journal's later
-records.
-"""
+"""Rebuilds the state at a coordinator's start: the newest snapshot, then later journal records."""
 
 from __future__ import annotations
 
@@ -207,8 +205,9 @@ def _decoded(data: bytes, sequence: int) -> Record:
 
 
 async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Base:
-    """The base of a snapshot: before the first record nothing is configured; records carry their
-    settings.
+    """The base of a snapshot: before the first record nothing is configured.
+
+    Records carry their settings.
     """
     loaded = await snapshots.load()
     if loaded is None:

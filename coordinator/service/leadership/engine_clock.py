@@ -54,8 +54,9 @@ class EngineTime:
         self.begin(0.0)
 
     def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
-        """Begin to lead; `known_s` is the last instant of the journal, and no later one may precede
-        it.
+        """Begin to lead.
+
+        `known_s` is the last instant of the journal, and no later one may precede it.
 
         mark: that of the previous leader; None: there was none, or it had an older version.
         """

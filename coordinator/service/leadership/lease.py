@@ -141,8 +141,9 @@ class LeaderLease:
         self._record = number
 
     async def look(self) -> None:
-        """Look up the present holder: another's TTL counts from here on, not only from `acquire`
-        on.
+        """Look up the present holder.
+
+        Another's TTL counts from here on, not only from `acquire` on.
 
         Raises:
             Unavailable: no answer.
@@ -234,8 +235,9 @@ class LeaderLease:
                 raise Fenced(f"the leader lease ran out{why}")
 
     async def release(self) -> None:
-        """Give the lease up at once, so that the next holder need not wait; nothing when it is not
-        held.
+        """Give the lease up at once, so that the next holder need not wait.
+
+        Nothing when it is not held.
 
         A renewal that was under way when the holder stopped may come first: then the lease is
         released at the revision of that renewal.

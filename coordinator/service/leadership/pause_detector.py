@@ -1,6 +1,6 @@
 """Detects pauses of the coordinator: the times in which it could receive reports from nodes.
 
-It also reports that a standby does its part.
+Each look also shows that the event loop turns, which is a standby's part.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ class Listening:
         self._looked = looked
 
     async def run(self) -> None:
-        """Track for all time whether reports could arrive in it, also while another coordinator
-        leads.
-        """
+        """Track when reports could arrive, also while another coordinator leads."""
         while True:
             self.look()
             self._looked()
             await self._clock.sleep(self._period_s)
 
     def look(self) -> None:
-        """Look at the clock now; call it before silence is judged: this process may have been
-        asleep.
+        """Look at the clock now.
+
+        Call it before silence is judged: this process may have been asleep.
         """
         missed_s = self._folder.listened(now_s=self._clock.now_s(), period_s=self._period_s)
         if missed_s:

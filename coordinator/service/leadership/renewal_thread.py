@@ -33,8 +33,9 @@ class LeaseThread:
 
     @property
     def record_before(self) -> int:
-        """Number of a record that the previous holder has written; set once, when the lease is
-        taken.
+        """Number of a record that the previous holder has written.
+
+        Set once, when the lease is taken.
         """
         return self._lease.record_before
 

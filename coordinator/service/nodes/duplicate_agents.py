@@ -127,9 +127,7 @@ class Rivals:
         return report.boot_id not in speaker.boots and up_s <= off_s + self._patience_s
 
     def _met(self, speaker: _Speaker, report: NodeReport, now_s: float) -> None:
-        """Choose the first of several rivals for the text, so that it does not change each
-        second.
-        """
+        """Choose the first of several rivals, so that the text does not change each second."""
         rival = speaker.rival
         if rival is None or now_s - rival.at_s > self._patience_s:
             instance = report.instance or ""
@@ -137,8 +135,9 @@ class Rivals:
         rival.at_s = now_s
 
     def told(self, node: NodeName, *, now_s: float) -> str:
-        """A text that several agents report as a node; empty where that is not so, or not yet
-        known.
+        """A text that several agents report as a node.
+
+        Empty where that is not so, or not yet known.
         """
         speaker = self._speakers.get(node)
         rival = None if speaker is None else speaker.rival

@@ -11,9 +11,7 @@ ECC = "uncorrected ECC errors"
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One fault: its effect, its meaning, and the person for the next step; as in
-    `GpuFaultFact`.
-    """
+    """One fault: its effect, its meaning and who acts next; as in `GpuFaultFact`."""
 
     kind: FaultClass = FaultClass.INFO
     meaning: str = ""

@@ -124,8 +124,9 @@ class Folder:
         return now_s - self._silent_since_s.get(node, float("-inf"))
 
     def listened(self, *, now_s: float, period_s: float) -> float:
-        """Record that reports could arrive, as each `period_s`; returns the seconds of a pause,
-        usually 0.
+        """Record that reports could arrive, as each `period_s`.
+
+        Returns the seconds of a pause, usually 0.
 
         A process that was stopped, or busy, or on a machine that slept, has received no reports and
         knows nothing of that time: the pause is no silence of the nodes. A look that comes within

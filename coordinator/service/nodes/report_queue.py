@@ -1,5 +1,4 @@
-"""The inbound queue of node reports: keeps the newest of each agent, and processes it in time
-slices.
+"""The inbound queue of node reports: the newest of each agent, processed in time slices.
 
 Under overload the queue sheds reports: the next report of an agent replaces one that waits. So no
 backlog grows beyond one report per agent, and requests, renewals and decisions have their turn

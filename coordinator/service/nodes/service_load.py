@@ -254,9 +254,7 @@ class Loads:
             self._over.add(node)
 
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
-        """The samples that are due, each after the nodes whose load became unknown or known
-        again.
-        """
+        """The samples that are due, each after the nodes that became unknown or known."""
         self._makes_samples = True
         over: dict[ServiceName, float] = {}
         for service in sorted(set(self._service_of.values())):
