@@ -249,7 +249,7 @@ class Agent:
         if not self.node.may_report:
             return
         if not self._bus.is_connected:
-            return  # the first one after it says all of it
+            return  # the first report after it carries all facts
         memory = self._life.memory
         news = (
             memory.role,
@@ -276,7 +276,7 @@ class Agent:
             report = self.report()
             await self._bus.publish(subject, encoded(report))
         except Unavailable as error:
-            log.debug("report not sent: %s", error)  # the next one says all of it again
+            log.debug("report not sent: %s", error)  # the next report carries all facts again
         else:
             self.node.told(report.gpus)
 
@@ -298,7 +298,7 @@ class Agent:
                 error=str(error),
             )
         if not await self.node.save() and reply.is_accepted:
-            # What it takes away is done all the same; what it gives waits, and the report says so.
+            # Its stops take effect all the same; its starts wait, and the report gives the reason.
             why = self._life.ledger_error
             reply = msgspec.structs.replace(reply, is_accepted=False, error=why)
         self.node.changed.set()

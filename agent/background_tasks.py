@@ -91,7 +91,7 @@ class Errands:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        # Each has been told to `_over` when this returns: that was to be called back first.
+        # `_over` has run for each when this returns: it was to be called back first.
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._failure is not None and not self._is_told:
             _log(self._failed_name, self._failure)

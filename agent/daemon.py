@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ADOPT_S = 60.0
-"""Looking at all workers once; a disk may have to be waited for."""
+"""Limit of one look at all workers; it may have to wait for a disk."""
 INSTANCE_BYTES = 8
-"""Of chance, so that no two starts of an agent are taken for one."""
+"""Random bytes, so that no two starts of an agent have the same name."""
 LOCK_RETRY_S = 0.5
 LOCK_LOOK_S = 0.05
-"""Of a `--go-home` that has just ended a hung agent: before another one is started."""
+"""Wait of a `--go-home` that has just ended a hung agent: before another agent starts."""
 
 
 def make_node(
@@ -227,7 +227,7 @@ def _keep(settings: AgentSettings) -> None:
     """Store the settings of this start, for a return after the settings file has become invalid."""
     try:
         keep(Path(settings.state_dir), settings)
-    except OSError as error:  # the file still has them; an agent that did not start has nothing
+    except OSError as error:  # the file still has them; an agent that did not start has no copy
         log.warning("settings not kept in state_dir: %s; only their file brings it home", error)
 
 
@@ -330,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         configs = _configs(args, named)
         if args.fake_nvml is not None:
-            load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
+            load_fleet(args.fake_nvml)  # its reading child would only fail again and again
         if args.check:
             return _probe([settings for _, settings in configs], args) if args.probe else 0
         with contextlib.suppress(asyncio.CancelledError):

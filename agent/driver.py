@@ -56,10 +56,10 @@ from common.model import GpuUuid, WorkerKey
 log = logging.getLogger(__name__)
 
 FIRST_READING_S = 5.0
-"""How long an agent that starts waits for NVML's first answer before a report does without it: NVML
-takes seconds to open on a large machine, and a report without it alarms people."""
+"""How long a new agent waits for NVML's first answer before it reports without it. NVML takes
+seconds to open on a large machine, and a report without GPUs alarms people."""
 FIRST_START_S = 30.0
-"""The same of an agent whose ledger has no GPUs: it has next to nothing that could wait."""
+"""The same for an agent whose ledger has no GPUs: it has next to no work that could wait."""
 PAGE = "inference"
 """The collector that reads the server's metrics page."""
 
@@ -150,7 +150,7 @@ class Node:
         known = identities(gpus)
         if known != memory.gpus:
             before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
-            if before - now:  # one that is new may only have been slow to answer
+            if before - now:  # a new child may only have been slow to answer
                 log.warning(
                     "GPUs differ from those of the ledger: gone: %s; new: %s",
                     ", ".join(sorted(before - now)),
@@ -357,7 +357,7 @@ class Node:
         try:
             with self.duties.leg(f"{kind} command", within_s=timeout_s):
                 error = await self._command.run(argv, timeout_s=timeout_s, variables=variables)
-        except OSError as failure:  # a hook that never answered would never be tried again
+        except OSError as failure:  # a hook that never answered would block all later tries
             error = str(failure)
         if error:
             log.warning("%s command: %s", kind, error)
@@ -399,7 +399,7 @@ def _limit_s(action: WorkerAction) -> float:
     """The sum of the time limits inside an action."""
     match action:
         case StartWorker():
-            return 2 * (START_TIMEOUT_S + END_ALL_S)  # of unit and first word; before, and after
+            return 2 * (START_TIMEOUT_S + END_ALL_S)  # of unit and first status; before, and after
         case CheckReserve():
             return CHECK_TIMEOUT_S
         case StopWorker():

@@ -53,7 +53,7 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
             return
         asyncio.run(resort.arm(after_s))
     except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
-        # Its end is what was said now; its beginning may have been said by an earlier one.
+        # The end of the text is today's error; its beginning may come from an earlier one.
         if str(error).rstrip(".").endswith(UNIT_EXISTS):
             log.warning("node %s is away; its last resort runs already", settings.node)
         else:
@@ -79,10 +79,10 @@ def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
     if memory is None or not is_away(memory):
         return None
     if is_locked(str(lock_path(state_dir))):
-        return None  # whoever has the node brings it home, and has armed what does so if it hangs
+        return None  # its holder brings the node home, and has armed a last resort
     boot_id = boot_check.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen)
     left_s = lease_left_s(memory, clock.now_s()) if memory.boot_id == boot_id else 0.0
-    # At once when it is over: an agent that PID 1 starts again and again would put it off for ever.
+    # At once when it is over: an agent that PID 1 restarts repeatedly would postpone it for ever.
     return left_s + LAST_RESORT_MARGIN_S if left_s > 0 else 0.0
 
 

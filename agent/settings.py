@@ -22,11 +22,12 @@ Argv = tuple[str, ...]
 SHORTEST_HUNG_S = 2.0
 """Several heartbeats of `agent.storage.node_lock`."""
 LONGEST_STRANGER_AFTER_S = 60.0
-"""A loan waits for so long to see who stays, and for a crash loop several times as long."""
+"""A loan waits for this long to see which processes stay, and for a crash loop several times as
+long."""
 
 
 WORKERS_DIR = "workers"
-"""Where in `state_dir` the directories of workers are."""
+"""The directories of workers, below `state_dir`."""
 
 
 class Starter(StrEnum):

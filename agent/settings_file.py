@@ -39,7 +39,7 @@ from common.settings import drop_ins, load
 log = logging.getLogger(__name__)
 
 ENGINE = next(iter(ENGINES))
-"""Of a way home by settings whose own is not known."""
+"""For a return by settings whose own engine is unknown."""
 
 
 def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
@@ -108,11 +108,11 @@ def _check_jobs(settings: AgentSettings, uid: int) -> None:
         mqttrules.servers_of(settings.mqtt_url, access=access, insecure=settings.insecure)
     else:
         natsrules.server_urls(settings.nats_url, access=access, insecure=settings.insecure)
-    # Seed and credentials may be there for the agent's unit alone, and only while that runs.
+    # Seed and credentials may exist for the agent's unit alone, and only while that runs.
     natsrules.options(structs.replace(access, nkey_seed_path=None, credentials_path=None))
     read_rules(settings.failure_rules)
     worker_account(settings.job_user, uid=uid, is_root_allowed=settings.is_root_allowed)
-    if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
+    if settings.worker_starter == Starter.SYSTEMD:  # other starters inherit this process's view
         boot_check.check(SystemClock().boot_id())
 
 
@@ -279,8 +279,7 @@ def _accepted(where: Path | None) -> AgentSettings | None:
     """
     if where is None or (last := kept(where)) is None:
         return None
-    # It is written there too, and was another path to whoever wrote it before a move of the
-    # directory, or in a container.
+    # The file may name another path to it, from before a move of the directory or from a container.
     last = structs.replace(last, state_dir=str(where.absolute()))
     memory = peek(where)
     if memory is None:

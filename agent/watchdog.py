@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Generator
 
 SPARE_S = 10.0
-"""On top of what the time limits inside a leg add up to: the limits are what must end it, so one
-that is not over by then never ends, or the machine is so busy that nobody is served by waiting."""
+"""Added to the sum of the time limits inside a leg. The limits are what must end it. A leg that is
+not over by then never ends, or the machine is so busy that further waiting helps no one."""
 
 
 class Duties:

@@ -39,9 +39,9 @@ ADVICE = {
         "`aryl nats-permissions` prints what each identity needs"
     ),
 }
-"""What to do, by cause; it holds for a fleet and for one machine."""
+"""The remedy by cause; it holds for a fleet and for one machine."""
 IS_LASTING = frozenset({Cause.TLS, Cause.CREDENTIALS})
-"""What another attempt does not change."""
+"""Causes that another attempt does not change."""
 
 
 class AccessError(Unavailable):

@@ -57,7 +57,7 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 
     job_id: str
     warnings: tuple[str, ...] = ()
-    """Why no node of the fleet as it is can run it, in the words of `explain job`; it waits all the
+    """Why no node of the present fleet can run it, in the words of `explain job`; it waits all the
     same, as nodes may join."""
 
 
@@ -215,16 +215,16 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     service: ServiceRow | None = None
     loan: LoanRow | None = None
     agent: AgentReport | None = None
-    """Of a node: how its agent fares, as it said last; what it costs, and what it cannot see."""
+    """For a node: the latest state of its agent, its cost, and what it cannot see."""
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
     telemetry: NodeTelemetry | None = None
-    """Of a node that this coordinator has heard: what it measured last."""
+    """For a node that this coordinator has heard: its latest measurements."""
     workers: tuple[WorkerRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
-    """Of a service: all that are its own."""
+    """For a service: all its nodes."""
     loans: tuple[LoanRow, ...] = ()
-    """Of a service: all that are out, and the last few that came home."""
+    """For a service: all loans that are out, and the last few that were returned."""
     why: tuple[str, ...] = ()
     estimate: str = ""
     story: tuple[StoryRow, ...] = ()
@@ -258,30 +258,30 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     recalled_services: tuple[str, ...] = ()
     """Services that lend nothing until an operator ends their recall."""
     clock_warning: str = ""
-    """What is odd about the time that decisions count in; empty where nothing is."""
+    """A warning about the time that decisions count in; empty without one."""
     starting_jobs: int = 0
     """Neither pending nor running: their nodes are being made ready."""
     suspended_jobs: int = 0
-    """Not running either: they keep their GPUs, and others compute there for now."""
+    """Not running either: they keep their GPUs, and other jobs compute there for now."""
     jobs_without_room: int = 0
-    """Of the pending ones, those that the fleet as it is could never run."""
+    """Those pending jobs that the present fleet could never run."""
     without_room_why: tuple[str, ...] = ()
     """Why the first of them cannot run, in the words of `explain job`."""
     is_recalled: bool | UnsetType = UNSET
     """A recall of all services holds, for those too that the settings gain before its end. Only
     while it does: a caller of an older version refuses it."""
     reports_shed: int | UnsetType = UNSET
-    """Reports that overload has cost so far: a later one of the same agent replaced each of them
-    before it was read. Only while reports are shed, and for a minute after."""
+    """Reports lost to overload so far: a later one of the same agent replaced each of them before
+    it was read. Only while reports are shed, and for a minute after."""
     loads_unknown: tuple[str, ...] | UnsetType = UNSET
     """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
     are any, as above."""
     gpus_out: int | UnsetType = UNSET
-    """GPUs on which nothing new begins after a fault, and below why no more of them follow by
-    themselves. Only while there are any, as above."""
+    """GPUs on which nothing new begins after a fault, and below why no more of them are taken out
+    automatically. Only while there are any, as above."""
     gpu_breaker: str | UnsetType = UNSET
     nodes_closed: int | UnsetType = UNSET
-    """Nodes that take nothing new by themselves, see `NodeRow.closed`. Only while there are any, as
+    """Nodes that take no new work by themselves, see `NodeRow.closed`. Only while there are any, as
     above."""
     stalled_jobs: int | UnsetType = UNSET
     """Of the running ones, those that are STALLED. Only while there are any, as above."""

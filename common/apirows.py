@@ -49,14 +49,14 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     exit_code: int | None = None
     error: str = ""
     failure: Failure | None = None
-    """Why its latest own fault came, as the worker's log says."""
+    """The reason for its latest own fault, by the worker's log."""
     waited_s: dict[str, float] = field(default_factory=dict[str, float])
-    """What it has waited for, by kind, under a policy that says so."""
+    """Its waits by kind, under a policy that reports them."""
     blockers: tuple[str, ...] = ()
-    """Why it does not start; of a suspended one who computes; what becomes of one that ends; of a
-    stalled one what it told last."""
+    """Why it does not start; for a suspended job, the jobs that compute; for an ending job, its
+    next state; for a stalled job, its last progress."""
     stalled_s: float | UnsetType | None = UNSET
-    """For how long it has told no progress. Only while it is STALLED: a caller of an older version
+    """How long it has reported no progress. Only while it is STALLED: a caller of an older version
     refuses it."""
     resize_cost_s: float | UnsetType | None = UNSET
     """Seconds of running time that one of its resizes costs, the median of the latest. Only once
@@ -117,13 +117,13 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     is_draining: bool = False
     drain_left_s: float | None = None
     is_server_down: bool = False
-    """It is there to serve, and its server does not: it counts for nothing."""
+    """It should serve, and its server does not: it counts for nothing."""
     load_unknown: UnknownLoadRow | UnsetType | None = UNSET
     """Only while it serves and its load is unknown: a caller of an older version refuses it."""
     gpus_out: int | UnsetType | None = UNSET
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
-    """Only while it takes nothing new by itself, for the same reason."""
+    """Only while it takes no new work by itself, for the same reason."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -210,12 +210,12 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     predicted_cost_gpu_s: float
     realised_cost_gpu_s: float
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its way home, in order; beside `decide`, which is before the order, they add up to
+    """Stages of its return, in order; without `decide`, which is before the order, they add up to
     `reclaim_s`, `lapse_s` or `turn_back_s`."""
     lapse_deadline_s: float | None = None
-    """The longest that `lapse_s` may be; None of any other loan, and where none was promised."""
+    """The longest that `lapse_s` may be; None of any other loan, and without a promise."""
     turned_back: str = ""
-    """Why its node gave it up by itself before it began; empty: it did not."""
+    """Why its node gave it up before it began; empty: it did not."""
     turn_back_s: float | None = None
     """From then to serving again; None of any other loan, and of a node that had not left."""
     turn_back_deadline_s: float | None = None

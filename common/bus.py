@@ -99,7 +99,7 @@ class Bus(Protocol):
 MAX_PENDING_MESSAGES = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 GOODBYE_S = 1.0
-"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
+"""A NATS server that hangs ends no connection; one that is well needs a round trip."""
 
 
 async def leave(bus: Bus, *, clock: Clock) -> None:
@@ -197,7 +197,7 @@ class NatsSubscription:
         self._bus.forget(self)
         live, self._live = self._live, None
         if live is not None:
-            # On a connection that is gone there is nothing to take back.
+            # On a lost connection there is nothing to unsubscribe.
             with contextlib.suppress(nats_errors.Error):
                 await live.unsubscribe()
 
@@ -232,10 +232,11 @@ class NatsBus:
         self._is_closing = False
         self._is_opening = False
         self._refused_count = 0
-        """Attempts in a row that failed for good; as many as servers: all of them refuse."""
+        """Attempts in a row that failed for good; once there are as many as servers, all of them
+        refuse."""
         self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock)
-        self._random = random.Random()  # jitter only: it decides when to knock again
+        self._random = random.Random()  # jitter only: it decides when to try again
 
     @property
     def is_connected(self) -> bool:
@@ -342,8 +343,8 @@ class NatsBus:
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
-                # The clock's timeout decides; nats-py's runs on another clock, and is for where it
-                # swallows that: while more is buffered than it keeps.
+                # The clock's timeout decides. nats-py's runs on another clock; it is for the case
+                # where nats-py swallows the cancellation: while more is buffered than it keeps.
                 answer = await client.request(subject, data, timeout=timeout_s + 5.0)
         return answer.data
 
@@ -419,7 +420,7 @@ class NatsBus:
             try:
                 await self._connect()
             except Exception as error:
-                # Whatever it was, a bus that stays away for good is worse.
+                # Whatever the error was, a bus that stays away for good is worse.
                 await self._on_error(error)
                 await self._clock.sleep(natsrules.wait_s(attempt, self._random))
                 attempt += 1
@@ -449,7 +450,7 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
-        self._cut.set()  # who waits now wakes up; who comes later waits for the next time
+        self._cut.set()  # present waiters wake up; later ones wait for the next time
         self._cut.clear()
         if not self._is_closing:
             log.warning("NATS: disconnected from %s", self._urls)

@@ -43,7 +43,7 @@ def send_signal(child: Child, number: signal.Signals) -> None:
         _send_by_number(child.pid, number)
         return
     try:
-        # The descriptor is of whoever has the number now; it stays that process's.
+        # The descriptor stays with the present process of that number.
         if _is_unreaped(os.P_PIDFD, pid_fd):
             signal.pidfd_send_signal(pid_fd, number)
     except ProcessLookupError:

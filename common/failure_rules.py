@@ -25,26 +25,27 @@ from common.log_evidence import LogLines, Sighting, decisive, telling_of_a_kill
 from common.log_prefixes import HEADER, Line, bare_lines
 
 TAIL_BYTES = 64 * 1024
-"""So much of a log is looked at, from its end."""
+"""Only the last bytes of a log are read."""
 MAX_CHARS_OF_LINE = 2000
-"""A longer line is looked at up to here: what the packaged patterns take is bounded by it. A site's
-own may take for ever on far shorter ones; whoever matches them must be able to end it."""
+"""A longer line is read up to here: this bounds the time of the packaged patterns. A site's own may
+take for ever on far shorter ones; the process that matches them must be killable."""
 NO_SIGNATURE = "no_signature"
 UNLIKE_LINES = ("aaaaaa", "000000", "------")
-"""They have nothing in common: what matches all of them tells no failure from anything else. They
-are short, so that no pattern takes long on them."""
+"""Lines with nothing in common: a pattern that matches all of them identifies no failure. They are
+short, so that no pattern takes long on them."""
 ORDINARY_LINES = ("step 17 2.31", "Info: 3/90 s", "lr=1e-4 ok 8")
-"""Of runs that are well: what matches each of them is in every log. As short as may be, like the
-above, but longer than most repetitions of one character class."""
+"""Lines of healthy runs: a pattern that matches each of them is in every log. As short as possible,
+like the above, but longer than most repetitions of one character class."""
 ENDED_FROM_OUTSIDE = frozenset({-9, 137, -15, 143})
-"""SIGKILL and SIGTERM, as `wait` tells them and as a shell does: others send them."""
+"""SIGKILL and SIGTERM, as `wait` and as a shell report them: other processes send them."""
 MOST_EXIT_CODE = 255
 MOST_SIGNALS = 64
-"""Their numbers are no greater (signal(7))."""
+"""Signal numbers are no greater (signal(7))."""
 
 _MEETING_AGAIN = re.compile(rb"^aryl-launcher: .*: meeting again$", re.MULTILINE)
 _AFTER_ANOTHER = re.compile(rb"^aryl-launcher: .* after worker \d+ had failed$", re.MULTILINE)
-"""What such a worker tells of a broken connection is no root cause: another's word counts more."""
+"""A broken connection in the log of this kind of worker is no root cause: another worker's log
+counts more."""
 
 Steps = Annotated[int, Meta(ge=0, le=3)]
 
@@ -130,7 +131,7 @@ class FailureRules:
         self.has_site_patterns = any(
             rule.patterns for file in files[:-1] for rule in file.signature
         )
-        """Whether how long a match takes is not known here: `re` is not linear in every pattern."""
+        """Whether the time of a match is unknown: `re` is not linear for every pattern."""
         explicit = [[each for each in own if not each.rule.is_implicit] for own in compiled]
         self._sites = [each for own in explicit[:-1] for each in own]
         self._weighed = explicit[-1]

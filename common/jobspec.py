@@ -20,9 +20,9 @@ from common.errors import ConfigError
 from common.model import TOKEN_PATTERN, JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024
-"""A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
-workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang over 1,250
-nodes, whose names each order carries too."""
+"""Size limit of a job in a message. Each worker's order carries it, and a node's orders are one
+message: 60 workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang
+over 1,250 nodes, whose names each order carries too."""
 MAX_GPU_TYPES = 64
 """Types that a job names; a pass tries each of them for each job that waits."""
 MAX_SPEEDUP_POINTS = 512

@@ -31,7 +31,7 @@ class NodeEvent(StrEnum):
     FAULT = "fault"
     VALIDATED = "validated"  # an inference node was checked after a quarantine
     VALIDATED_TRAINING = "validated_training"
-    BOOTED = "booted"  # a new boot id: whatever ran before is gone
+    BOOTED = "booted"  # a new boot id: earlier processes are gone
     BOOTED_TRAINING = "booted_training"
     SILENT = "silent"  # no report for lost_after_s
     HEARD_TRAINING = "heard_training"
@@ -146,7 +146,7 @@ HEARD: Mapping[NodeRole, NodeEvent] = {
     R.WARMING: E.HEARD_WARMING,
     R.QUARANTINED: E.HEARD_QUARANTINED,
 }
-"""Which event brings a LOST node back to the role that its agent reports."""
+"""The event that brings a LOST node back to the role that its agent reports."""
 
 
 def node_path(old: NodeRole, new: NodeRole) -> tuple[NodeEvent, ...]:

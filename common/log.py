@@ -33,7 +33,7 @@ _JOURNALD_PRIORITY = {
     logging.ERROR: 3,
     logging.CRITICAL: 2,
 }
-# asyncio says this about every TLS connection that nats-py closes; nothing is wrong.
+# asyncio logs this about every TLS connection that nats-py closes; nothing is wrong.
 _HARMLESS = ("returning true from eof_received()", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY")
 
 
@@ -79,7 +79,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 REPEAT_PERIOD_S = 30.0
-"""What goes on being wrong is a line as often as this: some 3,000 a day, and each with a count."""
+"""A lasting error is logged this often: some 3,000 lines a day, each with a count."""
 
 
 class Throttle:

@@ -22,14 +22,14 @@ from msgspec import Struct
 from common.log_prefixes import HEADER, Line
 
 GOES_ON_LINES = 10
-"""After so many lines of progress an error was got over. Not fewer: of ranks that write to one log
-some print a few more after another one has failed."""
+"""After this many lines of progress the program survived the error. Not fewer: in one log of many
+ranks, some print a few more lines after another one has failed."""
 OUTLIVED_LINES = 100
-"""After so many lines of progress an exception with its traceback was caught, if the program had
+"""After this many lines of progress an exception with its traceback was caught, if the program had
 another end. More than above, since a traceback mostly is the end: of sixteen ranks in one log each
 may still print some lines before it waits for the one that died."""
 FAR_LINES = 10
-"""With so many lines of other output between them two errors are far from each other."""
+"""With this many lines of other output between them two errors are far from each other."""
 LONGEST_TRACEBACK_LINES = 400
 
 _LEVEL = re.compile(r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^W\d{4} |: W \w+/")
@@ -49,15 +49,16 @@ _COMMAND = re.compile(
     r".*(?:(?::|command) not found|: (?:No such file or directory|Permission denied|Is a directory"
     r"|Not a directory|Operation not permitted|cannot modify limit))$"
 )
-"""How a shell and the commands that it runs tell an error: who speaks, and at last the system's
-word for it, after a colon. Python puts a number between these and may say more at last."""
+"""The form of errors of a shell and its commands: the speaker first, and the system's error text
+last, after a colon. Python puts a number between these and may add more at the end."""
 _DETAIL = re.compile(r"\s|$|(?:frame )?#\d")
-"""A blank line, or one of what was told before it, such as a frame."""
+"""A blank line, or a detail of an earlier line, such as a frame."""
 _LAUNCHERS = re.compile(r"\b(?:ChildFailedError|CalledProcessError|SystemExit)\b")
-"""What launchers raise when a process of theirs has failed: it says nothing of why."""
+"""Exceptions of launchers when one of their processes has failed: they give no cause."""
 _FRAME = re.compile(r'^\s+File ".*", line \d+, in (\S+)')
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
-"""Where a program or a process begins, and so does the traceback of what nobody caught."""
+"""The outermost frame of a program or process, where the traceback of an uncaught exception
+begins."""
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
@@ -256,7 +257,7 @@ class LogLines:
             if end < self._outlived_until or path in caught:
                 self._outlived.add(end)
                 if len(path) > 1 and path[0] not in _OUTERMOST:
-                    caught.add(path)  # a loop that goes on after each: it does so again
+                    caught.add(path)  # a loop that goes on after each: it logs again
 
     def _exception_of(self, header: int, prefix: str) -> tuple[int | None, tuple[str, ...]]:
         """The line of the exception, the first one that is not indented, and its calls.

@@ -16,13 +16,13 @@ from msgspec import Struct
 
 HEADER = "Traceback (most recent call last):"
 MOST_PREFIX_CHARS = 80
-"""What is longer is no prefix, but a line that quotes a traceback."""
+"""A longer text is no prefix, but a line that quotes a traceback."""
 
 _CODES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[A-Za-z]|\][^\x07\n]{0,200}\x07|\([A-Z0-9])")
-"""Of a terminal: colours and movements, titles, character sets (ECMA-48, section 5.4)."""
+"""Terminal codes: colors and movements, titles, character sets (ECMA-48, section 5.4)."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]")
 _NAMES = re.compile(
-    r"\[\w*\d\]: ?"  # torchrun, and what PyTorch writes before a rank's traceback
+    r"\[\w*\d\]: ?"  # torchrun, and the prefix that PyTorch writes before a rank's traceback
     r"|\[\d+,\d+\](?:<\w+>)?: ?"  # mpirun --tag-output, with a space from Open MPI 5 on
     r"|\[\d+\](?:\[\d+\])?<\w+>: ?"  # horovodrun
     r"|\((?:[^()\n]{0,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "  # Ray
@@ -33,7 +33,7 @@ _MAYBE_NAMES = re.compile(
     r"|\d{1,3}(?:\.\d{1,3}){3}: "
     r"|(?![^\s:]*\.(?:sh|py|so)\b)(?=[a-z.-]*\d)[a-z][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,8}: "
 )
-"""Of hosts that pdsh speaks for, or of tasks. A host's name is told from a command's by a digit."""
+"""Names of hosts under pdsh, or of tasks. A digit distinguishes a host's name from a command's."""
 _FRAME = '  File "'
 
 

@@ -50,7 +50,7 @@ from common.telemetry import XidCount as XidCount
 
 
 UNTOLD_PID = 0
-"""In place of a process that nobody can name."""
+"""In place of a process whose pid is unknown."""
 
 
 def process_named(pid: int) -> str:
@@ -88,7 +88,7 @@ class WorkerPhase(StrEnum):
     SUSPENDED = "suspended"  # it keeps its place and does not compute, until it is resumed
     STOPPING = "stopping"
     EXITED = "exited"
-    REFUSED = "refused"  # the node cannot run it; `fault` says whose it is, `error` why
+    REFUSED = "refused"  # the node cannot run it; `fault` and `error` give the cause
 
 
 class WorkerReport(Part, frozen=True, kw_only=True):
@@ -112,12 +112,12 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     ended_ago_s: NonNegativeFloat = 0.0
     """Seconds from its end to this report, on the node's clock; 0 also when that is not known."""
     failure: Failure | None = None
-    """Why it ended by itself without success, as its log says."""
+    """Why it ended by itself without success, by its log."""
     fault: Fault = Fault.NONE
-    """Whose fault its end is, or that it was refused; `error` has it in words. An agent of an older
-    version says it in words alone: `common.oldfaults`."""
+    """Whose fault its end or refusal is; `error` has it as text. An agent of an older version has
+    it in the text alone: `common.oldfaults`."""
     refused_for: str = ""
-    """What its job names that it was refused for: `workdir`, `checkpoint.path` or `command`."""
+    """The part of its job that caused the refusal: `workdir`, `checkpoint.path` or `command`."""
 
 
 class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
@@ -136,12 +136,12 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     service: Token | None = None
     rack: str = ""
     instance: Token | None = None
-    """This start of the agent: another one each time. None: an agent of an older version."""
+    """This start of the agent: a new value each time. None: an agent of an older version."""
     follows: Token | None = None
-    """The start before this one on the same state directory, which is over: this one has its lock.
-    None: none that is known, or an agent of an older version."""
+    """The previous start on the same state directory, which is over: this one has its lock. None:
+    not known, or an agent of an older version."""
     period_s: NonNegativeFloat = 0.0
-    """Seconds between two of its reports without news; 0: an agent of an older version."""
+    """Seconds between two of its periodic reports; 0: an agent of an older version."""
     lease: Lease | None = None
     lease_remaining_s: float | None = None
     gpus: tuple[GpuReport, ...] = ()
@@ -153,21 +153,21 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     agent: AgentReport | None = None
     trespasses: tuple[Trespass, ...] = ()
     detail: str = ""
-    """Why the node is where it is, in words, where there is something to say."""
+    """Why the node is in its role, as text, where there is a reason to give."""
     is_server_down: bool = False
-    """Its inference server misses its health checks: the node serves nobody."""
+    """Its inference server misses its health checks: the node serves no requests."""
     ledger_error: str = ""
     """Why nothing new begins on it: its ledger cannot be written, as on a full disk, or none of its
     GPUs was ever read."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
-    is what else passed since the lease was over, because nobody worked on it. Kept over a restart.
-    Agents of an older version tell checkpoint and exit as one, vacate."""
+    """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, the
+    rest of the time since the end of the lease, in which no process worked on the return. Kept over
+    a restart. Agents of an older version report checkpoint and exit as one, vacate."""
     home_ago_s: float | None = None
-    """How long before this report that return was over. None: none that was timed to its end, or an
+    """How long before this report that return ended. None: no return was timed to its end, or an
     agent of an older version."""
     turned_back: TurnBack | None = None
-    """Until the next lease. None: its latest loan ended otherwise, or an older version."""
+    """Kept until the next lease. None: its latest loan ended otherwise, or an older version."""
     slow_command: CommandReport | UnsetType = UNSET
     """Only while there is one: a coordinator of an older version refuses it."""
 
@@ -202,11 +202,12 @@ class WorkerOrder(Part, frozen=True, kw_only=True):
     """The gang meets at a rendezvous store of its own, so that no launcher may host one."""
     preemption_count: NonNegativeInt = 0
     gang_nodes: tuple[Token, ...] = ()
-    """Nodes of the whole gang, so that one ledger tells who else belongs to it."""
+    """Nodes of the whole gang, so that one ledger shows the other members."""
     is_suspended: bool = False
-    """It keeps its place and does not compute; it is not told to stop."""
+    """It keeps its place and does not compute; this is no stop."""
     is_sharing: bool = False
-    """Others have its GPUs too: it waits for those that are to be suspended, not for the rest."""
+    """Other jobs have its GPUs too: it waits for those that are to be suspended, not for the
+    rest."""
 
 
 class StopOrder(Part, frozen=True, kw_only=True):
@@ -226,10 +227,11 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
     role: NodeRole
     """TRAINING, SERVING, ON_LOAN or QUARANTINED; the node goes there by its life cycle."""
     instance: Token | UnsetType = UNSET
-    """The agent that is meant, as its report says; another one of this name does not answer."""
+    """The agent that is meant, by its report; another one of this name does not answer."""
     lease: Lease | None = None
     validation: Ordinal | UnsetType = UNSET
-    """To a node in quarantine: check now whether it may leave; one that it obeyed says no more."""
+    """To a node in quarantine: check now whether it may leave; an order that it has obeyed has no
+    effect."""
     reclaim_in_s: NonNegativeFloat | None = None
     """Time left, when this was sent, until the node must be serving again."""
     workers: tuple[WorkerOrder, ...] = ()

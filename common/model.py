@@ -20,22 +20,23 @@ Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
 """A name that is one NATS subject token: no dots, blanks or wildcards."""
 
 MAX_INT = 2**53
-"""Above it a float, and so a reader of JSON, cannot count; nothing here comes near it."""
+"""Above it a float, and so a reader of JSON, cannot count exactly; nothing here comes near it."""
 Ordinal = Annotated[int, Meta(ge=0, le=MAX_INT)]
-"""A number that only grows, and fences what is older: the last one there is would for ever."""
+"""A number that only grows, and fences older ones: the largest value would fence for ever."""
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]
-"""Of one against others: no further apart than sums and quotients of thousands stay exact for."""
+"""A relative weight: within this range sums and quotients of thousands stay exact."""
 
 MAX_JOB_S = 1e9
 """No job plans for longer, some thirty years; it also keeps out infinity."""
 JobSeconds = Annotated[float, Meta(gt=0, le=MAX_JOB_S)]
 MAX_WORKERS = 100_000
-"""Of one gang; above the GPUs of any fleet, and far below what a pass could not count."""
+"""Workers of one gang; above the GPUs of any fleet, and far below a number that a pass could not
+count."""
 
 
 class Pool(StrEnum):
@@ -118,7 +119,7 @@ class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 WHOLE_GPU = "a whole GPU"
-"""The type that a job waits for to which any is right, where there are MIG instances alone."""
+"""The type that stands for any whole GPU, where there are MIG instances alone."""
 
 
 def is_mig(gpu_type: str) -> bool:
@@ -242,10 +243,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline_s: JobSeconds | None = None
     time_limit_s: JobSeconds | None = None
     stop_after_s: JobSeconds | None = None
-    """A worker without contact to the coordinator for so long is stopped; None: never."""
+    """A worker without contact to the coordinator for this long is stopped; None: never."""
     stall_timeout_s: JobSeconds | UnsetType = UNSET
-    """A job that told progress and tells none for so long is started again. An agent of an older
-    version refuses an order that has it."""
+    """A job that reported progress and reports none for this long is restarted. An agent of an
+    older version refuses an order that has it."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE
@@ -282,8 +283,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 STORE_INDEX = -1
-"""Worker index of an attempt's rendezvous store: it is held, stopped and reported as a worker is,
-and counted as none."""
+"""Worker index of an attempt's rendezvous store: it is held, stopped and reported like a worker,
+and does not count as one."""
 
 
 class WorkerKey(Struct, frozen=True, order=True, cache_hash=True):

@@ -29,9 +29,10 @@ from common.natsrules import BusCounters
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-"""Of one call to a server that answers none: connecting, subscribing, handing a message over."""
+"""Limit of one call to a server that does not answer: connecting, subscribing, handing a message
+over."""
 DENIED = 0x80
-"""What a SUBACK says of a subscription that the server refuses: MQTT 3.1.1, section 3.9.3."""
+"""The SUBACK code for a subscription that the server refuses: MQTT 3.1.1, section 3.9.3."""
 _REFUSALS = ("not authorized", "not authorised", "bad user name")
 _TOKEN_BYTES = 8
 
@@ -89,7 +90,8 @@ class MqttSubscription:
         self.subject = subject
         self.is_asked = subjects.is_asked(subject)
         self.heard = subjects.with_reply(subject, "*", "*") if self.is_asked else subject
-        """What it listens to: a subject that may want an answer has it in two more tokens."""
+        """The subject that it listens to; one that may need an answer has the reply address in two
+        more tokens."""
         self._bus = bus
         self._handler = handler
         self._queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(MAX_PENDING_MESSAGES)
@@ -152,7 +154,7 @@ class MqttBus:
         self._opening = asyncio.Lock()
         self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock)
-        self._random = random.Random()  # jitter only: it decides when to knock again
+        self._random = random.Random()  # jitter only: it decides when to try again
         self._task: asyncio.Task[None] | None = None
         self._was_connected = False
 
@@ -264,7 +266,7 @@ class MqttBus:
         self._subscriptions = [one for one in self._subscriptions if one is not subscription]
         is_wanted = any(one.heard == subscription.heard for one in self._subscriptions)
         if self._client is not None and not is_wanted:
-            # On a connection that is lost there is nothing to take back.
+            # On a lost connection there is nothing to unsubscribe.
             with contextlib.suppress(aiomqtt.MqttError), heeded_cancellation():
                 await self._client.unsubscribe(_topic(subscription.heard), timeout=CALL_TIMEOUT_S)
 
@@ -279,7 +281,7 @@ class MqttBus:
 
     def _hear(self, message: aiomqtt.Message) -> None:
         if message.retain:
-            return  # from another time: whoever keeps messages on a server is none of ours
+            return  # retained: we never keep messages on a server
         subject, data = str(message.topic).replace("/", "."), bytes(message.payload)  # pyright: ignore[reportArgumentType]
         answer = self._asked.get(subject)
         if answer is not None:

@@ -11,7 +11,7 @@ from common.errors import NobodyListens, Unavailable
 from common.natsrules import BusCounters
 
 Peer = str
-"""A subject without its last token: a node, whatever it is asked."""
+"""A subject without its last token: a node, whatever the request."""
 
 
 class MqttPeers:

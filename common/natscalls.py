@@ -60,7 +60,8 @@ def as_unavailable(subject: str) -> Generator[None]:
     except PermissionDenied as error:
         raise AccessError(str(error), Cause.PERMISSION) from None
     except TimeoutError as error:
-        # With its cause: a caller that was perhaps heard must know it from one that was not.
+        # With its cause: a caller must distinguish a request that may have arrived from one that
+        # did not.
         raise Unavailable(f"{subject}: no answer in time") from error
     except (nats_errors.Error, OSError) as error:
         raise Unavailable(f"{subject}: {text(error)}") from error
@@ -114,4 +115,4 @@ def _is_any_of(words: tuple[str, ...], said: str) -> bool:
 
 
 _REFUSALS = ("authorization violation", "authentication")
-"""In what a server says before it hangs up on a user that it does not know, or not any more."""
+"""In a server's last message before it hangs up on a user that it does not know, or no longer."""

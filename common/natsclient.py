@@ -16,7 +16,8 @@ from common.natslib import errors as nats_errors
 
 _NO_RESPONDERS = "503"
 _TOKEN_BYTES = 8
-"""Of a reply subject. An agent sees its own, and guesses none of another request from it."""
+"""Length of the random part of a reply subject. An agent sees its own, and cannot guess another
+request's."""
 _VIOLATION = re.compile(
     r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]+)"'
 )
@@ -56,11 +57,11 @@ class NatsClient(Client):
         self._asked: dict[str, _Asked] = {}
         """By the subject of the answer."""
         self._prefixes: dict[str, str] = {}
-        """By inbox: below it, where this connection hears answers."""
+        """By inbox: the prefix below it where this connection receives answers."""
         self._subscriptions: dict[str, Subscription] = {}
         """By prefix."""
         self._denied_subscriptions: set[str] = set()
-        """Subjects in lower case, as nats-py hands on what a server says."""
+        """Subjects in lower case, because nats-py lowers a server's errors."""
 
     @property
     def server_id(self) -> str:

@@ -26,9 +26,9 @@ def _missing(name: str) -> Generator[None]:
         del modules[name]
 
 
-# nats-py speaks over a websocket by aiohttp where that is installed. No URL of ours leads there:
-# `natsrules` refuses ws:// and wss://. On a coordinator's machine, which has aiohttp, it would be a
-# third of what every agent, coordinator and command spends until it begins.
+# nats-py uses aiohttp for websockets where it is installed. No URL of ours needs that: `natsrules`
+# refuses ws:// and wss://. On a coordinator's machine, which has aiohttp, the import would take a
+# third of the start-up time of every agent, coordinator and command.
 with _missing("aiohttp"):
     import nats.errors as errors
     import nats.js.errors as js_errors

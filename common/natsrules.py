@@ -21,13 +21,13 @@ from common.model import NatsAccess
 MIN_SERVER_VERSION = (2, 14, 5)
 """Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-"""What the journal's server must take as one message; NATS's own default is an eighth of it."""
+"""The message size that the journal's server must accept; NATS's own default is an eighth of it."""
 RECONNECT_CAP_S = 4.0
 """Longest wait between two attempts to connect."""
 PING_PERIOD_S = 10
 """A dead peer is noticed after two unanswered pings; the client's own default takes minutes."""
 MAX_BUFFERED_BYTES = 2 * 1024 * 1024
-"""What a client may buffer while there is no connection."""
+"""Bytes that a client may buffer while there is no connection."""
 
 _PLAIN = ("nats", "ws")
 _ENCRYPTED = ("tls", "wss")

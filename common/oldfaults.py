@@ -13,7 +13,7 @@ from common.faults import Fault
 NODE_WORDS = "node fault"
 SHIM_WORDS = "shim lost"
 STORAGE_WORDS = "the storage did not answer"
-"""As those versions say it, letter by letter: not the words that people are told today."""
+"""The texts of those versions, letter by letter: not the texts that people see today."""
 
 
 class Said(Struct, frozen=True):

@@ -52,7 +52,7 @@ def of_coordinator(cell: str, *, has_mqtt_agents: bool = False) -> Permissions:
             streams.leader_subject(cell),
             *_log(streams.journal(cell), subjects.journal(cell)),
             *_log(streams.snapshots(cell), subjects.snapshots(cell)),
-            # Where the answer to a write was lost, the record itself says whose it is.
+            # Where the answer to a write was lost, the record itself names its writer.
             _read_one(streams.journal(cell)),
             _read_one(streams.snapshots(cell)),
             *_history(streams.history(cell)),

@@ -111,9 +111,9 @@ PACKED_THROUGHPUT = (
     *((0.5, 2.0), (0.616, 1.46), (0.668, 1.39), (0.762, 1.17)),
     *((0.872, 0.84), (0.94, 0.87), (0.989, 0.89)),
 )
-"""(how busy each of two equal jobs keeps a GPU alone, what both make together on one GPU, as a
-multiple of one alone): what Gandiva measured (OSDI'18, section 4.2) of RHN, SCRNN, MI-LSTM, LSTM,
-ResNet-50 and ResNeXt-50. Two that keep it half busy each do not meet; that is ours."""
+"""(busy share of each of two equal jobs alone on a GPU, their joint throughput on one GPU, as a
+multiple of one alone): measured by Gandiva (OSDI'18, section 4.2) for RHN, SCRNN, MI-LSTM, LSTM,
+ResNet-50 and ResNeXt-50. Two jobs that each keep it half busy do not meet; that point is ours."""
 
 
 def packed_speed_ratio(own: JobProfile, others: Sequence[JobProfile]) -> float:
@@ -139,4 +139,4 @@ def packed_speed_ratio(own: JobProfile, others: Sequence[JobProfile]) -> float:
 
 
 NO_PROFILE = JobProfile()
-"""Of a job of which nothing is told."""
+"""The profile of a job that states none."""

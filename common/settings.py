@@ -35,7 +35,7 @@ class SettingRow(NamedTuple):
     """Dotted; `[]` after a list of tables."""
     type: str
     default: str
-    """As it would be written in the file; `required` where there is none."""
+    """The value as written in the file; `required` where there is none."""
     meaning: str
 
 
@@ -144,7 +144,7 @@ def _explain(text: str, data: _Table, kind: type[msgspec.Struct]) -> tuple[_Key,
     missing = _MISSING.search(problem)
     if missing:
         return (*key, missing["field"]), "is required and missing"
-    if problem.startswith("Invalid enum value"):  # msgspec does not say which ones there are
+    if problem.startswith("Invalid enum value"):  # msgspec does not name them
         problem += f", expected {_type_text(info)}"
     return key, problem[:1].lower() + problem[1:]
 
@@ -160,7 +160,7 @@ def _locate(steps: list[str], value: object, info: inspect.Type) -> tuple[_Key, 
             continue
         inner = _bare(info.value_type if isinstance(info, inspect.DictType) else _item_type(info))
         if not isinstance(inner, inspect.StructType):
-            break  # a plain value in a list: which one, the message shows
+            break  # a plain value in a list: the message shows which one
         index, value = _first_bad(value, inner)
         key.append(index)
         info = inner

@@ -129,7 +129,7 @@ def may_answer(subject: str, reply: str) -> bool:
 
 
 NO_ANSWER = "_"
-"""In both places of a reply: whoever sent the message wants no answer."""
+"""In both places of a reply: the sender needs no answer."""
 
 
 def node_answers(cell: str, node: str = "*") -> str:

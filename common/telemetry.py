@@ -81,19 +81,19 @@ class GpuReport(Part, frozen=True, kw_only=True):
     ecc_uncorrected_count: NonNegativeInt | None = None
     throttle_reasons: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] | None = ()
-    """Also those on its MIG instances. None: not told, which differs from nobody."""
+    """Includes those on its MIG instances. None: not reported, which differs from none."""
     xids: tuple[NonNegativeInt, ...] = ()
     """XID codes seen since the last report."""
     is_mig: bool | None = False
-    """It is in MIG mode: nobody can have the whole of it. None: not told, and it is not given out
-    either."""
+    """It is in MIG mode: no job can have the whole of it. None: not reported, and it is not
+    assigned either."""
     mig: tuple[MigInstance, ...] = ()
     """Its instances in MIG mode, by GPU instance and compute instance; there may be none."""
     xid_counts: tuple[XidCount, ...] = ()
-    """By code, since the agent started: a report that is lost loses none. Empty where there was
-    none, and of an agent of an older version."""
+    """By code, since the agent started: a lost report loses none. Empty where there was none, and
+    for an agent of an older version."""
     recovery_action: RecoveryAction | None = None
-    """None: the driver does not tell."""
+    """None: the driver does not report it."""
 
 
 def whole(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
@@ -167,7 +167,7 @@ class AgentReport(Part, frozen=True, kw_only=True):
     """The state of the agent itself, counted since its start; all of it should stay near zero."""
 
     bad_messages: NonNegativeInt = 0
-    """Messages that did not fit, and were dropped."""
+    """Invalid messages, which were dropped."""
     lease_failures: NonNegativeInt = 0
     """Renewals without a usable answer, and last resorts that could not be armed or disarmed."""
     bus_errors: NonNegativeInt = 0

@@ -12,7 +12,7 @@ from agent.core.state import Facts, Memory
 from common.messages import UNTOLD_PID, GpuHealth, GpuReport, Trespass, process_named
 
 MAX_TRESPASSES = 32
-"""A report names no more of them: one is enough to send somebody there."""
+"""A report names no more of them: one is enough to send an operator there."""
 
 
 def told(facts: Facts) -> tuple[Trespass, ...]:
@@ -66,8 +66,8 @@ def forget_gone(memory: Memory, facts: Facts) -> None:
 
 _UNUSABLE = (GpuHealth.LOST, GpuHealth.FAULTY)
 IDLE_BUSY_RATIO = 0.05
-"""A GPU that is busy for more than this share of the time is used, by whomever: one whose processes
-are not told shows them by this and by its memory alone."""
+"""A GPU that is busy for more than this share of the time is in use. Where its processes are not
+listed, only this and its memory show that."""
 
 
 def busy(gpu: GpuReport, *, free_memory_ratio: float) -> str:

@@ -12,13 +12,13 @@ from common.messages import CommandReport, InferenceReport
 
 RETRY_S = 1.0
 AGAIN_BEFORE_S = 5.0
-"""A command that brings the server back has another try so long before its node must serve."""
+"""A command that brings the server back gets another try this long before its node must serve."""
 SLOW_S = 5.0
-"""A command that runs for longer is told of before it has ended."""
+"""A command that runs for longer is reported before it has ended."""
 PROBES_MISSED_WHEN_DOWN = 3
-"""So many health checks in a row must fail before a server counts as down."""
+"""This many health checks in a row must fail before a server counts as down."""
 SAMPLES_AT_REST = 2
-"""So many samples in a row show that a server has come to rest."""
+"""This many samples in a row show that a server is idle."""
 
 
 class ServerCommands:
@@ -34,12 +34,12 @@ class ServerCommands:
         self._done_at_s: dict[HookKind, float] = {}
         self._retry_at_s = now_s
         self.error = ""
-        """Of the latest one of this role, in words."""
+        """Error of the latest command of this role."""
         self._failed: HookKind | None = None
-        """Which one `error` is of."""
+        """The command that `error` is about."""
         self.left = ""
-        """Who is left of one that was ended and did not end, in words; it may yet move the server.
-        Told until one of its kind succeeds, whatever role the node has then."""
+        """Processes left of a command that was ended and did not end; they may yet move the server.
+        Reported until a command of its kind succeeds, whatever role the node has then."""
         self._left_of: HookKind | None = None
 
     @property
@@ -187,7 +187,7 @@ class Idleness:
         self._samples = 0
         self._unread_since_s: float | None = None
         self.why = ""
-        """What it waits for, in words."""
+        """The current wait, as text."""
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
         """True if the server is idle; a sample counts once, and none from before `since_s`."""

@@ -11,7 +11,7 @@ from common.lifecycle import NodeEvent
 from common.model import NodeRole
 
 LEAST_S = 0.01
-"""Less than this is what the clock's readings differ by, and no stage."""
+"""A smaller difference is clock noise, and no stage."""
 
 
 def forget(memory: Memory) -> None:

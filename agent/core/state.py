@@ -49,7 +49,7 @@ class Refusal(Struct, frozen=True):
 
 
 MEMORY_VERSION = 1
-"""Raised by a change that an older agent would read wrong, and not merely without what is new."""
+"""Raised by a change that an older agent would misread, not by one that it would merely miss."""
 FORGOTTEN_KEPT = 4096
 ENDED_LEASES_KEPT = 256
 
@@ -125,45 +125,47 @@ class Memory(Struct, kw_only=True):
     """What outlives the agent's process; one record of the ledger."""
 
     version: int = MEMORY_VERSION
-    """That of whoever wrote it; a newer one is not read, see `agent.storage.ledger`."""
+    """The writer's version; a newer one is not read, see `agent.storage.ledger`."""
     node: str
     boot_id: str
     instance: str | None = None
-    """The agent that wrote this, by the token of its start; None: one of an older version."""
+    """The agent that wrote this, by the token of its start; None: an agent of an older version."""
     role: NodeRole
     epoch: int = 0
     generation: int = 0
     desired_role: NodeRole
     home_pool: Pool | None = None
-    """That of its settings; None: written by an older version. See `agent.core.node_lifecycle`."""
+    """The home pool in its settings; None: written by an older version. See
+    `agent.core.node_lifecycle`."""
     validation: int = 0
     """The latest order to leave quarantine that it obeyed."""
     is_quarantine_over: bool = False
-    """It need not stay there for `quarantine_s`."""
+    """It need not stay in quarantine for `quarantine_s`."""
     lease: Lease | None = None
     lease_until_s: float | None = None
     """End of the TTL on the boot clock; None before the first renewal was answered."""
     lease_unconfirmed_until_s: float | None = None
-    """When a lease that no renewal was answered of is over: its TTL after it was taken."""
+    """When a lease without an answered renewal is over: its TTL after it was taken."""
     ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
     turned_back: TurnBack | None = None
-    """That the node itself gave up its latest loan before it began, and why; until the next one."""
+    """Why the node gave up its latest loan before it began; kept until the next one."""
     left_behind: list[int] = field(default_factory=list[int])
-    """GPU processes that outlived the server or the workers for longer than those may take; until
-    they are gone."""
+    """GPU processes that outlived the server or the workers beyond the allowed time; until they are
+    gone."""
     strangers: list[int] = field(default_factory=list[int])
-    """GPU processes of nobody's that were seen last: whoever starts next could tell a server's from
-    others only by its second sample, and its coordinator would lend the node before that."""
+    """The foreign GPU processes seen last. A restarted agent could distinguish a server's processes
+    from foreign ones only by its second sample, and its coordinator would lend the node before
+    that."""
     is_server_stopped: bool = False
-    """The server of an inference node was told to stop and not yet to start again."""
+    """The server of an inference node was ordered to stop and not yet to start again."""
     serve_by_s: float | None = None
-    """By when it was told to serve again, on the boot clock; None: nobody said."""
+    """The deadline for serving again, on the boot clock; None: no order gave one."""
     home_due_at_s: float | None = None
-    """While it is on its way home: when its lease was over, on the boot clock."""
+    """While it is on its way home: the end of its lease, on the boot clock."""
     home_at_s: float | None = None
-    """When its latest way home was over, on the boot clock."""
+    """The end of its latest return, on the boot clock."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its latest way home; see `agent.core.return_timing`."""
+    """Stages of its latest return; see `agent.core.return_timing`."""
     gpus: list[GpuIdentity] = field(default_factory=list[GpuIdentity])
     """Its GPUs by the last reading of NVML, for an agent that starts while NVML cannot be read.
     Empty before the first reading, and in a ledger of an older version."""
@@ -311,7 +313,8 @@ AWAY_ROLES = (NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.VACATING, NodeRole.W
 
 HUNG_TTL_RATIO = 0.5
 """An agent that hung when coordinator and NATS died has been silent for at least the two thirds of
-its TTL that were left then: with half of it the way home begins no later than with a dead agent."""
+its TTL that were left then. With half of the TTL the return begins no later than with a dead
+agent."""
 
 
 def is_away(memory: Memory) -> bool:

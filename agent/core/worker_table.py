@@ -120,7 +120,7 @@ def why_not_free(
     left_at_s: when the last worker left one of the wanted GPUs; an older sample proves nothing.
     """
     wanted = sorted(set(order.gpu_uuids))
-    if order.is_sharing:  # what the others have there is no sign of anything
+    if order.is_sharing:  # the other jobs' memory there proves nothing
         bad = [uuid for uuid in wanted if known[uuid].health != GpuHealth.OK]
     elif sampled_at_s <= left_at_s:
         return "waits for a GPU sample after the last worker left"
@@ -131,7 +131,7 @@ def why_not_free(
 
 
 SHORTEN_MARGIN_S = 1.0
-"""A stop is not told anew for less than this: steps come often and time passes between them."""
+"""A stop is not repeated for a smaller gain: steps come often and time passes between them."""
 
 
 class WorkerTable:
@@ -149,7 +149,7 @@ class WorkerTable:
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
         self._starting: set[WorkerKey] = set()
-        self._answered: set[WorkerKey] = set()  # since the last step, whose look may be older
+        self._answered: set[WorkerKey] = set()  # since the last step, whose sample may be older
         self._told_count: dict[WorkerKey, int] = {}
         self._told_suspended: dict[WorkerKey, bool] = {}
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
@@ -317,7 +317,7 @@ class WorkerTable:
         for held in self.live():
             held.error, held.fault = held.error or error, Fault.NODE
             self._end(held, now_s)
-        for held in self.held():  # whatever was then was before this boot, where its clock begins
+        for held in self.held():  # an earlier value is of an earlier boot's clock
             held.ended_at_s = held.saved_at_s = 0.0
 
     def vacate(self, *, grace_s: float, now_s: float) -> None:
@@ -376,7 +376,7 @@ class WorkerTable:
             elif held.is_over:  # it was given up
                 continue
             elif held.is_started and held.order.key in self._answered:
-                continue  # this look may have been begun before its start was answered
+                continue  # this sample may have begun before its start was answered
             elif held.is_started:
                 held.error, held.fault = "the worker and its supervisor are gone", Fault.SHIM_LOST
                 self._end(held, facts.now_s)
@@ -489,7 +489,7 @@ class WorkerTable:
             self._checking.add(key)
             return [CheckReserve(held.order)]
         self._waits_for.pop(key, None)
-        if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
+        if key.is_store:  # at its final endpoint; the gang has none yet
             return self._begin(held, structs.replace(held.order, endpoint=held.endpoint))
         held.phase = P.READY
         is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended

@@ -94,7 +94,7 @@ def child_starter(
             msgspec.json.encode(settings).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # `-m` looks in the working directory first: the child is of the agent's own release.
+            # `-m` searches the working directory first: the child is of the agent's own release.
             cwd=Path(agent.__file__).parents[1],
         )
         return ChildProcess(process)

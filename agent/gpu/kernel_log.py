@@ -84,12 +84,12 @@ def journal_opener(
         process = await asyncio.create_subprocess_exec(
             *command(place),
             # Held open and never written: a child that watches it ends with this agent. journalctl
-            # ends as soon as nobody reads it.
+            # ends as soon as its output has no reader.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,
-            # `-m` looks in the working directory first: a fake is of the agent's own release.
+            # `-m` searches the working directory first: a fake is of the agent's own release.
             cwd=Path(agent.__file__).parents[1],
         )
         return JournalReader(process, clock, is_new=not place)
@@ -207,7 +207,7 @@ class KmsgReader:
         self._fd = fd
         self._known = int(place) if place else -1
         self._has_news = asyncio.Event()
-        with suppress(OSError):  # a pipe of a test has no places
+        with suppress(OSError):  # a pipe in a test has no places
             os.lseek(fd, 0, os.SEEK_SET if place else os.SEEK_END)
         asyncio.get_running_loop().add_reader(fd, self._has_news.set)
 
@@ -306,9 +306,9 @@ def _can_read_journal(directories: Iterable[Path]) -> bool:
 log = logging.getLogger(__name__)
 
 MAX_PENDING_XIDS = 256
-"""XIDs that wait for a report; a storm says nothing more after that."""
+"""XIDs that wait for a report; in a storm more would add nothing."""
 ENTRIES_PER_TURN = 64
-"""After so many entries without a pause everybody else has a turn: reports must not wait."""
+"""After this many entries without a pause other tasks have a turn: reports must not wait."""
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
@@ -444,7 +444,7 @@ class KernelLog:
 
     async def _read_until_it_ends(self) -> str:
         """Read entries until the reader ends; return the reason."""
-        # A task of its own: a child whose start is interrupted would be nobody's.
+        # A task of its own: a child whose start is interrupted would have no owner.
         opening = asyncio.ensure_future(self._open_log(self._place))
         try:
             reader = await asyncio.shield(opening)

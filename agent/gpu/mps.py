@@ -15,7 +15,7 @@ from agent.proc.process_tree import PROC
 from common.messages import GpuReport
 
 SERVER = "nvidia-cuda-mps"
-"""How a server is called, cut to what the kernel keeps of a name (15 bytes)."""
+"""The name of a server, cut to the length that the kernel keeps (15 bytes)."""
 
 
 def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[GpuReport, ...]:
@@ -38,6 +38,6 @@ def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[Gp
 def _is_server(pid: int, proc: Path) -> bool:
     try:
         name = (proc / str(pid) / "comm").read_text(errors="replace")
-    except OSError:  # it has ended, or is of a namespace that nobody sees from here
+    except OSError:  # it has ended, or is in an invisible namespace
         return False
     return name.startswith(SERVER)

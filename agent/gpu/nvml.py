@@ -36,7 +36,7 @@ T = TypeVar("T")
 TEMPERATURE_GPU: int = pynvml.NVML_TEMPERATURE_GPU
 ECC_UNCORRECTED: int = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 ECC_VOLATILE: int = pynvml.NVML_VOLATILE_ECC
-"""Errors since the driver was loaded; the aggregate never goes back and would blame for ever."""
+"""Errors since the driver was loaded; the aggregate never goes back and would count for ever."""
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 EVENT_XID: int = pynvml.nvmlEventTypeXidCriticalError
 MAX_EVENTS_PER_READ = 64
@@ -45,13 +45,13 @@ MAX_XID = 0xFFFF
 """Their codes have three digits today."""
 MAX_MEMORY_BYTES = 1 << 50
 MAX_POWER_W = 10_000.0
-"""Ten times what a GPU draws today; drivers have answered 2**32 - 1 for what they do not know."""
+"""Ten times the draw of a GPU today; drivers have answered 2**32 - 1 for unknown values."""
 TEMPERATURES_C = (-50, 200)
 MAX_ECC_COUNT = (1 << 32) - 2
 MAX_PID = 1 << 22
 """Linux's own limit (PID_MAX_LIMIT, 64 bits)."""
 MAX_MIG_INSTANCES = 64
-"""A device says how many it can have; 7 today."""
+"""A device reports its maximum; 7 today."""
 
 RECOVERY_FIELD: int = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
@@ -78,7 +78,7 @@ THROTTLE_REASONS: dict[str, int] = {
 """Bits of nvmlDeviceGetCurrentClocksEventReasons that slow a GPU; `idle` is not one of them."""
 
 
-# Handles and event sets are opaque: nobody but the API looks inside.
+# Handles and event sets are opaque: only the API looks inside.
 Handle = object
 EventSet = object
 
@@ -224,7 +224,7 @@ UNKNOWN: int = pynvml.NVML_ERROR_UNKNOWN
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 UNINITIALIZED: int = pynvml.NVML_ERROR_UNINITIALIZED
 
-# The device or its driver does not say, and will not: that is worth no word.
+# The device or its driver does not report it, and never will: that is not worth a log line.
 _SILENT = frozenset(
     {
         NOT_SUPPORTED,
@@ -238,7 +238,7 @@ _SILENT = frozenset(
     }
 )
 _LOST = frozenset({GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND})
-# Not one GPU but the library or the driver as a whole.
+# A failure of the library or the driver, not of one GPU.
 _LIBRARY = frozenset(
     {
         UNINITIALIZED,
@@ -247,7 +247,7 @@ _LIBRARY = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
-# Of all of a GPU, whichever value was asked for. Any other error is of that value.
+# An error of the whole GPU, whatever the call. Any other error is of that value alone.
 _WHOLE = _LOST | _LIBRARY | {TIMEOUT, pynvml.NVML_ERROR_RESET_REQUIRED}
 
 
@@ -286,11 +286,11 @@ class GpuProbe:
         self.index = index
         self.identity: GpuReport | None = None
         self.pci: tuple[str, GpuUuid] | None = None
-        """Its PCI address and UUID, at once: it is read by another thread."""
+        """Its PCI address and UUID in one value, because another thread reads it."""
         self.error = ""
-        """Why the last read found it to be faulty, in words; else empty."""
+        """Why the last read found it to be faulty; else empty."""
         self.unread: dict[str, str] = {}
-        """What the last read has an error or nonsense for and reports as not known, and why."""
+        """Values that the last read could not get or trust and reports as unknown, and why."""
         self._is_mig: bool | None = None
         self._event_set: EventSet | None = None
         self._has_tried_events = False
@@ -315,7 +315,7 @@ class GpuProbe:
             health = _health_of(error)
             if health == GpuHealth.FAULTY:
                 self.error = f"GPU {self.index} is faulty: {error}"
-            # A lost GPU often says why by its last XID (79: fell off the bus).
+            # A lost GPU often gives the cause by its last XID (79: fell off the bus).
             return identity_only(self.identity, health, self._xids())
 
     def _read(self) -> GpuReport:
@@ -364,7 +364,7 @@ class GpuProbe:
         parts = reading.mig_instances(handle) if is_mig else ()
         processes = reading.processes(handle)
         if processes is None and is_mig:
-            # Who may not ask for the whole of a device may ask for its instances.
+            # An account that may not query the whole device may query its instances.
             processes = _together(part.processes for part in parts)
         return GpuReport(
             uuid=identity.uuid,
@@ -422,7 +422,7 @@ class GpuProbe:
                 if event.eventType & EVENT_XID and 0 <= event.eventData <= MAX_XID:
                     codes.append(int(event.eventData))
         except NvmlFault:
-            # TIMEOUT is how "no more events" is said; any other error has shown in the reads.
+            # TIMEOUT means "no more events"; any other error has shown in the reads.
             pass
         return tuple(codes)
 
@@ -502,7 +502,7 @@ class _Reading:
                 self._failure_count += 1
                 self._leave(what, str(error))
                 return None
-            except ValueError as error:  # a text that is none
+            except ValueError as error:  # a text that is not one
                 self._leave(what, str(error))
                 return None
             self._answer_count += 1
@@ -525,8 +525,8 @@ class _Reading:
     def memory_bytes(self, handle: Handle) -> tuple[int, int | None]:
         """Total memory, by an earlier reading if need be, and used memory."""
         api = self._api
-        # Version 2 does not count what the driver keeps for itself as used; with version 1 an
-        # idle GPU never looks free.
+        # Version 2 does not count the driver's own memory as used; with version 1 an idle GPU never
+        # looks free.
         memory = self._ask(
             "memory",
             lambda: api.nvmlDeviceGetMemoryInfo(handle, MEMORY_V2),
@@ -653,7 +653,7 @@ class _Reading:
         mode = None if modes is None else self._within("MIG mode", modes[0], 0, MIG_ENABLED)
         if modes is not None:
             return None if mode is None else mode == MIG_ENABLED
-        # A device or a driver without this mode says so: that is an answer.
+        # A device or a driver without this mode reports that: it is a valid answer.
         return None if self._failure_count > failure_count else False
 
     def mig_instances(self, handle: Handle) -> tuple[MigInstance, ...]:

@@ -24,7 +24,7 @@ from agent.gpu.wire import HEADER, ChildSettings, Sample, frame_of, payload_byte
 from common.errors import ArylError, Unavailable
 
 EXIT_GRACE_S = 1.0
-"""How long NVML may take to close before the process leaves without it."""
+"""How long NVML may take to close before the process exits without it."""
 
 
 def open_api(settings: ChildSettings) -> NvmlApi:
@@ -36,7 +36,7 @@ def open_api(settings: ChildSettings) -> NvmlApi:
     """
     if not settings.fake_fleet:
         return real_api()
-    # Only where it is wanted: a production child does not pay for the fake.
+    # Imported only where it is used: a production child does not pay for the fake.
     from agent.gpu.fake.fleet import load_fleet
     from agent.gpu.fake.nvml import FakeNvml
     from agent.gpu.fake.processes import ProcessTable
@@ -113,8 +113,8 @@ def main() -> None:
         try:
             status = serve(settings, asked, out)
         except BrokenPipeError:
-            pass  # the parent has gone, and nobody is left to be told
-        except Exception:  # leaving without the interpreter's own last words must not hide it
+            pass  # the parent has gone, so there is no reader
+        except Exception:  # the exit skips the interpreter's own last message
             traceback.print_exc()
         finally:
             # The main thread waits in read(): only this ends it from here.

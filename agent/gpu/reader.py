@@ -25,7 +25,7 @@ from common.model import GpuUuid
 logger = logging.getLogger(__name__)
 
 MAX_KEPT_XIDS = 64
-"""Events of one GPU that wait for a report; a storm says nothing more after that."""
+"""Events of one GPU that wait for a report; in a storm more would add nothing."""
 
 
 class ReaderProcess(Protocol):
@@ -183,7 +183,8 @@ class GpuReader:
         backoff_s, patience_s = self._backoff_s, self._restart_after_s
         while True:
             self._is_down = self._has_good_answer = False
-            # A task of its own: a child whose start is interrupted would be nobody's, or killed.
+            # A task of its own: a child whose start is interrupted would have no owner, or be
+            # killed.
             starting = self._starting = asyncio.ensure_future(self._start())
             await asyncio.wait([starting])
             self._starting = None

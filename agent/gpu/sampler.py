@@ -46,7 +46,7 @@ class _Reader:
             if self._is_busy:
                 return
             if self._report is not None:
-                # An answer that nobody waited for: its events must not be lost with it.
+                # A late answer: its events must not be lost with it.
                 self._late_xids += self._report.xids
             self._is_busy = True
             self._report, self._error, self.is_lost_unseen = None, "", False

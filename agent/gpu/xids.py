@@ -17,12 +17,12 @@ from common.model import GpuUuid
 log = logging.getLogger(__name__)
 
 SAME_XID_WINDOW_S = 60.0
-"""One XID told twice comes within this: NVML's answer may wait for a driver that hangs, and after
-30 s its reader is started anew and hears of it no more."""
+"""Both reports of one XID come within this time. NVML's answer may wait for a driver that hangs,
+and after 30 s its reader is restarted and does not see it again."""
 MAX_KEPT_XIDS = 64
-"""Of one GPU and teller; a storm says nothing more after that."""
+"""For one GPU and source; in a storm more would add nothing."""
 MAX_COUNTED_CODES = 64
-"""Of one GPU; there are not many more codes, and a report has its bounds."""
+"""For one GPU; there are not many more codes, and a report has its bounds."""
 
 
 class _Teller(Enum):

@@ -104,7 +104,7 @@ def haproxy_set(
         Refused: haproxy gives a reason, or the change is not in effect afterwards.
         Unreachable: as `haproxy_ask`.
     """
-    haproxy_is_routed(where, backend, server, timeout_s)  # a wrong name is told as one
+    haproxy_is_routed(where, backend, server, timeout_s)  # a wrong name is reported as one
     state = "ready" if is_routed else "drain"
     said = haproxy_ask(where, f"set server {backend}/{server} state {state}", timeout_s)
     if said:
@@ -191,7 +191,7 @@ def nginx_set(
         if said:
             _replace(upstream, before)
             raise Refused(f"nginx refuses {upstream}: {said}")
-        # Also where the file is as it should be: whoever wrote it may have ended before this.
+        # Also where the file is right already: its writer may have ended before this.
         master, old = _workers(pid_file)
         if said := _run([*nginx, "-s", "reload"], timeout_s):
             raise Unreachable(f"nginx -s reload: {said}")

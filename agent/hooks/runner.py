@@ -21,11 +21,11 @@ from common.clock import Clock
 ERROR_TEXT_BYTES = 300
 LEAST_OUTPUT_BYTES = 64 * 1024
 WAITS = 'read -r word && exec "$@" </dev/null'
-"""The first words of a command's process: it becomes the command once it is written down, and ends
-where its agent ended before that."""
+"""The first words of a command's process: it becomes the command once it is recorded, and exits if
+its agent ends before that."""
 WAITER = Path(__file__).parents[1] / "proc/waiting_command.py"
-"""Does the same for twenty times the cost, 6 to 13 ms, and without an agent's interpreter not at
-all; a shell such as dash drops a variable whose name it could not use itself."""
+"""Does the same for twenty times the cost, 6 to 13 ms, and not at all without an agent's
+interpreter. A shell such as dash drops a variable whose name it could not use itself."""
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -128,7 +128,7 @@ class OneCommand:
         self._commands = commands
         self._running: asyncio.Task[str] | None = None
         self.left = ""
-        """Who is left of the latest one if it was ended, by whomever, and did not end; in words."""
+        """Processes left of the latest command if it was ended and did not end, as text."""
 
     async def run(
         self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 NODE_VARIABLE = "ARYL_NODE"
 """Each command has it in its environment."""
 OUTPUT_PREFIX = "aryl-command-"
-"""What the name of its output begins with, which the kernel still tells when no directory has it
+"""The start of its output's name, which the kernel still shows when no directory has it
 (proc(5))."""
 
 
@@ -50,7 +50,7 @@ class CommandRecord:
                 os.pwrite(fd, line, 0)
             finally:
                 os.close(fd)
-        except OSError as error:  # a node that did not come home for it would be the greater harm
+        except OSError as error:  # a node that stays away because of this would be the greater harm
             log.warning("%s: %s; a command would outlive its agent", self._path, error)
 
     def running(self) -> int | None:

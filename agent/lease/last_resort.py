@@ -33,7 +33,7 @@ def go_home_argv(config: Path, state_dir: Path, fake_nvml: Path | None) -> tuple
         "agent.daemon",
         "--go-home",
         "--config",
-        str(config.absolute()),  # drop-ins are beside a link, not beside what it leads to
+        str(config.absolute()),  # drop-ins are beside a link, not beside its target
         "--state-dir",
         str(state_dir.absolute()),
         *fake,
@@ -57,12 +57,13 @@ ARM_LIMIT_S = 3 * START_TIMEOUT_S
 """For all commands of one arming, of which an agent's first has a fourth."""
 RETRY_S = last_resort_process.RETRY_S
 NOT_LOADED_EXIT_CODE = 5
-"""systemctl's answer when there is no such unit, which is what a disarm wants."""
+"""systemctl's answer for a unit that does not exist, which is the aim of a disarm."""
 SLOTS = ("a", "b")
 """Of a node's two timers; an agent finds one armed by the agent before it, under either name."""
 KEEPER = Path(last_resort_process.__file__)
 OWN_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
-"""What systemd gives to the agent alone: another process that used it would speak for the agent."""
+"""Variables that systemd gives to the agent alone: another process that used them would speak for
+the agent."""
 
 
 class KeeperLastResort:
@@ -187,9 +188,9 @@ class SystemdLastResort:
         self._log = log
         self._is_user_manager = is_user_manager
         self._slots: tuple[str, str] | None = None
-        """What is armed, and what comes next; None until this one has armed."""
+        """The armed timer and the next one; None until this process has armed one."""
         self._is_next_free = False
-        """Stopping what is not there costs a line of the log, which nobody cuts."""
+        """Stopping a missing unit costs a line of the log, which is never cut."""
         self._lock = asyncio.Lock()
 
     async def arm(self, after_s: float) -> None:

@@ -18,7 +18,7 @@ DETACH_FLAG = "--detach"
 LONGEST_NAP_S = 1.0
 """How late a disarm may be noticed; an expiry is met exactly."""
 RETRY_S = 5.0
-"""Pause before a command that failed is run again: nobody else is left to try."""
+"""Pause before a command that failed is run again: no other process is left to try."""
 
 
 class Orders:
@@ -117,11 +117,11 @@ def _remove_done(path: str, orders: Orders) -> None:
     aside = f"{path}.done"
     try:
         os.rename(path, aside)
-    except FileNotFoundError:  # somebody disarmed while the command ran
+    except FileNotFoundError:  # an agent disarmed while the command ran
         return
     if _is_same(orders, read_orders(aside)):
         os.unlink(aside)
-    else:  # at worst over what was armed since: too early an instant does less harm than none
+    else:  # at worst over newer orders: too early an instant does less harm than none
         os.rename(aside, path)
 
 

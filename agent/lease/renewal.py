@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 12
-"""After a renewal that failed it is asked again so soon: with every third of the TTL alone, a
-change of the leader that takes longer than that third could cost a loan."""
+"""After a failed renewal it asks again this soon. With every third of the TTL alone, a change of
+the leader that takes longer than that third could cost a loan."""
 LAST_RESORT_MARGIN_S = 1.0
-"""So long after the lease the last resort fires: an agent that is alive is first."""
+"""The last resort fires this long after the lease, so that a live agent acts first."""
 RESORT_LIMIT_S = 30.0
 """No last resort takes longer to arm: systemd's has this limit for all of its commands."""
 DISARM_RETRY_S = 10.0
@@ -170,7 +170,7 @@ class LeaseKeeper:
         if not reply.is_granted:
             self._life.refused(lease.lease_id, reply.reason)
         else:
-            # The TTL that the answer allows can only be shorter than the one agreed on.
+            # The TTL in an answer can only be shorter than the agreed one.
             ttl_s = min(lease.ttl_s, reply.ttl_s) if reply.ttl_s else lease.ttl_s
             self._life.renewed(lease.lease_id, sent_at_s + ttl_s)
             self._next_at_s = min(self._next_at_s, sent_at_s + ttl_s / RENEWALS_PER_TTL)
@@ -203,4 +203,5 @@ class LeaseKeeper:
 
 _HOME = (NodeRole.SERVING, NodeRole.TRAINING)
 _LENT = (NodeRole.SERVING, NodeRole.DRAINING, NodeRole.ON_LOAN)
-"""Where a lease counts; SERVING for the moment between taking it and leaving the routing."""
+"""Roles in which a lease counts; SERVING for the moment between taking it and leaving the
+routing."""

@@ -44,7 +44,7 @@ def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
 def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
     """The states of a process's threads, one letter each (proc(5)); empty when it is gone."""
     found: set[str] = set()
-    with contextlib.suppress(OSError):  # it ends while it is looked at
+    with contextlib.suppress(OSError):  # it ended during the read
         for thread in (proc / str(pid) / "task").iterdir():
             stat = (thread / "stat").read_bytes()
             found.add(stat.rpartition(b")")[2].split()[0].decode("ascii"))
@@ -93,7 +93,7 @@ def has_lock(pid: int, path: Path, *, proc: Path = PROC) -> bool:
         lines = (proc / "locks").read_text("ascii").splitlines()
     except OSError:
         return False
-    # Who waits for one has an arrow in the second place.
+    # The target of a lock's waiter has an arrow in the second place.
     found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
     return any(words[4] == str(pid) and words[5].split(":")[-1] == str(inode) for words in found)
 

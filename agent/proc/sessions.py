@@ -19,10 +19,10 @@ from common.clock import Clock
 
 PROC = Path("/proc")
 END_S = 5.0
-"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
+"""A process that got SIGKILL is gone by then, or waits in the kernel for a device."""
 LOOK_S = 0.02
 NAMED_COUNT = 3
-"""So many of those that are left are named; a message is for people."""
+"""This many of the processes left are named; a message is for people."""
 
 
 def living(session: int, *, proc: Path = PROC) -> frozenset[int]:

@@ -19,21 +19,21 @@ def main(argv: list[str]) -> None:
     """
     if not os.read(0, 1):
         return
-    # Of the process as it was made: an interpreter adds LC_CTYPE where no locale is set.
+    # The environment as the process got it: an interpreter adds LC_CTYPE where no locale is set.
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - pathlib costs half the start
         pairs = [text.partition(b"=") for text in file.read().split(b"\0") if text]
     environment = {name: value for name, _, value in pairs}
     null_fd = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_fd, 0)
     os.close(null_fd)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an interpreter ignores it, and hands that on
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an interpreter ignores it, and passes that on
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-    os.execve("/bin/sh", ["/bin/sh", *argv], environment)  # a script that does not say whose
+    os.execve("/bin/sh", ["/bin/sh", *argv], environment)  # a script without an interpreter line
 
 
 if __name__ == "__main__":

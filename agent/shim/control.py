@@ -24,7 +24,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
         return
     except OSError as error:
         if shim_files.is_disk_error(error):
-            return  # it cannot be told; once its time is over it is found by its processes
+            return  # it cannot be reached; once its time is over its processes are looked up
         raise
     try:
         # By descriptor, because a socket's path may have 107 bytes at most.
@@ -33,7 +33,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
             control.setblocking(False)
             control.sendto(json.dumps(order).encode(), name)
     except (FileNotFoundError, ConnectionRefusedError):
-        return  # it has ended; if it should not have, `statuses` says so
+        return  # it has ended; if it should not have, `statuses` shows that
     except OSError as error:  # it is busy; or its job has put something else in that place
         raise Unavailable(f"{key}: its shim does not take orders now: {error}") from None
     finally:

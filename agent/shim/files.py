@@ -24,9 +24,9 @@ CONTROL_SOCKET = "control.sock"
 JOB_SOCKET = "job.sock"
 
 SPARE_BYTES = 16_384
-"""More than any status has: its texts are short, and a path may have 4096 bytes."""
+"""More than any status needs: its texts are short, and a path may have 4096 bytes."""
 COPY_BYTES = 256 * 1024
-"""Of a log at a time; a shim stays small."""
+"""Bytes of a log copied at a time; a shim stays small."""
 MAX_PROBED_FILES = 100_000
 UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
@@ -124,7 +124,7 @@ def write_json(
         OSError: the disk refuses it; the old file is whole.
     """
     temporary = f"{path}.new"
-    # Never into what is there: the agent writes too, and a job could lead it to any file by a link.
+    # Never into an existing file: the agent writes too, and a job could place a link to any file.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -137,7 +137,7 @@ def write_json(
         if is_durable:
             os.fsync(fd)
     except OSError:
-        with contextlib.suppress(OSError):  # a full disk needs what it took
+        with contextlib.suppress(OSError):  # a full disk needs that space back
             os.unlink(temporary)
         raise
     finally:

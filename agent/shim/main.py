@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 READY_FLAG = "--ready"
 DETACH_FLAG = "--detach"
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""What holds the package `agent`: a script has the folder of its file alone."""
+"""The directory with the package `agent`: a script has only its file's folder on its path."""
 
 
 def become_reaper() -> None:
@@ -24,7 +24,7 @@ def become_reaper() -> None:
 
     torchrun gives each rank a session of its own, which no kill of a process group reaches.
     """
-    import ctypes  # only here: the shim itself, started anew, does without its memory
+    import ctypes  # only here: the restarted shim does without its memory
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -39,7 +39,8 @@ def become_user(directory: str, account: dict[str, object]) -> None:
     uid, gid, name = account.get("uid"), account.get("gid"), account.get("name")
     if not isinstance(uid, int) or not isinstance(gid, int) or uid <= 0:
         raise ValueError(f"account: {account!r}, expected uid and gid of a user who is not root")
-    # Looked at after the account was read: it never becomes root's again, so nobody else wrote it.
+    # Checked after the account was read: it never becomes root's again, so only that account wrote
+    # it.
     if os.lstat(directory).st_uid != os.geteuid():
         raise ValueError(f"{directory}: a job was let in already, and could lead root anywhere")
     os.chown(os.path.join(directory, "spec.json"), uid, -1)

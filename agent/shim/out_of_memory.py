@@ -13,9 +13,11 @@ from __future__ import annotations
 UNIT_PREFIX = "aryl-worker-"
 """As `agent.workers.starters.unit_name` begins."""
 KILLED = frozenset({-9, 137})
-"""How a process ends that the kernel chose, and how a launcher or a shell tells of its child."""
+"""Exit codes of a process that the kernel killed, direct and as a launcher or a shell reports
+them."""
 _PLACES = (("0::", "", "memory.events"), (":memory:", "/memory", "memory.oom_control"))
-"""Where a line of /proc/self/cgroup names the group, below what it lies, and which file counts."""
+"""For a line of /proc/self/cgroup: where it names the group, its parent path, and the file that
+counts."""
 
 
 def oom_kills(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:

@@ -13,7 +13,7 @@ import stat
 import sys
 
 NODE_ERROR = "this node cannot start it"
-"""How the error of a worker begins that its node, not its command, is to blame for."""
+"""The start of a worker's error if its node, not its command, is at fault."""
 JOB_ERRNOS = frozenset(
     [
         errno.E2BIG,
@@ -30,8 +30,8 @@ JOB_ERRNOS = frozenset(
         errno.ETXTBSY,
     ]
 )
-"""What a path or a command that the job names can be wrong by (path_resolution(7), execve(2)). Of
-anything else, such as a stale mount or memory, its node has to be mended."""
+"""Errors of a wrong path or command in a job (path_resolution(7), execve(2)). For any other, such
+as a stale mount or memory, the node has to be repaired."""
 
 
 def find_command(command: str, search_path: str, workdir: str) -> str:
@@ -65,7 +65,7 @@ def _mode(path: str) -> int:
     """
     try:
         return os.stat(path).st_mode
-    except ValueError:  # a zero byte, or no text of this machine
+    except ValueError:  # a zero byte, or text that this machine cannot encode
         return 0
     except OSError as error:
         if error.errno in JOB_ERRNOS:

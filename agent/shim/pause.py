@@ -7,7 +7,7 @@ without `typing`, because a shim must stay under 12 MB.
 from __future__ import annotations
 
 ANSWER_S = 5.0
-"""How long a job that said it suspends by itself may take before it is frozen all the same."""
+"""How long a job that suspends by itself may take before it is frozen all the same."""
 
 DO_ASK, DO_TELL_RESUME, DO_FREEZE, DO_THAW = "ask", "tell_resume", "freeze", "thaw"
 

@@ -18,11 +18,11 @@ from agent.shim import files as shim_files
 MAX_LINE_BYTES = 65_536
 MAX_CLIENTS = 8
 MAX_UNIX_PATH_BYTES = 107
-"""What fits into sockaddr_un on Linux, the ending zero not counted."""
+"""Bytes that fit into sockaddr_un on Linux, without the final zero."""
 FOLDER_NOTE = "job-socket-folder"
 """In a worker's directory: where its job's socket is, if it is elsewhere."""
 FOLDER_PREFIX = "/tmp/aryl-"
-"""Of where that is; the rest are a pid and chance."""
+"""Start of that folder's name; the rest are a pid and a random part."""
 _FOLDER_REST = frozenset("0123456789abcdef-")
 _MAX_NOTE_BYTES = 100
 
@@ -41,7 +41,7 @@ def bind_control(path: str) -> socket.socket:
     control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     control.setblocking(False)
     control.bind(path)
-    os.chmod(path, 0o666)  # the directory decides who gets here
+    os.chmod(path, 0o666)  # the directory decides who has access
     return control
 
 
@@ -63,7 +63,7 @@ class JobClient:
         self.connection = connection
         self.has_greeted = False
         self.suspends = False
-        """It gives its GPUs up by itself when it is asked to suspend."""
+        """It frees its GPUs by itself when it gets an order to suspend."""
         self._received = b""
         self._is_skipping = False
         self._unsent = b""
@@ -125,7 +125,7 @@ class JobSocket:
         if len(os.fsencode(self.path)) > MAX_UNIX_PATH_BYTES:
             # The job gets an absolute path and cannot be asked to use tricks to shorten it.
             self._folder = f"{FOLDER_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-            _note(self._folder)  # first: whoever is killed in between has left only what is named
+            _note(self._folder)  # first: a shim killed in between has left only a named folder
             os.mkdir(self._folder, 0o700)
             self.path = name = os.path.join(self._folder, shim_files.JOB_SOCKET)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -19,7 +19,8 @@ RUNNING, SUSPENDED, STOPPING, EXITED = "running", "suspended", "stopping", "exit
 MAX_STEP = 2**53
 MAX_PATH_BYTES = 4096
 MAX_TEXT_CHARS = 1000
-"""Of a text for people; a job names its command, and anybody may write to its control socket."""
+"""Limit of a text for people; a job names its command, and any process may write to its control
+socket."""
 
 
 def read_number(value: object) -> float | None:

@@ -11,7 +11,7 @@ ANSWER_S = 5.0
 RELEASE_S = 5.0
 """How long a job that has saved may take to leave before it gets its signal."""
 SAVING_REASONS = frozenset({"preempt", "release", "time_limit"})
-"""Reasons for which unsaved work is worth saving; the others end a worker whose work is over."""
+"""Reasons for which unsaved work is worth saving; with the others the worker's work is over."""
 
 REQUESTED, WORKING, SAVED, RELEASED = "requested", "working", "saved", "released"
 SIGNALLED, KILLED = "signalled", "killed"

@@ -32,12 +32,12 @@ from agent.shim.worker_process import Worker
 BASELINE_WAIT_S = 1.0
 """How long a request waits to learn how old the last checkpoint is."""
 VERIFY_WAIT_S = 2.0
-"""How long the end of a worker waits for the look at its last checkpoint."""
+"""How long the end of a worker waits for the check of its last checkpoint."""
 STATUS_PERIOD_S = 0.5
 LOG_PERIOD_S = 5.0
 KILL_PERIOD_S = 0.05
 OUTSIDE_REASON = "preempt"
-"""What a stop that no agent ordered is called: against the job's will, and it may save."""
+"""The name of a stop that no agent ordered: against the job's will, and it may save."""
 
 
 def supervise(directory: str) -> int:
@@ -124,7 +124,7 @@ class Supervisor:
         while not self._has_ended():
             wait_s = max(0.0, self._due_at_s() - shim_files.boot_time_s())
             ready = [fd for fd, _ in self._poll.poll(min(wait_s, 3600.0) * 1000 + 1)]
-            # Orders last: a stop asks who said hello before it, and an earlier save is no answer.
+            # Orders last: a stop uses the hellos before it, and an earlier save is no answer.
             for fd in sorted(ready, key={self._wake_fd, self._control.fileno()}.__contains__):
                 self._on_ready(fd)
             self._on_time(shim_files.boot_time_s())
@@ -133,7 +133,7 @@ class Supervisor:
             os.unlink(shim_files.CONTROL_SOCKET)
         with contextlib.suppress(OSError):  # it may have written a lot since the last look
             shim_files.cut_log(shim_files.LOG_FILE, self._log_max_bytes)
-        # The very last act: whoever reads it may remove the directory.
+        # The very last act: a reader of it may remove the directory.
         code, error = self._worker.exit_code, self._worker.error
         killed = out_of_memory.why_killed(code, self._oom_kills, out_of_memory.oom_kills())
         self._status.end(code, error or killed)
@@ -243,7 +243,7 @@ class Supervisor:
             self._do_pause(self._pause.resume())
         elif op in ("suspend", "resume"):
             pass  # it is ending, and leaves its GPUs for good
-        elif op == "say":  # what it wrote is there no more
+        elif op == "say":  # its files are gone
             self._status.is_stale, self._status_at_s = True, shim_files.boot_time_s()
         elif op == "ping":
             self._on_ping(read_number((order or {}).get("contact_at_s")))

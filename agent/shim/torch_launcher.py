@@ -74,16 +74,16 @@ NEEDED = (
 POLL_S = 0.1
 LOOK_S = 0.5
 CHANGE_S = 5.0
-"""In which a change of membership that explains a failure is known: the leaver's last rank may take
-as long to end after its first one, whose connections the others lost."""
+"""Within this time a change of membership that explains a failure is known. The leaver's last rank
+may take as long to end after its first one, whose connections the others lost."""
 DEATH_S = 15.1
-"""In which a member whose machine died has lost its place at the latest: torchrun's 3 heartbeats of
-5 s, as before 2.7 these cannot be set."""
+"""Within this time a member whose machine died has lost its place: torchrun's 3 heartbeats of 5 s,
+which cannot be set before 2.7."""
 BEHIND_S = 30.0
-"""How long whoever failed after another waits to be stopped, so that the first one is heard of
-first."""
+"""How long a member that failed after another waits for a stop, so that the first one's report
+comes first."""
 ARRIVAL_S = 10.0
-"""How long the launchers that start together wait for each other before they meet: whoever is late
+"""How long launchers that start together wait for each other before the rendezvous: a late one
 costs all others a restart."""
 EXIT_BARRIER_S = 300.0
 """torchrun's own."""
@@ -319,7 +319,7 @@ def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
         try:
             return base.run(self, *arguments)
         except signal_exception:
-            # torchrun leaves its place to the missing heartbeats then.
+            # torchrun leaves its place to the missing heartbeats in that case.
             self.meeting.shutdown()
             raise
 
@@ -409,7 +409,7 @@ def launch(arguments: list[str]) -> int:
     def pass_on(number: int, _frame: object) -> NoReturn:
         raise processes.SignalException(f"process {os.getpid()}", signal.Signals(number))
 
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a job may name one to be asked by
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a job may name a function for requests
         signal.signal(number, pass_on)
     try:
         errors.record(run.run)(run.parse_args(arguments))
@@ -428,7 +428,7 @@ def launch(arguments: list[str]) -> int:
 def main(arguments: list[str]) -> int:
     """Launch, or print why not."""
     here = Path(__file__).resolve().parent
-    # Python put this file's folder first, whose modules have names that others use as well.
+    # Python put this file's folder first, whose modules share names with others.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     try:
         importlib.import_module("torch.distributed.run")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 EX_USAGE = 64
 EX_TEMPFAIL = 75
-"""The port is somebody else's: nobody is at fault, another attempt gets another one."""
+"""The port is taken: that is no fault, and another attempt gets another one."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -51,7 +51,7 @@ def host_store(host: str, port: int) -> object:
     It waits for no worker: the launchers decide how many there are, and that changes.
     """
     here = Path(__file__).resolve().parent
-    # Python put this file's folder first, whose modules have names that others use as well.
+    # Python put this file's folder first, whose modules share names with others.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     distributed = importlib.import_module("torch.distributed")
     return distributed.TCPStore(host, port, is_master=True, wait_for_workers=False)

@@ -61,7 +61,7 @@ class Worker:
         Returns how many still have to die.
         """
         if self.exit_code is None:
-            # Until it is reaped its number, and so its group's, cannot be anybody else's.
+            # Until it is reaped its number, and so its group's, cannot be reused.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         below = shim_files.descendants(os.getpid())

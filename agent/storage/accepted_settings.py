@@ -36,7 +36,7 @@ def keep(state_dir: Path, settings: AgentSettings) -> None:
             owned=lambda fd: file_ownership.give(fd, state_dir),
         )
     except OSError:
-        with suppress(OSError):  # a full disk needs what it took
+        with suppress(OSError):  # a full disk needs that space back
             path.with_name(f"{FILE}.new").unlink()
         raise
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = 0
 WORKER_DEPTH = 2
-"""Of a worker's directory; what its job keeps below it is the job's."""
+"""Depth of a worker's directory; files of its job below it stay the job's."""
 
 
 def give(fd: int, state_dir: Path) -> None:

@@ -148,17 +148,17 @@ class Ledger:
         self._sync = sync
         self._fd: int | None = None
         self._end = 0
-        """Where the last whole record ends; what a write that failed left is cut off there."""
+        """The end of the last whole record; the remains of a failed write are cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
         self._limit_s = limit_s
         self._writer: ThreadPoolExecutor | None = None
-        """A thread of its own: a disk that hangs must not take those of other work."""
+        """A thread of its own: a disk that hangs must not block the threads of other work."""
         self._writing: asyncio.Future[None] | None = None
         self._mark = _Mark(state_dir / "ledger.current", limit_s=limit_s * MARK_LIMIT_RATIO)
         self.is_behind = self._mark.was_behind
-        """The last process that had this ledger acted on a memory that no disk took. What it
-        reported of workers that have no status on disk is not known."""
+        """The last process with this ledger acted on a memory that no disk took. Its reports about
+        workers without a status on disk are unknown."""
 
     def load(self) -> Memory | None:
         """The last whole record. Anything after it is a torn write and is cut off.
@@ -215,7 +215,7 @@ class Ledger:
         async with self._lock:
             if payload == self._last:
                 return
-            self._last = b""  # after a failure the next one is written, to know that it can be
+            self._last = b""  # after a failure the next one is written, to test the disk
             try:
                 if self._writing is not None:  # of a save that took too long
                     await self._written(self._writing, within_s=0.0)
@@ -276,7 +276,7 @@ class Ledger:
             self._write_all(fd, record)
             self._sync(fd)
         except OSError:
-            with contextlib.suppress(OSError):  # a full disk needs what it took
+            with contextlib.suppress(OSError):  # a full disk needs that space back
                 fresh.unlink()
             raise
         finally:
@@ -309,7 +309,7 @@ class Ledger:
     def _let_go(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # some file systems tell here of a write that failed
+            with contextlib.suppress(OSError):  # some file systems report a failed write here
                 os.close(fd)
 
 
@@ -325,7 +325,7 @@ class _Mark:
         self._limit_s = limit_s
         self.was_behind = _is_empty(path)
         self._is_behind = True if self.was_behind else None
-        """As last written; None: this process has not written it yet."""
+        """The mark as last written; None: this process has not written it yet."""
         self._is_wanted_behind: bool | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -416,7 +416,7 @@ def _open_own(path: Path, flags: int) -> int:
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN_MODE)
     file_ownership.give(fd, path.parent)
-    with contextlib.suppress(OSError):  # another's, or on a disk that takes no write
+    with contextlib.suppress(OSError):  # another process's, or on a disk that takes no write
         if stat.S_IMODE(os.fstat(fd).st_mode) & ~OWN_MODE:
             os.fchmod(fd, OWN_MODE)
     return fd

@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.5
 LOOK_S = 0.1
 WATCH_S = 2 * BEAT_S
-"""However old the last beat is, a holder is watched so long: one that was stopped and goes on, or
-whose machine was suspended, beats within one `BEAT_S`."""
+"""However old the last beat is, a holder is watched this long. A holder that was stopped and goes
+on, or whose machine was suspended, beats within one `BEAT_S`."""
 HELD_UP_S = WATCH_S / 2
-"""Two looks further apart than this: the watcher was held up itself."""
+"""With two looks further apart than this, the watcher was paused itself."""
 WAITING_IN_KERNEL = "D"
 """State of a thread that waits for a disk or a device (proc(5)); no signal reaches it."""
 
@@ -116,7 +116,7 @@ class Heartbeat:
         self._path = path_in(state_dir)
         self._count = 0
         # One line of constant length, written in place: neither a rename nor a sync per beat, and
-        # on a full disk the blocks that a holder before this one had.
+        # on a full disk the blocks of an earlier holder.
         self._name = f"{boot_id()} {os.getpid():010d} {start_ticks(os.getpid()):020d}"
         self._fd: int | None = None
         self._error = ""
@@ -126,7 +126,7 @@ class Heartbeat:
         """Write a beat, if the disk takes it; a disk that does not is reported once."""
         try:
             self._write()
-        except OSError as error:  # the next one may go; the ledger tells of a dead disk
+        except OSError as error:  # the next one may go; the ledger reports a dead disk
             if not self._error:
                 log.warning("heartbeat %s: %s", self._path, error)
             self._error = str(error)
@@ -152,8 +152,8 @@ class Heartbeat:
             while True:
                 await clock.sleep(BEAT_S)
                 while self.is_needed() and not self.is_well():
-                    # One that was stopped is well again as soon as its timers have run, and must
-                    # beat before whoever watches it gives it up.
+                    # A resumed holder is well again as soon as its timers have run, and must beat
+                    # before its watcher gives it up.
                     await clock.sleep(LOOK_S)
                 if not self.is_needed():
                     continue

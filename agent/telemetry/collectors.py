@@ -58,7 +58,7 @@ class Collected(Struct, frozen=True, kw_only=True):
 
     gpus: tuple[GpuReport, ...] = ()
     lost_indices: tuple[int, ...] = ()
-    """GPUs that are lost and cannot be named by what was read."""
+    """GPUs that are lost and that the reading cannot name."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     is_page_whole: bool = True
@@ -184,7 +184,7 @@ class HostCollector:
         """CPU busy share since this collector's last call."""
         busy_s, total_s = self._busy_and_total_s()
         last_busy_s, last_total_s = self._last_s
-        if total_s > last_total_s:  # the kernel counts in ticks: twice within one says nothing new
+        if total_s > last_total_s:  # two samples within one kernel tick show nothing new
             ratio = (busy_s - last_busy_s) / (total_s - last_total_s)
             self._busy_ratio = min(1.0, max(0.0, ratio))
             self._last_s = busy_s, total_s
@@ -277,7 +277,7 @@ class _ChildCost:
     def _measure(self) -> CostReport:
         pid = self._child_pid()
         if self._child is None or self._child.pid != pid:
-            # The last look at a child that has ended is what it cost: a counter must not go back.
+            # The last sample of a child that has ended is its total: a counter must not go back.
             self._ended_children_cpu_s = self.cost.cpu_s
             self._child = _process(pid)
         ended = CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)

@@ -64,7 +64,7 @@ _VLLM = (
 )
 
 _SGLANG_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank", "attn_cp_rank", "cp_rank")
-"""Ranks that work on the same requests. Those of different `dp_rank` do not."""
+"""Ranks that work on the same requests, unlike those of different `dp_rank`."""
 _SGLANG_QUEUES = (
     # In front of the queue of those that wait for their grammar, and around it where prefill and
     # decode are servers of their own: https://docs.sglang.ai, PD disaggregation.
@@ -80,7 +80,7 @@ def _sglang(prefix: str, name: str) -> Dialect:
     def count(*names: str, optional: bool = False) -> CountSettings:
         return CountSettings(
             series=tuple(f"{prefix}{one}" for one in names),
-            labels={"priority": ""},  # with one are the parts of a total that has none
+            labels={"priority": ""},  # series with the label are parts of the total without it
             copies=_SGLANG_RANKS,
             optional=optional,
         )
@@ -99,9 +99,9 @@ def _sglang(prefix: str, name: str) -> Dialect:
     )
 
 
-# Triton itself does not say how many requests run, its LLM back ends do. Without one, only the
-# success counter standing still shows that nothing runs. What waits in a back end has left Triton's
-# own queue.
+# Triton does not report how many requests run; its LLM back ends do. Without one, only a constant
+# success counter shows that nothing runs. Requests waiting in a back end have left Triton's own
+# queue.
 _TRITON_SUCCESS = "nv_inference_request_success"
 _TRITON = MetricsSettings(
     running=(
@@ -120,7 +120,7 @@ _TRITON = MetricsSettings(
     ),
 )
 # Each request of an ensemble counts at the ensemble and at each of its steps. The page does not
-# tell steps from other models, so the model with the most stands for all.
+# distinguish steps from other models, so the model with the most stands for all.
 _TRITON_ENSEMBLE = MetricsSettings(
     running=_TRITON.running,
     waiting=_TRITON.waiting,
@@ -148,9 +148,9 @@ _DYNAMO = (
     Dialect(
         name="Dynamo worker",
         metrics=MetricsSettings(
-            # From a request's arrival to its last token, also while the engine has it wait.
+            # From a request's arrival to its last token, including its wait in the engine.
             running=(_one("dynamo_component_inflight_requests", dynamo_endpoint="generate"),),
-            # `requests_total` of a worker counts arrivals, the histogram what is done.
+            # `requests_total` of a worker counts arrivals, the histogram completions.
             succeeded=(
                 _one("dynamo_component_request_duration_seconds_count", dynamo_endpoint="generate"),
             ),

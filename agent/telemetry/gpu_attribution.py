@@ -33,11 +33,12 @@ Found = tuple[tuple[int, GpuUuid], ...]
 log = logging.getLogger(__name__)
 
 LOOKS_IN_VAIN = 3
-"""So many samples in a row show that the server's units are not those that it runs in: one may be
-of processes that have ended meanwhile."""
+"""After this many samples in a row the server's units are not those that it runs in: one sample may
+show processes that have ended meanwhile."""
 STREAM_RATIO = 5.0
-"""Who follows each other on one GPU for so many times `after_s`, with nobody in between who stays,
-is a stranger as one that stays: what a diagnostic starts ends sooner, and a crash loop never."""
+"""Processes that follow each other on one GPU for this many times `after_s`, with no lasting one in
+between, count as foreign like one that stays: a diagnostic's end sooner, and a crash loop never
+ends."""
 _RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
@@ -88,9 +89,9 @@ class Strangers:
         free_memory_ratio: float,
     ) -> None:
         self.found: Found = ()
-        """(pid, GPU) of those that are strangers for certain; `UNTOLD_PID`: nobody can name it."""
+        """(pid, GPU) of the certain foreign processes; `UNTOLD_PID`: one without a known pid."""
         self.suspects: frozenset[int] = frozenset()
-        """Those that will be, if they stay."""
+        """Processes that become foreign if they stay."""
         self.others: frozenset[int] = frozenset()
         """While the GPUs change hands, all that are alive and of no worker, the server's too."""
         self._machine = machine
@@ -98,14 +99,14 @@ class Strangers:
         self._after_s = after_s
         self._free_memory_ratio = free_memory_ratio
         self._in_use_since_s: dict[GpuUuid, float] = {}
-        """When the first was begun of the samples in a row that show it in use by nobody told."""
+        """Start of the first sample in a row that shows it in use by an unlisted process."""
         self._servers: frozenset[int] | None = None
-        """Processes of the server as it was seen last; None: nobody could tell."""
+        """Processes of the server as it was seen last; None: unknown."""
         self._beside: set[int] | None = None
-        """Who was not the server's in the sample that was judged last; None: nobody could tell."""
+        """Processes beside the server in the last judged sample; None: unknown."""
         self._since_s: dict[int | GpuUuid, float] = {}
-        """When the first was begun of the samples in a row that show it as nobody's, by pid, or
-        that show somebody of nobody's on it, by GPU."""
+        """Start of the first sample in a row that shows the process as foreign, by pid, or a
+        foreign process on the GPU, by GPU."""
         self._judged_at_s: float | None = None
         self._looks_in_vain = 0
         self._is_warned = False
@@ -147,12 +148,12 @@ class Strangers:
         elif is_serving and look.is_healthy and self._server is not None:
             self._judge(look, pids, self._server)
             if self._beside is not None:
-                # Of whoever outlived a stop of the server it does not matter whose it is: it would
-                # again, and no worker could have its GPU.
+                # The owner of a process that outlived a stop of the server does not matter: it
+                # would again, and no worker could have its GPU.
                 beside = self._beside | left
                 self._servers = frozenset(pids - beside)
                 certain = self._lasting(beside, known, since_s, look)
-        # Its worker has the GPU before it can say by which process: it would be told as nobody's.
+        # A worker has the GPU before it can report its process: that would count as foreign.
         self.found = tuple(
             (pid, uuid)
             for pid, uuid in used

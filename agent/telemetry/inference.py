@@ -30,13 +30,13 @@ COMMAND_OUTPUT = MetricsSettings(
     succeeded=(CountSettings(path="/succeeded"),),
     kv_cache=(CountSettings(path="/kv_cache_used_ratio", optional=True),),
 )
-"""What a command prints, as a JSON object."""
+"""A command's output, as a JSON object."""
 SHORT = 8
-"""So much of a name is looked at first: few lines begin like one that matters."""
+"""Only this much of a name is compared first: few lines begin like one that matters."""
 MAX_LINE_CHARS = 120
-"""Of a line or a value that is told as dropped."""
+"""Limit of a line or a value that is reported as dropped."""
 MAX_DROPPED = 5
-"""So many values are told as dropped, of more only how many."""
+"""This many values are reported as dropped, of further ones only the number."""
 
 _Heads = dict[str, tuple[str, Mapping[str, str]]]
 
@@ -223,7 +223,7 @@ class PageReader:
         counts = tuple(self._count(one, page, known, name) for one in settings)
         values = [count.value for count in counts if count.value is not None]
         value: float | None
-        if name == "kv_cache":  # what the page does not have is no empty cache
+        if name == "kv_cache":  # a missing value is no empty cache
             value = max(
                 (one.value for one in counts if one.samples and one.value is not None), default=None
             )
@@ -236,8 +236,8 @@ class PageReader:
         samples = page.find(one)
         name = one.path or " or ".join(one.series)
         if not samples:
-            # A page that declares a counter and has no sample of it makes each label set at its
-            # first event. A page that does not even declare it is another one.
+            # A page that declares a counter without any sample creates each label set at its first
+            # event. A page that does not even declare it is another engine's.
             is_zero = one.optional or (of == "succeeded" and page.declares(one))
             return Count(name=name, value=0.0 if is_zero else None)
         is_max = one.combine == Combine.MAX or of == "kv_cache"
@@ -441,7 +441,7 @@ def _sample(line: str) -> Sample:
     if parsed is not None:
         name, labels, value = parsed
         return Sample(name=name, labels=labels, value=_as_count(value), text=line)
-    # Its value may be what is broken; then the labels say which sample it is.
+    # Its value may be the broken part; then the labels identify the sample.
     parsed = _parsed(f"{line.rpartition(' ')[0]} NaN")
     if parsed is not None:
         return Sample(name=parsed[0], labels=parsed[1], value=None, text=line)

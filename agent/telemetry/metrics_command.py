@@ -43,7 +43,7 @@ async def output_of(argv: Sequence[str], *, clock: Clock, timeout_s: float) -> s
         try:
             status = await ended(process, name=name, clock=clock, timeout_s=timeout_s)
         except TimeoutError:
-            if out.is_full:  # it waits for a reader since
+            if out.is_full:  # it has been waiting for a reader since
                 raise _too_much(name) from None
             raise Unavailable(f"{name}: did not end within {timeout_s:g} s; killed") from None
         data, said = out.rest(), errors.rest()

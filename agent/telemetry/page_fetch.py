@@ -25,11 +25,11 @@ from common.errors import ConfigError, ProtocolError, Unavailable
 MAX_PAGE_BYTES = 4_000_000
 MAX_KEY_BYTES = 16_384
 MAX_REDIRECTS = 3
-"""vLLM leads from /metrics to /metrics/, a proxy before it perhaps from http to https."""
+"""vLLM redirects from /metrics to /metrics/, a proxy before it perhaps from http to https."""
 NO_ACCESS = PageAccess()
 OPEN_MODE = 0o027
-"""What a file with a key may not allow. Its group may read it: that is how systemd's ACL for the
-user of a unit shows in the mode of a credential."""
+"""Mode bits that a file with a key may not have. Its group may read it: systemd's ACL for the user
+of a unit shows so in the mode of a credential."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
@@ -148,7 +148,7 @@ class _Fetch:
         """The body, cut off behind `MAX_PAGE_BYTES`; blocks."""
         headers = key_headers(self._access)
         for _ in range(MAX_REDIRECTS + 1):
-            # A key is the page's own: not another port's on its host.
+            # A key is for one page: not for another port on its host.
             is_same = _origin(self._parts) == _origin(self._asked)
             data = self._read_one(headers if is_same else {})
             if data is not None:
@@ -161,7 +161,7 @@ class _Fetch:
         connection = self._connection()
         try:
             connection.connect()
-            # The connection forgets its socket as soon as the server says that it will close.
+            # The connection forgets its socket as soon as the server announces a close.
             self._socket = connection.sock
             if self._is_aborted:
                 raise ConnectionAbortedError("given up")
@@ -177,7 +177,7 @@ class _Fetch:
                 if not 200 <= reply.status < 300:
                     raise Unavailable(f"{where}: status {reply.status} {reply.reason}")
                 data = reply.read(MAX_PAGE_BYTES + 1)
-                # http.client does not say so when a size was given; half a page is a false load.
+                # http.client raises no error when a size was given; half a page is a false load.
                 if reply.length and len(data) <= MAX_PAGE_BYTES:
                     raise Unavailable(f"{where}: broke off {reply.length} bytes before its end")
         except ConnectionRefusedError as error:
@@ -241,7 +241,7 @@ def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
     except ValueError as error:
         if "@" not in url:
             raise ConfigError(f"{field}: {url!r}: {error}") from None
-    if "@" in url:  # never told, whatever else is wrong with it
+    if "@" in url:  # never shown, whatever else is wrong with it
         raise ConfigError(
             f"{field}: holds a user or password, which every error would tell; expected a file"
             " with them, named by `access.basic_path` or `access.bearer_path`"

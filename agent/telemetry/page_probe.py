@@ -16,7 +16,7 @@ from common.clock import Clock
 from common.errors import ArylError
 
 MAX_SERIES_SHOWN = 20
-"""Of one count, in the text; JSON has them all."""
+"""Series of one count in the text; JSON has them all."""
 
 
 class ProbedCount(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ class ServerPage:
         self._fetch = fetch
         self._clock = clock
         self.where = self._command[0] if self._command else shown(instance.metrics_url)
-        """What is asked, without any secret: the program of a command, as its arguments may hold
+        """The target without any secret: for a command its program, as its arguments may hold
         one."""
 
     async def text(self, timeout_s: float) -> str:

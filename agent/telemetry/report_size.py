@@ -13,7 +13,7 @@ from msgspec import structs
 from common.messages import MAX_MESSAGE_BYTES, NodeReport, WorkerReport, encode
 
 SHORT_CHARS = 100
-"""Of a text, where all of them are too long; enough for how it begins."""
+"""Length of a text, where all texts are too long; enough for its beginning."""
 
 
 def encoded(report: NodeReport, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
@@ -58,4 +58,4 @@ _CUTS: tuple[tuple[str, Callable[[NodeReport], NodeReport]], ...] = (
     ("processes on GPUs", _without_processes),
     ("where workers saved", _without_saves),
 )
-"""In the order in which they are made; each adds to those before it."""
+"""The cuts in order; each adds to those before it."""

@@ -40,11 +40,11 @@ class Sample(Struct, frozen=True, kw_only=True):
     began_at_s: float
     gpus: tuple[GpuReport, ...] | None = None
     lost_indices: tuple[int, ...] = ()
-    """GPUs that NVML says are lost and that the look cannot name; the ledger may."""
+    """GPUs that NVML reports as lost and that the sample cannot name; the ledger may."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     is_page_whole: bool = True
-    """No value of the server's pages was dropped, of those that a load is made of."""
+    """No value of the server's pages that makes up a load was dropped."""
     is_healthy: bool = False
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
@@ -63,7 +63,7 @@ class Sampler(Protocol):
 
 
 NO_SERVER = InferenceReport(running_count=0.0, waiting_count=0.0, success_total=0.0)
-"""The load of a server that is not there: its port refuses, and its GPUs are empty."""
+"""The load of a missing server: its port refuses, and its GPUs are empty."""
 
 
 class NodeSampler:
@@ -149,7 +149,7 @@ class NodeSampler:
             async with self._clock.timeout(deadline_s):
                 try:
                     await self._fetch(url, deadline_s, instance.access)
-                except KeyUnreadableError:  # a way home has no credentials, and most need none here
+                except KeyUnreadableError:  # a return has no credentials; most pages need none
                     await self._fetch(url, deadline_s)
         except RefusedError:
             return False, True

@@ -18,9 +18,9 @@ from common.errors import ConfigError
 TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
 UNIT_KINDS = (".service", ".scope", ".slice")
-"""Of systemd, those that are control groups with processes."""
+"""Kinds of systemd unit that are control groups with processes."""
 MOST_LOOKS_BETWEEN = 64
-"""Of a server that nobody could find so far."""
+"""For a server that was never found so far."""
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -77,7 +77,8 @@ class ServerProcesses:
             own = {pid for pid in alive if any(_has(path, units) for path in groups[pid])}
         else:
             listeners = [self._listeners(_port_of(url)) for url in urls]
-            # One that does not listen may have its processes all the same: they are no strangers.
+            # A server that does not listen may have its processes all the same: they are not
+            # foreign.
             if not all(listeners):
                 return None
             own = self._of_listeners(alive, groups, {pid for one in listeners for pid in one})

@@ -18,7 +18,7 @@ from agent.workers.process_marks import kill_marked
 from agent.workers.spec import Account
 
 PASSABLE = 0o711
-"""Of the directory around them: a job's user comes to its own, and sees no other's name."""
+"""Mode of the directory around them: a job's user reaches its own, and sees no other's name."""
 
 
 def make_directory(directory: Path, account: Account | None) -> bool:
@@ -54,7 +54,7 @@ def remove_directory(directory: Path) -> None:
     This includes files that its shim had to put elsewhere and left there because it was killed.
     """
     shim_sockets.remove_folder(str(directory))
-    if directory.is_symlink():  # its job's, in place of it
+    if directory.is_symlink():  # a file of its job, in place of it
         with contextlib.suppress(OSError):
             directory.unlink()
     with contextlib.suppress(RecursionError):  # a job may nest directories as deep as it likes
@@ -80,7 +80,7 @@ def _remove_deep(directory: Path) -> None:
                 fd = os.open(name, flags, dir_fd=top)
                 try:
                     for inner in _emptied(fd):
-                        # Of a name that no job can have put there before.
+                        # A name that no job can have used before.
                         os.rename(inner, os.urandom(16).hex(), src_dir_fd=fd, dst_dir_fd=top)
                 finally:
                     os.close(fd)

@@ -45,7 +45,7 @@ def main() -> None:
     # Ctrl-C at a terminal reaches the whole group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # whatever else writes to stdout is no answer
+        os.dup2(2, 1)  # any other output to stdout is no answer
         out.write(answer(sys.stdin.buffer.read()))
 
 

@@ -30,9 +30,8 @@ MATCH_LIMIT_S = 5.0
 """A log that takes longer to match is not read: the node's next step waits for it."""
 
 Match = Callable[[Question], Awaitable[Failure]]
-"""Matches outside this process; it stops when it is cancelled.
-
-Raises OSError, or one of `UNREADABLE`, when it cannot."""
+"""Matches outside this process; it stops when it is cancelled. Raises OSError, or one of
+`UNREADABLE`, when it cannot."""
 
 
 class FailureReader:
@@ -122,7 +121,7 @@ async def match_in_child(question: Question) -> Failure:
         "agent.workers.failure_child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        # `-m` looks in the working directory first: the child is of the agent's own release.
+        # `-m` searches the working directory first: the child is of the agent's own release.
         cwd=Path(agent.__file__).parents[1],
     )
     try:

@@ -134,7 +134,7 @@ class KeptLogs:
                 continue
             try:
                 seen = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # pruned by another one that is forgotten at this time
+            except FileNotFoundError:  # pruned by another one that is forgotten at the same time
                 continue
             name = entry.name.removesuffix(suffix)
             known = found.get(name) or _Kept(0, name, 0)

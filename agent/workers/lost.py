@@ -123,7 +123,7 @@ def withdraw(
     except OSError as error:
         if not shim_files.is_disk_error(error):
             raise
-        if not has_begun(directory, uid):  # else its shim was told, and is ended once it is overdue
+        if not has_begun(directory, uid):  # otherwise its shim ends it, or is ended
             held_back.keep(key, directory, record, None)
     return False
 
@@ -150,7 +150,7 @@ def _withdraw(
             return False
         if has_begun(directory, uid):
             return any(lost.end_left(key, directory, uid))
-        if not is_free:  # it is on its way
+        if not is_free:  # it is starting
             return False
         if not write_record(directory, record):
             held_back.keep(key, directory, record, fd)
@@ -210,7 +210,7 @@ async def cut_lost(status: WorkerStatus, directory: Path, *, max_bytes: int) -> 
 
 
 HUNG_AFTER_S = 5.0
-"""From the end of a worker's grace; a shim needs two for its look at the last checkpoint."""
+"""From the end of a worker's grace; a shim needs two for the check of its last checkpoint."""
 
 
 class HungShims:
@@ -262,7 +262,8 @@ ASK_S = 2.0
 LOOK_S = 10.0
 """How long one look through all processes may take; on a busy machine it takes seconds."""
 END_ALL_S = ASK_S + 2 * LOOK_S
-"""`LostWorkers.end_all_left` takes no longer: the first look, who it saw, and the look after it."""
+"""Limit of `LostWorkers.end_all_left`: the first look, the processes it saw, and the look after
+it."""
 UNREAD_S = 10.0
 """How long a disk may fail to read a status before its worker counts as lost."""
 POLL_S = 0.02
@@ -353,7 +354,7 @@ class LostWorkers:
             is_below = owner(pid) == uid and 0 < shim_files.start_ticks(pid) == below.get(pid)
             return is_below or is_marked(pid, directory, uid)
 
-        # One that waits for its disk halts later: it is waited for until the next look, no longer.
+        # One that waits for its disk halts later: the next look sees it, and no wait is longer.
         if all(pid in before or _is_halted(pid) for pid in shims):
             if workers:
                 _signal(workers, signal.SIGKILL, is_of_it)
@@ -392,7 +393,7 @@ class LostWorkers:
         try:
             while any(await self._look_and_end(key, directory, uid)):
                 now_s = self._clock.now_s()
-                until_s = min(until_s, now_s + ASK_S)  # a look that took long proves nobody alive
+                until_s = min(until_s, now_s + ASK_S)  # a long look proves no process alive
                 if now_s >= until_s:
                     raise Unavailable(f"{key}: some of its processes are not dead yet")
                 await self._clock.sleep(POLL_S)

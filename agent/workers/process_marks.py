@@ -22,9 +22,9 @@ from agent.shim import files as shim_files
 RLIMIT_LOCKS = 10
 """The number in the kernel's interface (getrlimit(2)); Python has no name for it."""
 LIMIT_NAME = b"Max file locks"
-"""What /proc/PID/limits calls it."""
+"""Its name in /proc/PID/limits."""
 MARK_BITS = 62
-"""Below the largest limit, which means that there is none."""
+"""Bits below the largest limit, which means that there is none."""
 
 
 def mark_of(directory: Path | str) -> int:
@@ -55,7 +55,7 @@ def is_marked(pid: int, directory: Path, uid: int) -> bool:
 def _has_mark(pid: int, text: bytes, number: bytes) -> bool:
     place = Path(f"/proc/{pid}")
     is_its = False
-    with contextlib.suppress(OSError):  # limits first: no memory of the process is read for them
+    with contextlib.suppress(OSError):  # limits first: that reads no process memory
         is_its = number in _limit(place)
     is_its = is_its or text in environ_of(pid).split(b"\0")
     return is_its and shim_files.start_ticks(pid) > 0

@@ -26,11 +26,11 @@ from common.messages import WorkerPhase
 from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
 
 SHIM_LOST = "shim lost"
-"""How people are told of a worker whose shim died; `Fault.SHIM_LOST` is how programs are."""
+"""The text for people about a worker whose shim died; `Fault.SHIM_LOST` is for programs."""
 MAX_RECORD_BYTES = 4 * shim_files.SPARE_BYTES
-"""Far more than a shim writes; a job may write what it likes there."""
+"""Far more than a shim writes; a job may write anything there."""
 MAX_TEXT_CHARS = shim_status.MAX_TEXT_CHARS
-"""Of a text for people; the rest is cut. Every worker's goes into one report."""
+"""Limit of a text for people; the rest is cut. One report carries every worker's text."""
 
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -60,12 +60,12 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     stop_stage: str = ""
     stop_boot_s: Instant | None = None
-    """When it was told to stop; None: never, or not known of a shim of an older version."""
+    """When it got its stop; None: never, or unknown for a shim of an older version."""
     stop_stages_s: dict[str, Instant] = {}
     garbage_count: Count = 0
     fault: Fault = Fault.NONE
-    """Whose fault its end is, as who buried it says; a shim says in words that its node is to blame
-    (`read_record`)."""
+    """Whose fault its end is, by the process that recorded it; a shim marks a node's fault in its
+    text (`read_record`)."""
 
     @property
     def save_over_at_s(self) -> float | None:
@@ -203,10 +203,10 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
     """
     latest = read_record(directory)
     if latest is None or latest.phase == WorkerPhase.EXITED:
-        return latest or record  # its last word came between our first look and its end
+        return latest or record  # its last status came between our first look and its end
     ended_s, error = now_s, SHIM_LOST
     is_this_boot = record.boot_id == boot_id
-    # Numbers of another boot may be anybody's by now; whoever has the directory's mark is its own,
+    # Numbers of another boot may have been reused; a process with the directory's mark is its own,
     # and shows that there was no boot.
     left = kill_leftovers(directory, record) if is_this_boot else len(kill_marked(directory))
     if left:

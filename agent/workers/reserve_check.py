@@ -24,7 +24,7 @@ from common.faults import STORAGE_SILENT, Fault
 CHECK_TIMEOUT_S = 10.0
 CHECKER = Path(__file__).parents[1] / "shim/paths.py"
 COMMAND = "command"
-"""What is too long of a question that is: a path that long is none."""
+"""The answer to a question that is too long for a process: a path that long does not exist."""
 
 
 class Refuse(Protocol):
@@ -68,7 +68,7 @@ async def refusal(
     except OSError as error:
         said = f"cannot look as the job's user: {error}"
         if error.errno == errno.E2BIG:
-            # What is asked is too long to be handed to a process: the job's own would find it so.
+            # The question is too long for a process: the job's own command would be too.
             return Refusal(said, Fault.JOB, COMMAND)
         return Refusal(said)
     try:
@@ -78,7 +78,7 @@ async def refusal(
         what = f"{STORAGE_SILENT} in {timeout_s:g} s"
         return Refusal(f"workdir or checkpoint.path: {what}", Fault.STORAGE)
     finally:
-        if process.returncode is None:  # an agent that ends leaves nobody behind who looks
+        if process.returncode is None:  # an agent that ends leaves no checker behind
             send_signal(process, signal.SIGKILL)
     said = answer.decode(errors="replace")
     if process.returncode != 0:

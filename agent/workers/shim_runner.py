@@ -117,7 +117,7 @@ class ShimRunner:
         if order.key in self._held_back or (directory / shim_files.STATUS_FILE).exists():
             return
         self._check_not_root()
-        if not has_file(directory, shim_files.SPEC_FILE):  # no shim is on its way
+        if not has_file(directory, shim_files.SPEC_FILE):  # no shim is starting
             await self._lost.end_all_left(order.key, directory, self._uid(directory))
         place = await asyncio.to_thread(os.path.realpath, directory)
         is_for_a_shim = await asyncio.to_thread(make_directory, directory, self._account)
@@ -152,10 +152,10 @@ class ShimRunner:
         uid = self._uid(directory)
         if await asyncio.to_thread(marked, directory, uid):
             await self._lost.ask(key, directory, uid)
-            return True  # it computes: called a start that failed, its job would run twice
+            return True  # it computes: reported as a failed start, its job would run twice
         try:
             return await self._stop(key, StopReason.STALE, 0.0)
-        except Unavailable:  # it cannot be told, or is not dead yet: that it is over, a look says
+        except Unavailable:  # it cannot be reached, or is not dead yet: a look reports its end
             return True
 
     def _check_not_root(self) -> None:
@@ -211,7 +211,7 @@ class ShimRunner:
             if status is None and key in started:
                 if key in silent:
                     status = self._lost.end(key, directory, self._uid(directory))
-                else:  # it went since this look began; its shim is asked by the next one
+                else:  # it went since this look began; the next one asks its shim
                     status = self._lost.as_before(key)
             if status is not None:
                 await cut_lost(status, directory, max_bytes=self._log_max_bytes)
@@ -235,7 +235,7 @@ class ShimRunner:
             return False  # its lock is this agent's
         if self._hung.is_overdue(key, now_s=self._clock.now_s()):
             return await asyncio.to_thread(self._lost.end_begun, key, *of_it)
-        # Its shim may be on its way; and its job may have removed what tells that there is one.
+        # Its shim may be starting; and its job may have removed the sign of one.
         return self.has_shim(key) or await asyncio.to_thread(has_begun, *of_it)
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
@@ -270,7 +270,7 @@ class ShimRunner:
         at_s = self._contact_at_s
         if at_s is None or self._told_contact_s.get(key) == at_s:
             return
-        with contextlib.suppress(Unavailable, OSError):  # the next look tells it
+        with contextlib.suppress(Unavailable, OSError):  # the next look sends it
             self._tell(key, {"op": "ping", "contact_at_s": at_s})
             self._told_contact_s[key] = at_s
 
@@ -374,7 +374,7 @@ class ShimRunner:
     def _directories(self) -> dict[WorkerKey, Path]:
         try:
             directories = sorted(self._run_dir.iterdir())
-        except OSError as error:  # gone, closed, or something else is there: each is looked for
+        except OSError as error:  # gone, closed, or another file is there: each is looked for
             if lacks_means(error):
                 raise
             return {}

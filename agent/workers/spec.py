@@ -14,22 +14,22 @@ from common.messages import WorkerOrder
 from common.model import Launcher
 
 TORCHRUN_MAX_RESTARTS = 1_000_000
-"""Out of the way: `torch_launcher.py` meets again as often as members change, and ends at the first
-failure, whose retry Aryl decides."""
+"""High enough never to matter: `torch_launcher.py` meets again as often as members change, and ends
+at the first failure, whose retry Aryl decides."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOG_MAX_BYTES = 64 << 20
 TORCH_STORE = Path(__file__).parents[1] / "shim/torch_store.py"
 TORCH_LAUNCHER = Path(__file__).parents[1] / "shim/torch_launcher.py"
 RENDEZVOUS = (
-    "is_host=0",  # else the launcher on the store's node would try to host another one
+    "is_host=0",  # otherwise the launcher on the store's node would try to host another one
     "last_call_timeout=2",  # those that start together have met before: 30 s would be idle
     "keep_alive_interval=1",
     "keep_alive_max_attempt=10",
 )
-"""Of an elastic gang. A member is dead 10 s after its last heartbeat: that long a busy machine or a
-clock that is off may go unpunished; who leaves says so (`torch_launcher.py`)."""
+"""For an elastic gang. A member is dead 10 s after its last heartbeat: a busy machine or a clock
+that is off may stay silent that long. A leaving member announces it (`torch_launcher.py`)."""
 STORE_GRACE_S = 5.0
-"""A store has nothing to save: it is there for as long as its gang, and no longer."""
+"""A store has nothing to save: it exists for as long as its gang, and no longer."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def worker_environment(
     if endpoint:
         given |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
     if order.spec.launcher == Launcher.TORCHRUN and not order.key.is_store:
-        # Else ranks that stay look for the new round's store where the old round's was.
+        # Otherwise ranks that stay look for the new round's store where the old round's was.
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if order.spec.launcher == Launcher.NONE and not order.key.is_store:
         given |= _ranks(order)
@@ -177,7 +177,7 @@ def shim_spec(
         "env": worker_environment(order, endpoint=endpoint, account=account, home=home)
         | {"ARYL_WORKER_DIRECTORY": directory},
         "workdir": spec.workdir,
-        # A store gets what ends any program; the job's own signal may only mean "save".
+        # A store gets the usual signal; the job's own may only mean "save".
         "signal": "SIGTERM" if is_store else spec.checkpoint.signal,
         "grace_s": grace_s(order),
         "checkpoint_path": checkpoint_path(order),

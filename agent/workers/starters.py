@@ -28,7 +28,7 @@ SHIM = Path(__file__).parents[1] / "shim/main.py"
 SLICE = "aryl-jobs.slice"
 START_TIMEOUT_S = 10.0
 UNIT_EXISTS = ("was already loaded or has a fragment file", "already exists")
-"""How systemd says that there is a unit of that name: since version 252, and before."""
+"""systemd's texts for a unit name that exists: since version 252, and before."""
 POLL_S = 0.02
 SHIM_LOG = "shim.log"
 BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
@@ -185,7 +185,7 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
                 await clock.sleep(POLL_S)
     except TimeoutError:
         text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
-        if is_shim_silent(directory):  # its worker enters its directory before it says a word
+        if is_shim_silent(directory):  # its worker enters its directory before its first status
             text = f"workdir or command: {STORAGE_SILENT} in {START_TIMEOUT_S:g} s {text}".strip()
             raise StorageSilentError(f"{key}: its shim did not start: {text}") from None
         text = text or f"nothing was said in {START_TIMEOUT_S:g} s"

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 STATS_PERIOD_S = 1.0
 RECENT = 1000
-"""Latencies that the percentiles are taken from: the last ones."""
+"""The percentiles cover this many latencies, the last ones."""
 
 LAST_S = 10.0
 """How long the end waits for answers under way."""
@@ -149,8 +149,8 @@ class LoadDriver:
         try:
             for at_s in instants:
                 delay_s = self._started_at_s + at_s - loop.time()
-                # Also when it is late: a driver that cannot keep up must still hear its answers,
-                # and the order to stop.
+                # Even when it is late: a driver that cannot keep up must still read its answers,
+                # and its stop.
                 await asyncio.wait((stopping,), timeout=max(0.0, delay_s))
                 if stop.is_set():
                     break

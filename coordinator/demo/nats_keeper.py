@@ -24,12 +24,12 @@ from coordinator.demo.supervise import RESTART_S
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-"""Between two looks at its health; it logs each one that finds it ill."""
+"""Seconds between two health checks; each one that finds it ill is logged."""
 ANSWER_S = 2.0
 ROOM_BYTES = 1024 * 1024
-"""As much must fit onto the disk before it is worth a start."""
+"""This much must fit onto the disk before a start is tried."""
 WRITE_ERROR = "write error"
-"""What the health page of nats-server (2.14) calls a stream that could not be written."""
+"""The term of nats-server's health page (2.14) for a stream that could not be written."""
 
 
 class _Health(Struct, frozen=True):

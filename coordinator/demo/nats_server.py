@@ -250,7 +250,7 @@ class NatsServer:
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
                 "jetstream {",
                 f"  store_dir: {store}",
-                # Without it a power cut takes back what was acknowledged in the last minutes.
+                # Without it a power cut undoes acknowledged writes of the last minutes.
                 "  sync_interval: always",
                 "}",
                 *self._mqtt_config(),

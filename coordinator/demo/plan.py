@@ -18,7 +18,7 @@ CELL = "local"
 GPU_MODEL = "NVIDIA H100 80GB HBM3"
 GPU_MEMORY_BYTES = 85_899_345_920
 ANSWER_TIMEOUT_S = 30.0
-"""What users of the service are not answered by then was refused."""
+"""Requests of the service's users that get no answer by then count as refused."""
 HERE = Path(__file__).parent
 
 
@@ -215,8 +215,8 @@ def _server(node: NodePlan, router_url: str) -> dict[str, object]:
     ctl = [*python, str(HERE / "server_ctl.py")]
     files = ["--node", node.name, "--state-dir", str(node.server_directory)]
     usage = node.directory / "gpu-usage.json"
-    # The agent tells a command the node's GPUs in ARYL_GPU_UUIDS; a server wants them under CUDA's
-    # name, and `sh` is the shortest way from one to the other.
+    # The agent passes the node's GPUs in ARYL_GPU_UUIDS. A server expects them under CUDA's name,
+    # and `sh` is the shortest way from one to the other.
     start = [
         "/bin/sh",
         "-c",

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Generator, Sequence
 
 EXIT_NOT_RUNNING = 3
-"""What `status` says of a stopped service, as init scripts do (LSB)."""
+"""The exit status of `status` for a stopped service, as in init scripts (LSB)."""
 
 EXIT_STILL_RUNNING = 1
 

@@ -28,7 +28,7 @@ LOOK_S = 0.5
 LONGEST_WAIT_S = 10.0
 """Between two starts of a server that ends again and again."""
 STEADY_S = 10.0
-"""Who ran for so long begins anew with the shortest wait."""
+"""A server that ran for this long starts again with the shortest wait."""
 
 
 class Backoff:

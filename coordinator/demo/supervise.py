@@ -27,7 +27,7 @@ SWEEP_TERM_S = 3.0
 SWEEP_POLL_S = 0.05
 PROC = Path("/proc")
 PROGRAMS = ("python", "nats-server")
-"""What a cell's own processes are run by; jobs are known by their environment."""
+"""Programs of a cell's own processes; jobs are identified by their environment."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class _Running(Struct):
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
     end_signal: signal.Signals | None = None
-    """How it is told to end, once it is; also one whose process is just being made."""
+    """The signal that ends it, once requested; also for a process that is being created."""
 
 
 def _send(running: _Running, number: signal.Signals) -> None:
@@ -153,7 +153,7 @@ def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
     and nats-servers that have it in their command line. A person who reads the cell's logs with
     another program is safe, wherever that was started.
     """
-    # Not the directory beside it whose name only begins alike.
+    # Not a neighbor directory whose name only begins alike.
     wanted = re.compile(re.escape(os.fsencode(directory)) + rb"(?![\w.-])")
     found: list[int] = []
     for entry in proc.iterdir():

@@ -26,7 +26,7 @@ JOB_SLICE = "elasticflow_itp_slice.csv"
 LOAD_SLICE = "servegen_m_small_day.csv"
 
 LOAD_FACTOR = 6.0
-"""The load runs this much faster than the jobs: at speed 120 a day passes in two minutes, so that
+"""The load runs this much faster than the jobs. At speed 120 a day passes in two minutes, so that
 one fall, one trough and one rise are seen while jobs of hours last tens of seconds."""
 
 
@@ -187,16 +187,16 @@ def shape(
 
 
 TENANTS = ("research", "product", "platform")
-"""Whose jobs they are, in turns; none is promised anything."""
+"""The owners of the jobs, in turns; none has a guarantee."""
 
 TRIALS = 4
-"""Most of one search."""
+"""The most trials of one search."""
 TRIAL_GAP_S = 60.0
 """Trace seconds between two trials of one search, at most."""
 
 DEADLINE_RATIOS = (1.25, 1.5, 2.0)
-"""Deadlines over running times with the fewest workers, in turns. Ours, within what ElasticFlow
-(ASPLOS'23) and Chronus (SoCC'21) generate."""
+"""Deadlines over running times with the fewest workers, in turns. The values are ours, within the
+range that ElasticFlow (ASPLOS'23) and Chronus (SoCC'21) generate."""
 DEADLINE_START_S = 10.0
 """Real seconds that a deadline leaves for the way to the first step, which no speed scales."""
 
@@ -286,6 +286,6 @@ def job_spec(job: TraceJob, number: int, options: JobOptions, *, is_elastic: boo
         checkpoint=CheckpointSpec(
             path=str(options.checkpoint_root / name), grace_s=options.grace_s
         ),
-        # Facts of the model would be wrong: the demo's worker computes as none of them does.
+        # A real model's profile would be wrong: the demo's worker computes like none of them.
         profile=JobProfile(model=job.model),
     )

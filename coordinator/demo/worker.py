@@ -31,7 +31,7 @@ EXIT_OWN_FAULT = 3
 EXIT_LEADER_GONE = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
 STATUS_BY_STATE = {"finished": 0, "stopped": 0, "released": 0, "failed": EXIT_OWN_FAULT}
-"""How a follower ends, by how its leader did."""
+"""A follower's exit status, by its leader's end."""
 
 
 class Control:
@@ -279,7 +279,7 @@ class Leader(Worker):
             self._report(step, "finished")
             return 0
         if self.request is not None:
-            # A save that was under way when the request came is as good as another one.
+            # A save that was under way at the request is as good as another one.
             if self.can_save and self.saved_at_s < self.requested_at_s:
                 self._save(step)
             self._share(step, "released")
@@ -338,7 +338,7 @@ class Leader(Worker):
     def _share(self, step: int, state: str) -> None:
         """Write the state that followers read; also the leader's sign of life."""
         path = self.state_path
-        # Nobody reads it in a gang of one that never was larger.
+        # A gang of one that never was larger has no reader.
         if path and (self.worker_count > 1 or os.path.exists(path)):  # noqa: PTH110 - as above
             _write(path, {"step": step, "state": state}, is_durable=False)
 

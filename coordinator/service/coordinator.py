@@ -63,10 +63,10 @@ def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:
 log = logging.getLogger(__name__)
 
 STOP_S = 2.5
-"""Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop, though
-NATS hangs; what was not acknowledged by then never is, and the next leader needs the journal."""
+"""Time for the batch in hand, its answers, a snapshot and the lease after a stop, even if NATS
+hangs. Later acknowledgements never come, and the next leader needs the journal."""
 RELEASE_S = 0.5
-"""Of that for the lease alone: where it is not given up the next one waits for its TTL."""
+"""Part of that for the lease alone: if it is not given up the next leader waits for its TTL."""
 
 
 class Coordinator:
@@ -164,7 +164,7 @@ class Coordinator:
         self._ledgers = LedgerAsker(
             self.dispatcher.ledger,
             got=self._got_ledger,
-            lacked=self.folder.forget_node,  # its next report asks again
+            lacked=self.folder.forget_node,  # its next report requests it again
         )
 
     @property
@@ -228,7 +228,7 @@ class Coordinator:
             await stack.enter_async_context(listening)
             taking = beside(self.inflow.run(), name="reports", broke=self.stop)
             await stack.enter_async_context(taking)
-            # What the last leader left of its TTL runs out while the nodes are listened to.
+            # The rest of the last leader's TTL passes while this one listens to the nodes.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
             await self.clock.sleep(self.settings.rebuild_wait_s)
@@ -237,7 +237,7 @@ class Coordinator:
                 return
             self._is_standby = False
             stack.push_async_callback(self._leave)
-            # Without its lease's keeper it would lead nobody, and feed its watchdog for ever.
+            # Without its lease's keeper it would lead no nodes, and feed its watchdog for ever.
             keeping = beside(self._keep_lease(), name="lease", broke=self.stop)
             await stack.enter_async_context(keeping)
             await self.decider.rebuild(last_number=self._lease.record_before)
@@ -412,11 +412,12 @@ class Coordinator:
         if not self.folder.rivals.speaks(report):
             if why := self.folder.rivals.told(NodeName(report.node), now_s=at_s):
                 self._rivals.note(report.node, "two agents report as one node", said=why)
-            return  # neither ordered nor answered: what it runs is nobody's
+            return  # neither ordered nor answered: its workers have no owner
         self._compare(report)
         if self.may_act():
-            # A job with `stop_after_s` runs on for it: only of a report that was heard, and only
-            # by the one who counts the silence that follows (coordinator.engine.nodes.lost).
+            # A job with `stop_after_s` runs on for an answer: only to a report that was taken, and
+            # only by the coordinator that counts the silence that follows
+            # (coordinator.engine.nodes.lost).
             with contextlib.suppress(Unavailable):
                 await message.respond(b"")
 
@@ -436,7 +437,7 @@ class Coordinator:
                     event.node, "its facts broke the engine; the log has them"
                 )
             case OrdersRecovered():
-                self.folder.forget_node(event.node)  # its next report asks again
+                self.folder.forget_node(event.node)  # its next report requests it again
                 why = "its ledger broke the engine; the log has it"
                 self.refused_reports.note(event.node, why)
             case NodeSilent():
@@ -446,7 +447,7 @@ class Coordinator:
             case LoadUnknown():
                 self.folder.loads.tell_again(event)
             case _:
-                pass  # a request is answered; each period has a load of its own
+                pass  # a request gets an answer; each period has a load of its own
 
     def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
@@ -508,7 +509,7 @@ class Coordinator:
     def _let_out(self, command: Command) -> None:
         match command:
             case PushDesired():
-                if command.node in self.engine.state.nodes:  # else removed since, in one record
+                if command.node in self.engine.state.nodes:  # otherwise removed in the same record
                     self.dispatcher.push(self.engine.desired(command.node))
             case AskLedger():
                 self._ledgers.ask(command.node)

@@ -38,10 +38,10 @@ from coordinator.service.settings import CoordinatorSettings, check, warnings
 log = logging.getLogger(__name__)
 
 GC_THRESHOLDS = (50_000, 20, 20)
-"""Reports are many small objects that form no cycles: to look for cycles after each 700 of them
-took a third of the time that a report takes."""
+"""Reports are many small objects without cycles: a search for cycles after each 700 of them took a
+third of a report's time."""
 EXIT_FENCED = 75
-"""Somebody else leads: start again as a standby (systemd restarts it)."""
+"""Another coordinator leads: start again as a standby (systemd restarts it)."""
 
 
 async def run(

@@ -45,15 +45,17 @@ log = logging.getLogger(__name__)
 
 JOURNAL_RETRY_S = 0.2
 BATCH_BYTES = 512 * 1024
-"""Events of one record at most, but for the last one; the rest is the next record's. No flood, such
-as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_PAYLOAD_BYTES`)."""
+"""Bytes of events in one record, except for the last event; the rest is the next record's. No
+flood, such as a whole fleet's first reports, makes a record that nats-server refuses
+(`MAX_PAYLOAD_BYTES`)."""
 
 
 DAY_S = 86_400.0
 SLOW_SHARE = 0.25
 """A record that took this part of the leader's TTL is logged, with the event that took longest."""
 SNAPSHOT_SHARE = 0.2
-"""Of decisions and snapshots together, what snapshots may take where decisions are slow."""
+"""Of the time of decisions and snapshots together, the share for snapshots where decisions are
+slow."""
 
 
 class _Broke(Exception):  # noqa: N818 - it carries what broke
@@ -181,23 +183,24 @@ class Decider:
         self._dropped = dropped
         self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
-        """What the rebuild found gone; told with the first record."""
+        """Records that the rebuild found missing; reported with the first record."""
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
-        """Somebody waits for the journal, or for the end."""
+        """A caller waits for the journal, or for the end."""
         self._gather_until_s: float | None = None
-        """When passes may run over what came; None while nothing came since the last ones."""
+        """When passes may run over the new events; None while nothing came since the last
+        passes."""
         self._wants_pass = self._wants_loan_pass = False
         self._is_ahead = False
-        """Whether the engine knows what is not in the journal yet, or an event broke it."""
+        """Whether the engine is ahead of the journal, or an event broke it."""
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
         self.quarantine = Quarantine()
         self._since = _Since()
         self._passes_took_s = 0.0
         self._slowest: tuple[float, str] = (0.0, "")
-        """Of the batch in hand: the longest time of one event, and which event."""
+        """In the batch in hand: the longest time of one event, and which event."""
         self._pass_at_s = self._loan_pass_at_s = 0.0
         self._wake_at_s: float | None = None
 
@@ -290,7 +293,7 @@ class Decider:
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
         if not self._losses and self._since.decide_s >= self._settings.snapshot_decide_s:
-            # A leader that dies before its first record leaves the next one less to repeat.
+            # If this leader dies before its first record, the next one has less to repeat.
             await self.save_snapshot()
 
     async def _read_back(self, last_number: int) -> None:
@@ -304,17 +307,17 @@ class Decider:
         )
         self.engine = rebuilt.engine
         self._numbers = Numbers(rebuilt.last_number, rebuilt.number)
-        # Lines of the lost records have their numbers: no other line is to have them too.
+        # The numbers of lines in lost records must not be used again.
         lines = await self._last_line() if rebuilt.losses else 0
         self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
         self._told()
         self._since.server = self._journal.server
         self._since.decide_s = self._clock.now_s() - began_s if rebuilt.records else 0.0
-        # Counted on: one that dies often would else never write a snapshot, and each start of it
-        # would take longer than the one before.
+        # The count includes the rebuild: a coordinator that dies often would otherwise never write
+        # a snapshot, and each start would take longer than the one before.
         self._since.records = rebuilt.records
         if rebuilt.losses:
-            # No later start is to find its way around them again.
+            # Later starts need not work around them again.
             self._since.records = self._settings.snapshot_records
         self._since.sequence = rebuilt.snapshot_sequence
 
@@ -399,7 +402,7 @@ class Decider:
             self.passed_at_s = self._clock.now_s()
         self._tell_written()
         _answer(inbox, outcomes)
-        # The engine has taken nothing since: what a node is to be is what the journal now says.
+        # The engine has taken nothing since: the journal has the nodes' desired states.
         for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
         _log(inbox, decisions)
@@ -438,7 +441,7 @@ class Decider:
             Unavailable: the journal does not answer.
         """
         event = broke.event
-        # The engine is half changed: no answer that it gives may leave.
+        # The engine is half changed: none of its answers may leave.
         self._is_ahead = True
         if isinstance(event, PassDue | LoanPassDue | LeaderStarted | RecordsLost):
             self._inbox = inbox + self._inbox
@@ -455,7 +458,7 @@ class Decider:
         self._inbox = inbox + self._inbox
         self._keep_out(event)
         await self._read_back(self._numbers.known)
-        # What was built of the half-changed engine in this turn of the loop waits by the next one.
+        # A read of the half-changed engine in this turn of the loop waits by the next one.
         await asyncio.sleep(0)
         if self._losses and not self._take_losses():
             self._is_stopping = True
@@ -553,7 +556,7 @@ class Decider:
             self._wants_loan_pass = False
             outcomes.append(self._handle(LoanPassDue(), entries))
             self._wants_pass |= outcomes[-1].needs_pass
-        # Asked again of each batch: the outcome that wished for it may be long gone.
+        # Checked for each batch: the outcome that requested it may be long gone.
         is_woken = self._wake_at_s is not None and self._wake_at_s <= self.time.now_s()
         if now_s < self._pass_at_s and not is_woken and not self._wants_pass:
             return False
@@ -602,7 +605,7 @@ class Decider:
             ):
                 raise Unavailable(f"it could not be mended in a leader's TTL: {error}")
             log.warning("journal: %s; trying again", error)
-            self._tried()  # the lease may last longer than the patience of a watchdog
+            self._tried()  # the lease may last longer than a watchdog waits
             await self._clock.sleep(JOURNAL_RETRY_S)
         self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
@@ -611,8 +614,8 @@ class Decider:
             log.error("%s", lost_in_words(lost))
             self.post(lost)
         if lost is not None or self._since.server != self._journal.server:
-            # A server that was started again may have lost records, the last ones or others: a
-            # snapshot has their effect. It also follows one that `_mend` saved.
+            # A restarted server may have lost records, the last ones or others: a snapshot has
+            # their effect. It also follows one that `_mend` saved.
             self._since.records = self._settings.snapshot_records
         self._since.server = self._journal.server
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator
 
 EXIT_LACKING = 2
-"""Usage, as `aryl` has it: it is called where it cannot run."""
+"""The usage status of `aryl`: the command is called where it cannot run."""
 _OURS = frozenset({"agent", "common", "coordinator"})
 
 

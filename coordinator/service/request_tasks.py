@@ -22,15 +22,15 @@ from common.messages import encode
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 256
-"""Far more than fit into one journal record's wait; each holds one message in memory. Of reads, of
-changes and of orders alike."""
+"""Far more than fit into one journal record's wait; each holds one message in memory. It holds for
+reads, for changes and for orders alike."""
 OPERATORS = "ops"
 """The tenant whose users may order the cell."""
 ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
 """Verbs of operators that no rate and no flood of other requests refuses."""
 FINISH_S = 1.5
-"""What is in flight when the coordinator stops is answered within this: longer than a node that is
-well takes to send a log, and less than a coordinator has for its end."""
+"""Requests in flight at a stop are answered within this: longer than a healthy node takes to send a
+log, and less than a coordinator has for its end."""
 
 
 def is_order(tenant: str, verb: str) -> bool:
@@ -116,5 +116,5 @@ class Requests:
 
 
 async def _refuse(message: BusMessage, why: str) -> None:
-    with contextlib.suppress(Unavailable):  # then there is nobody to tell
+    with contextlib.suppress(Unavailable):  # then there is no caller left
         await message.respond(encode(ApiError(code=ApiErrorCode.UNAVAILABLE, message=why)))

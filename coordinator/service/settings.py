@@ -140,7 +140,7 @@ def check(settings: CoordinatorSettings) -> None:
     natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
     try:
         policy(settings.engine.policy)
-    except ConfigError as error:  # which names the field as it is called there
+    except ConfigError as error:  # which names the field by that name
         raise ConfigError(f"engine.{error}") from error
     if settings.leader_margin_s >= settings.leader_ttl_s:
         raise ConfigError(

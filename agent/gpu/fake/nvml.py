@@ -51,7 +51,7 @@ from agent.gpu.nvml import (
 # ruff: noqa: N802, N803, N815 - the names are NVML's own
 
 IDLE_POWER_RATIO = 0.1
-"""Share of its power limit that an idle data-center GPU draws, about."""
+"""Approximate share of its power limit that an idle data-center GPU draws."""
 IDLE_TEMPERATURE_C = 30
 BUSY_TEMPERATURE_C = 70
 SCAN_PERIOD_S = 0.25
@@ -59,7 +59,7 @@ SCAN_PERIOD_S = 0.25
 
 
 MOST_MIG_PARTS = 7
-"""So many instances a device can have, at most."""
+"""The most instances that a device can have."""
 _RECORD = struct.Struct("=IxxxxQII")
 _WIDE_RECORD = struct.Struct("=IxxxxQIIQ")
 _NO_INSTANCE = (0xFFFFFFFF, 0xFFFFFFFF)
@@ -171,7 +171,7 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         if not self._is_open:
             _raise(UNINITIALIZED)
-        # A hang of all GPUs is one of the driver: not even their number is said then.
+        # A hang of all GPUs is one of the driver: it does not even report their number.
         self._hang(None)
         counts = [fault.value for fault in self._active(FaultKind.WRONG_COUNT)]
         return min((count for count in counts if count is not None), default=len(self._gpus))
@@ -385,7 +385,7 @@ class FakeNvml:
         if self._active(FaultKind.LOST, handle.index):
             _raise(GPU_IS_LOST)
         for fault in self._active(FaultKind.ERROR, handle.index):
-            # An instance answers for itself: whoever may not ask for all may ask for it.
+            # An instance answers for itself: an account without rights to all may query it.
             if fault.call == call and handle.part is None:
                 _raise(fault.value or 0)
         if handle.part is not None and not of_a_part:

@@ -23,15 +23,15 @@ MEMORY_ENV = "ARYL_FAKE_GPU_MEMORY_BYTES"
 USAGE_FILE_ENV = "ARYL_FAKE_GPU_USAGE_FILE"
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 MPS_ENV = "CUDA_MPS_PIPE_DIRECTORY"
-"""Whoever has it computes through the Multi-Process Service of that directory (CUDA's own
+"""A process that has it computes through the Multi-Process Service of that directory (CUDA's own
 variable)."""
 
 YOUNG_SCANS = 4
 """A process is read again this often: between fork and exec it still shows its parent's
 environment."""
 FORGET_SCANS = 15
-"""A process without GPUs is looked at again after this many scans, should its pid have come to
-another one or should it have called exec."""
+"""A process without GPUs is read again after this many scans: its pid may belong to another
+process, or it may have called exec."""
 MAX_ENVIRON_BYTES = 1_000_000
 
 

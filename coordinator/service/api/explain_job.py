@@ -40,7 +40,7 @@ def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
 
 
 WORKERS_NAMED = 4
-"""Of those that still stop, the ones whose grace lasts longest."""
+"""Of the workers that still stop, those with the longest grace are named."""
 
 
 def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:

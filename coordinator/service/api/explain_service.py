@@ -72,7 +72,7 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
 
 
 COUNTED = 8
-"""More nodes than these are counted and not named."""
+"""Beyond this number nodes are counted and not named."""
 RETURNED_SHOWN = 3
 STORY_LINES = 30
 
@@ -143,7 +143,8 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
         return ("it has no node here: none whose agent names it was ever heard",)
     if not serving:
         return ("none of its nodes serves now, so none can be lent",)
-    # As a loan pass takes them: the longest serving first, none that something of its own keeps.
+    # In the order of a loan pass: the longest serving first, without nodes that have their own
+    # obstacle.
     first = min(
         serving,
         key=lambda n: (
@@ -173,7 +174,7 @@ def _unknown_loads(engine: Engine, name: str, *, now_s: float) -> list[str]:
 
 def _recalled(engine: Engine, name: str) -> list[str]:
     entry = engine.state.services[ServiceName(name)]
-    # Of a recall of all it would end this service's part, and leave those that are yet to come.
+    # In a recall of all it would end this service's part, and leave services that are added later.
     whose = "--all" if engine.state.is_recalled else f"--service {name}"
     undo = f"aryl recall {whose} --off"
     return [f"recalled: it lends nothing until {undo}"] if entry.is_recalled else []

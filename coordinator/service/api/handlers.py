@@ -97,7 +97,7 @@ class Api:
             reply = ApiError(
                 code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
             )
-        except Refusal as refusal:  # a verb that is none, or one too many
+        except Refusal as refusal:  # an unknown verb, or one too many
             reply = refusal.error
         except Unavailable as error:
             reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
@@ -146,11 +146,11 @@ class Api:
                     past = await self._looks.past(request)
                 except Refusal as refusal:
                     return await self._finish(refusal.error)
-                # Shared by those who asked at the same end of the story.
+                # Shared by callers that asked at the same end of the events.
                 key = data + str(past.end).encode()
                 return await self._reads.answer(key, lambda: self._look(request, past))
             case _:
-                # Who asks changes nothing: what the request says is what is answered.
+                # A read changes nothing: the request's own text is the answer's.
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     async def _change(
@@ -199,7 +199,7 @@ class Api:
                 self._entering.pop(job_id, None)
         else:
             await self._coordinator.settled()
-        # Looked at afterwards: another request with this id may have come first.
+        # Checked afterwards: another request with this id may have come first.
         job = self._coordinator.engine.state.jobs.get(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
@@ -306,7 +306,7 @@ class Api:
         """Forget everything about a removed node, its last report included."""
         state = self._coordinator.engine.state
         node = state.nodes.get(name)
-        if node is not None:  # it was heard while the order was on its way
+        if node is not None:  # it reported while the order was on its way
             why = nodes_maintenance.why_not(state, node) or f"node {name} has joined anew"
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
         self._coordinator.folder.remove_node(name)

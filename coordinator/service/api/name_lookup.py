@@ -14,7 +14,7 @@ from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
 
 CELL = "cell"
-"""The subject of what happens to the whole cell."""
+"""The subject of events of the whole cell."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours

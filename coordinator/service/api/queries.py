@@ -89,7 +89,8 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 STORY_BYTES = 500_000
-"""Story lines of one description, the newest ones; the rest of it needs some room as well."""
+"""Bytes of event lines in one description, the newest ones; the rest of it needs some room as
+well."""
 
 
 class Past(Struct, frozen=True, kw_only=True):
@@ -124,7 +125,7 @@ class Looks:
                     about = name_lookup.about(state, request.subject)
                 except Refusal as refusal:
                     about = await self._forgotten(request.subject, refusal)
-                # Without a subject and a number the newest lines are meant.
+                # Without a subject and a number, the newest lines.
                 is_recent = request.after >= state.stories_dropped
                 is_recent |= not (request.after or about.words)
                 return await self._past(about, after=request.after, is_recent=is_recent)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 BURST_S = 10.0
-"""A tenant that was quiet may ask for so many seconds' worth at once: scripts submit in bursts."""
+"""A quiet tenant may send this many seconds' worth at once: scripts submit in bursts."""
 TENANTS = 1000
-"""Buckets kept; beyond that the full ones go, of tenants that asked nothing for `BURST_S`."""
+"""Buckets kept; beyond that the full ones go, of tenants without a request for `BURST_S`."""
 
 
 class _Bucket(Struct):

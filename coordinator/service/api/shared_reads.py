@@ -20,7 +20,7 @@ from common.errors import Unavailable
 from common.messages import Message
 
 MAX_BUILDS = 64
-"""Different reads that wait; one who asks for another is refused, and may ask again."""
+"""Different reads that wait; a caller with yet another is refused, and may ask again."""
 BUILD_S = 0.02
 """A page of a list ends when its build has taken this long."""
 MAX_WAIT_S = 8.0

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 BATCH_LINES = 200
 MAX_PENDING_LINES = 100_000
-"""Kept in memory while the history takes nothing; the oldest are then lost to it."""
+"""Lines kept in memory while the history takes nothing; beyond it the oldest are lost to the
+history."""
 RETRY_S = 1.0
 COMPLAINT_PERIOD_S = 60.0
 
@@ -81,7 +82,7 @@ class Historian:
         self._taken = 0
         """Number of the last line that was pending."""
         self._last: int | None = None
-        """Number of the last line in the history; None: to be asked for."""
+        """Number of the last line in the history; None: to be looked up."""
         self._server = ""
         self._wake = asyncio.Event()
         self._warn = Throttle(clock, COMPLAINT_PERIOD_S)

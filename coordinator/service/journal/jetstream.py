@@ -41,11 +41,12 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 """One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
 NewName = Callable[[], str]
-"""A name that no save of anybody has: two coordinators may save at once."""
+"""Makes a name that no other save has: two coordinators may save at once."""
 WRITER_HEADER = "Aryl-Writer"
-"""Every record has it; a message without it was published by somebody else."""
+"""Every record has it; a coordinator wrote no message without it."""
 _TAKES_NOTHING = "JetStream is there and stores nothing: if its disk was full, restart nats-server"
-"""It keeps the error of a disk that filled up, and writes nothing when there is space again."""
+"""The server keeps the error of a disk that filled up, and writes nothing when there is space
+again."""
 CHECKSUM_HEADER = "Aryl-Checksum"
 """CRC-32 of a record: one that was changed on its way to the disk and back is no record."""
 _FETCH_COUNT = 500
@@ -53,7 +54,7 @@ _FETCH_BYTES = 16 * 1024 * 1024
 _WRONG_LAST_SEQUENCE = 10071
 _CONSUMER_IDLE_S = 30.0
 _MOST_TRIES = 100
-"""Of one append, where foreign messages keep coming first."""
+"""Tries of one append, where foreign messages keep coming first."""
 
 
 class Journal:
@@ -122,7 +123,7 @@ class Journal:
         config.deny_purge = not self._is_shortened
         info = await _ensure_stream(self._bus, config)
         if self._is_shortened and info.config.deny_purge:
-            # NATS never takes that back, so it is no setting of a stream that is there.
+            # NATS never takes that back, so it cannot be set on an existing stream.
             log.warning("journal_kept_days: %s was made to keep all, and does", self._stream)
             self._is_shortened = False
         natsrules.check_max_payload(self._bus.max_payload_bytes)
@@ -304,7 +305,7 @@ class Journal:
             Wounded: nothing is there, and records before it are gone.
         """
         sequence = self._last_sequence + 1
-        # Not a direct get: a replica that lags would say that nothing is there.
+        # Not a direct get: a lagging replica would report nothing there.
         found = await self._message(sequence)
         if found is None:
             await self._check_end(otherwise)
@@ -324,7 +325,7 @@ class Journal:
                 foreign.append(one.sequence)
         if not foreign:
             raise otherwise
-        # They took the place of the record, whose own write can therefore never come true.
+        # They took the place of the record, whose own write can therefore never succeed.
         self._pass_over(foreign)
         self._last_sequence = foreign[-1]
         return False
@@ -381,7 +382,7 @@ class Snapshots:
         self._new_name = new_name
         self._replicas = replicas
         self._newest_from = 0
-        """Where in the stream the newest whole snapshot that is known here begins; 0: nowhere."""
+        """The start in the stream of the newest known whole snapshot; 0: none."""
 
     async def save(self, sequence: int, data: bytes) -> None:
         """Write the state after the record with this sequence; the one before stays, none older.
@@ -397,7 +398,7 @@ class Snapshots:
             for chunk in split(sequence, data, name=self._new_name()):
                 ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
                 first = first or ack.seq
-            # A stream that was made again begins at 1: to purge up to more than its end empties it.
+            # A recreated stream begins at 1: a purge up to more than its end empties it.
             kept_from = self._newest_from if 0 < self._newest_from < first else first
             await stream.purge_stream(self._stream, seq=kept_from)
         self._newest_from = first
@@ -478,7 +479,7 @@ class History:
             discard=api.DiscardPolicy.OLD,
             max_age=self._kept_s,
             num_replicas=self._replicas,
-            # An answer does not wait for the disk; what is lost so is copied again.
+            # An answer does not wait for the disk; lost lines are copied again.
             persist_mode=api.PersistMode.ASYNC if self._replicas == 1 else None,
         )
 
@@ -650,7 +651,7 @@ class _Message(NamedTuple):
     data: bytes
     is_record: bool
     is_sound: bool = True
-    """Its checksum is right; true of one without a checksum, as older versions write them."""
+    """Its checksum is right; also true without a checksum, as older versions write them."""
 
 
 def _is_ours(headers: Mapping[str, str] | None) -> bool:
@@ -706,7 +707,7 @@ async def _read(
         async with contextlib.aclosing(delivered):
             async for message in delivered:
                 if message.sequence != sequence:
-                    break  # what is missing is asked for
+                    break  # missing messages are requested
                 yield message
                 sequence += 1
         if sequence == there:

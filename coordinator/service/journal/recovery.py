@@ -34,7 +34,7 @@ class Saved(Struct, frozen=True, kw_only=True):
     journal: str = ""
     """The identity of the journal that its sequence counts in."""
     number: int = 0
-    """Of the last record that is in it; 0: an older version, the number is the sequence."""
+    """Number of its last record; 0: an older version, the number is the sequence."""
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True):
@@ -42,15 +42,15 @@ class Rebuilt(Struct, frozen=True, kw_only=True):
 
     engine: Engine
     records: int
-    """How many of the journal it took: those after the newest snapshot."""
+    """Number of journal records taken: those after the newest snapshot."""
     snapshot_sequence: int
-    """Of the last record that is in that snapshot; 0: there was none."""
+    """Of the last record in that snapshot; 0: there was none."""
     number: int
-    """Of the last record that is in the engine."""
+    """Of the last record in the engine."""
     last_number: int
-    """Of the last record that is known to have been written."""
+    """Of the last record known to be written."""
     losses: tuple[RecordsLost, ...] = ()
-    """Records that are gone; the state lacks what they held."""
+    """Records that are gone; the state lacks their effects."""
 
 
 class _Base(Struct, frozen=True):
@@ -70,7 +70,7 @@ class _Replaying:
         self.engine = base.engine
         self.number = base.number
         self._at = base.number if base.is_of_this_journal else 0
-        """Number of the last record that was read, also of one that the snapshot has."""
+        """Number of the last record that was read, including records that the snapshot has."""
         self.records = self.mismatches = self.first_mismatch = 0
         self.losses: list[RecordsLost] = []
         self._progress = progress
@@ -88,7 +88,7 @@ class _Replaying:
                 continue
             self._take(*found)
             self._progress()
-            await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
+            await asyncio.sleep(0)  # the lease must be renewed meanwhile: an expired one is lost
 
     def end(self, last_number: int) -> None:
         """Note the records that are gone behind the last readable one.
@@ -104,7 +104,7 @@ class _Replaying:
         record = _decoded(data, sequence)
         self._at = number = number_of(record, sequence=sequence, before=self._at)
         if number <= self.number:
-            self._gone = None  # what is gone before it is in the snapshot too
+            self._gone = None  # earlier missing records are in the snapshot too
             return  # in the snapshot, or written twice
         at_s = record.entries[0].now_s if record.entries else None
         is_gap = self._gone is not None or (record.number and record.after > self.number)
@@ -225,7 +225,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
                 "version that wrote the last one, or put back a backup of NATS's store "
                 "(docs/operations.md says what else can be done)"
             ) from error
-        # A journal that forgets nothing only takes longer without the snapshot.
+        # A journal that keeps all records only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
         return _Base(Engine(EngineSettings()))
     number = saved.number or sequence

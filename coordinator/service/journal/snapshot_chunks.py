@@ -15,7 +15,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """One piece of a snapshot."""
 
     snapshot: str
-    """Which save it belongs to: two coordinators may write at once around a takeover."""
+    """The save that it belongs to: two coordinators may write at once around a takeover."""
     sequence: int
     index: int
     count: int

@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Struct)
 
 TOLERANCE_S = 5.0
-"""A wall clock that is no further off shows the time as well as any: clocks of two coordinators
-differ by less where somebody keeps them."""
+"""A wall clock within this range is good enough: clocks of two coordinators that are kept in sync
+differ by less."""
 
 GAP_S = 600.0
-"""No cell is without a leader for so long by design: a standby leads within seconds."""
+"""No cell is without a leader for this long by design: a standby leads within seconds."""
 
 GAP_SHOWN_S = 86_400.0
-"""How long `aryl status` tells of such a gap: whoever is on duty next sees it."""
+"""How long `aryl status` shows a gap of this kind, so that the next person on duty sees it."""
 
 REPEAT_PERIOD_S = 600.0
-"""How often it is said that it is off: it may be for as long as the cell lives."""
+"""How often the warning is repeated: the clock may be off for as long as the cell lives."""
 
 
 class EngineTime:

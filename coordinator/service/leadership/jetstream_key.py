@@ -68,7 +68,7 @@ class NatsKey:
             try:
                 entry = await bucket.get(streams.LEADER_KEY)
             except nats.js.errors.KeyDeletedError as error:
-                # Somebody deleted it by hand: its revision still fences.
+                # An operator deleted it by hand: its revision still fences.
                 deleted = cast("KeyValue.Entry", error.entry)  # pyright: ignore[reportUnknownMemberType]
                 return KeyEntry(b"", deleted.revision or 0)
             except nats.js.errors.KeyNotFoundError:

@@ -28,8 +28,8 @@ from coordinator.service.leadership.process import ProcessId
 log = logging.getLogger(__name__)
 
 MAX_TTL_S = 3600.0
-"""No coordinator asks for so long; a key that says more was written by none, and nobody would lead
-until it is over."""
+"""No coordinator asks for more; a key with more was not written by one, and the cell would have no
+leader until it is over."""
 MAX_POLL_S = 0.25
 """A standby looks at least this often: a planned takeover is done within a second, and one after a
 kill within `leader_ttl_s`, two looks and a rebuild."""
@@ -70,7 +70,7 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     holder: str
     """For people."""
     nonce: str
-    """Who it really is: two processes may have one name, and a name may come back."""
+    """Its true identity: two processes may have one name, and a name may come back."""
     epoch: Ordinal
     ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
@@ -124,7 +124,7 @@ class LeaderLease:
         self._valid_until_s = -math.inf
         self._record = self._record_before = 0
         self._lost_at_s: float | None = None
-        """Since when the key, which was there, is gone or older than it was."""
+        """Since when the key, which existed, is gone or older than before."""
 
     @property
     def valid_until_s(self) -> float:
@@ -175,7 +175,7 @@ class LeaderLease:
                     if epoch is not None:
                         return epoch
             except Unavailable as error:
-                # A standby outlives an outage; what it has seen so far stays seen.
+                # A standby outlives an outage; its observations stay valid.
                 log.info("leader lease cannot be read or taken: %s", error)
             await self._clock.sleep(min(MAX_POLL_S, self._ttl_s / 8))
 
@@ -197,8 +197,8 @@ class LeaderLease:
         if await self._write(self._held):
             return
         # An earlier renewal may have been applied although its answer was lost; or a damaged disk
-        # lost the key, or gave back an older value. Nobody else took the lease then: others wait
-        # for a TTL where a key that they saw is gone.
+        # lost the key, or gave back an older value. In that case no other coordinator took the
+        # lease: others wait for a TTL where a key that they saw is gone.
         entry = await self._key.get()
         if self._is_ours_still(entry):
             self._revision = entry.revision if entry is not None else 0
@@ -265,7 +265,8 @@ class LeaderLease:
         if value is None:
             return entry is None or asked_s - seen.at_s >= self._ttl_s
         if value.is_released or value.nonce == self._nonce:
-            # Our own: a take whose answer was lost. Nobody else acts on it, and we do not yet.
+            # Our own: a take whose answer was lost. No other coordinator acts on it, and we do not
+            # yet.
             return True
         if value.process is not None and self._has_ended(value.process):
             return True

@@ -52,7 +52,7 @@ def has_ended(process: ProcessId) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # of another user: it may be another one by now, if that can be seen
+        pass  # of another user: if it is visible, it may be another process by now
     except OSError:
         return False
     is_hidden = not (PROC / str(process.pid)).exists()

@@ -140,7 +140,7 @@ class Dispatcher:
         if not reply.is_accepted:
             self.refusals += 1
             why = f"node {node} refused generation {desired.generation}: {reply.error}"
-            self._refusals.note(node, reply.error, said=why)  # it is asked again while it refuses
+            self._refusals.note(node, reply.error, said=why)  # requested again while it refuses
             if report_validation.trusted_epoch(reply.epoch) > desired.epoch:
                 self._fenced(
                     Fenced(f"node {node} has epoch {reply.epoch}, ours is {desired.epoch}")

@@ -20,12 +20,12 @@ from common.messages import NodeReport
 from common.model import NodeName
 
 REPLACED_KEPT = 8
-"""Of one node; who came before that and is back would be taken for a new one, once more."""
+"""Agents of one node; an older predecessor that is back would count as new, once more."""
 MISSED = 3
-"""A speaker that misses so many reports was restarted, if another start of its boot reports. One
+"""A speaker that misses this many reports was restarted, if another start of its boot reports. One
 may be lost, and the next be late."""
 PERIOD_S = 1.0
-"""Between two reports of an agent that does not say it: the default of its settings."""
+"""Between two reports of an agent that does not state it: the default of its settings."""
 NUMBER_S = 1e-3
 """An agent numbers its reports by its boot clock, in milliseconds."""
 

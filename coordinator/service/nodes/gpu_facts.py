@@ -32,7 +32,7 @@ class Catalogue(Struct, frozen=True, kw_only=True):
     def fact(self, gpu: GpuReport) -> GpuFact:
         """A scheduler's facts about a GPU, with its faults by this catalogue."""
         counts = gpu.xid_counts or tuple(
-            # An agent of an older version tells each report's new ones alone.
+            # An agent of an older version reports only the new ones each time.
             XidCount(code=code, count=gpu.xids.count(code))
             for code in sorted(set(gpu.xids))
         )
@@ -68,4 +68,4 @@ def _fault(entry: Entry, what: str, count: int) -> GpuFaultFact:
 
 
 NO_CATALOGUE = Catalogue(by_xid={}, ecc=UNKNOWN)
-"""By which every fault is told and none has a consequence."""
+"""A catalogue by which every fault is reported and none has a consequence."""

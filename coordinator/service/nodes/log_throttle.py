@@ -18,7 +18,7 @@ NAMED = 3
 KEPT = 10_000
 """Senders and reasons of one period; a flood of made-up ones must not fill the memory instead."""
 QUIET = 1.5
-"""Periods after which nobody will complain again so soon: what was not told yet is told then."""
+"""Periods without a new mistake, after which the unreported rest is logged."""
 
 
 class Complaints:

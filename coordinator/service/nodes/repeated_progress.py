@@ -118,7 +118,7 @@ class Words:
             if report is None or word is None or word.phase != WorkerPhase.RUNNING:
                 return 0.0
             if node in unread or now_s - heard_s > self._lost_after_s or report.ledger_error:
-                return 0.0  # a full disk keeps the words of shims as well
+                return 0.0  # a full disk also keeps the shims' progress from it
             quiet_s.append(heard_s - word.since_s)
             if word.progress is not None:
                 tellers_s.append(quiet_s[-1])

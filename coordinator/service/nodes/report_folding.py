@@ -56,10 +56,10 @@ class Folder:
         self.reports: dict[NodeName, NodeReport] = {}
         self.heard_at_s: dict[NodeName, float] = {}
         self._silent_since_s: dict[NodeName, float] = {}
-        """When a node was heard last, later by the time in which nobody listened since."""
+        """When a node reported last, later by the pauses since then."""
         self._listened_at_s: float | None = None
         self._missed = (float("-inf"), 0.0)
-        """The last time in which nobody listened: when it ended, and how long it was."""
+        """The last pause: when it ended, and how long it was."""
         self.stale_count = 0
         self.rivals = Rivals(patience_s=lost_after_s)
         self._facts: dict[NodeName, NodeReported] = {}
@@ -337,7 +337,7 @@ def facts_of(
 _NO_FAULT = Fault.NONE
 _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
 _TELLING = _ENDED | {WorkerPhase.RESERVING}
-"""Phases whose error says why a worker ended, or what keeps its node from making ready for it."""
+"""Phases whose error gives the reason of a worker's end, or of its node's wait."""
 
 
 def _is_news(facts: NodeReported, last: NodeReported | None) -> bool:

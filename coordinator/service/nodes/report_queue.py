@@ -47,7 +47,7 @@ class _Waiting(Struct):
     message: BusMessage
     at_s: float
     sender: _Sender | None = None
-    """Looked at only where a second report of the node comes before the first is taken."""
+    """Decoded only if a second report of the node comes before the first is taken."""
 
 
 Take = Callable[[BusMessage, float], Awaitable[None]]
@@ -121,7 +121,7 @@ class Inflow:
             self._arrived.clear()
             while self._waiting:
                 await self._slice()
-                await asyncio.sleep(0)  # whoever else is ready has its turn
+                await asyncio.sleep(0)  # other ready tasks have their turn
 
     async def _slice(self) -> None:
         until_s = self._clock.now_s() + SLICE_S

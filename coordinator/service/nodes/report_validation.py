@@ -25,7 +25,8 @@ MAX_COUNT = float(MAX_INT)
 """Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
 
 MAX_TRUSTED_EPOCH = MAX_INT // 2
-"""No cell has had so many leaders, and above it are as many again: a wrong word uses up none."""
+"""Far above any real epoch; higher values are ignored, so that one corrupt report cannot exhaust
+the counter."""
 
 
 def node_report(data: bytes, subject: str) -> NodeReport:

@@ -24,12 +24,12 @@ COLLECTOR = "inference"
 CLOCK_S = 1e-3
 """A report is numbered by its node's boot clock, in milliseconds."""
 PERIOD_S = 1.0
-"""Between two reports of an agent that does not say it: the default of its settings."""
+"""Between two reports of an agent that does not state it: the default of its settings."""
 MISSED = 3
-"""So many reports without a page make a load unknown, and no fewer than a load period has."""
+"""This many reports without a page make a load unknown, and no fewer than a load period has."""
 LEAST_OF_PERIOD = 0.5
-"""A rate covers at least this part of a load period: one arrival between two pages that follow each
-other at once is no load."""
+"""A rate covers at least this part of a load period: one arrival between two pages in quick
+succession is no load."""
 
 
 class LastKnown(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class _Counted(Struct, kw_only=True):
         is_enough = covered_s >= least_s
         is_new = self.is_new and self.rate is None
         if not is_enough and self.is_serving and not is_new:
-            return None  # what has arrived since the mark is of the next window
+            return None  # arrivals since the mark are of the next window
         arrived = max(0.0, self.arrived)
         if covered_s <= 0:
             return None
@@ -127,16 +127,16 @@ class Loads:
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._service_of: dict[NodeName, ServiceName] = {}
-        """Of each node that names one, whatever its role."""
+        """For each node that names one, whatever its role."""
         self._counted: dict[NodeName, _Counted] = {}
         self._left: dict[ServiceName, float] = {}
-        """What arrived in this window at nodes that do not serve any more."""
+        """Arrivals in this window at nodes that no longer serve."""
         self._since_s: dict[ServiceName, float] = {}
         self._unknown: dict[NodeName, LastKnown] = {}
         """Nodes whose load was reported as unknown."""
         self._over: set[NodeName] = set()
-        """Those of them that were heard in another role or for another service, or removed. A node
-        that a new leader has not heard yet is none of these."""
+        """Those of them that reported another role or another service, or were removed. A node that
+        a new leader has not heard yet is none of these."""
         self._makes_samples = False
 
     def note(self, report: NodeReport, *, now_s: float) -> None:
@@ -215,7 +215,7 @@ class Loads:
     def _is_over(self, node: NodeName, last: LastKnown) -> bool:
         counted = self._counted.get(node)
         if counted is None:
-            return node in self._service_of  # heard, in another role
+            return node in self._service_of  # it reported, in another role
         return counted.service != last.service or not counted.is_serving
 
     def _hold(self, node: NodeName, last: LastKnown) -> None:
@@ -229,7 +229,7 @@ class Loads:
         elif last.is_serving:
             self._counted[node] = _Counted(
                 service=last.service,
-                boot_id="",  # another one than that of its first report, which takes its place
+                boot_id="",  # another service than that of its first report, which takes its place
                 is_serving=True,
                 page_at_s=last.at_s,
                 fresh_s=self._period_s,
