@@ -280,7 +280,7 @@ class Agent:
         else:
             self.node.told(report.gpus)
 
-    # --- what the coordinator asks ------------------------------------------------------------
+    # --- requests of the coordinator ----------------------------------------------------------
 
     async def _on_desired(self, message: BusMessage) -> None:
         memory = self._life.memory

@@ -116,7 +116,7 @@ class Node:
         self.contact_at_s = at_s
         self.runner.contacted(at_s)
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- sampling -----------------------------------------------------------------------------
 
     async def sample(self) -> None:
         """Take a sample of the machine."""
@@ -237,7 +237,7 @@ class Node:
         )
         return held.is_started or is_coming
 
-    # --- doing --------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     async def save(self) -> bool:
         """Write to disk what must outlive a restart; True if it is on disk.

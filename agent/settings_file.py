@@ -155,7 +155,7 @@ def _check_instance(one: Instance, *, may_be_plain: bool) -> None:
         checked_access(one.access, f"{one.field}.access", url=url, may_be_plain=may_be_plain)
 
 
-# --- the way home ---------------------------------------------------------------------------
+# --- settings of a return -------------------------------------------------------------------
 
 
 def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:

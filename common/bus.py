@@ -55,7 +55,7 @@ Handler = Callable[[BusMessage], Awaitable[None]]
 
 
 class Subscription(Protocol):
-    """What `subscribe` returns."""
+    """The result of `subscribe`."""
 
     async def unsubscribe(self) -> None:
         """Stop delivery."""

@@ -312,7 +312,7 @@ def _line_at(text: str, at: int) -> str:
     return text[begin : end if end >= 0 else len(text)].strip()[:MAX_LINE_CHARS]
 
 
-# --- where the rules are ------------------------------------------------------------------------
+# --- files of rules -----------------------------------------------------------------------------
 
 
 def read_rules(site_file: str = "") -> FailureRules:

@@ -32,9 +32,9 @@ class RetryClass(StrEnum):
 
 
 class Origin(StrEnum):
-    """The person who has to look at it (table 7: IF, AE, U).
+    """The people who have to look at a failure (table 7: IF, AE, U).
 
-    `engine`: who maintains the framework that the job runs in.
+    `engine`: those who maintain the framework that the job runs in.
     """
 
     INFRASTRUCTURE = "infrastructure"

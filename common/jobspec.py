@@ -144,7 +144,7 @@ def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _size_misfit(spec: JobSpec) -> tuple[str, str]:
-    """Its largest field, where the whole job is too large for a message."""
+    """The largest field of a job, where the whole job is too large for a message."""
     size_bytes = len(msgspec.msgpack.encode(spec))
     if size_bytes <= MAX_SPEC_BYTES:
         return "", ""

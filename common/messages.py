@@ -59,7 +59,7 @@ def process_named(pid: int) -> str:
 
 
 class Trespass(Part, frozen=True, kw_only=True):
-    """A foreign process: it uses a GPU that was assigned to no worker of its, nor to the server.
+    """A foreign process: it uses a GPU, and belongs to no assigned worker and not to the server.
 
     pid: 0 where the GPU is in use without a worker, and its driver does not list the process.
     """
@@ -241,7 +241,7 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
 
 
 class DesiredReply(Message, frozen=True, kw_only=True, tag="desired_reply"):
-    """Whether the agent took the desired state; a refusal carries the reason."""
+    """The agent's answer to a desired state; a refusal carries the reason."""
 
     is_accepted: bool
     epoch: Ordinal

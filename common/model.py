@@ -85,7 +85,7 @@ class Mode(StrEnum):
 
 
 class Launcher(StrEnum):
-    """Who starts the ranks of a worker."""
+    """The program that starts the ranks of a worker."""
 
     NONE = "none"
     TORCHRUN = "torchrun"

@@ -161,7 +161,7 @@ class NatsClient(Client):
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(message)
 
-    # --- what a server says -------------------------------------------------------------------
+    # --- messages of the server ---------------------------------------------------------------
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Handle a server's first message on a connection, before the client sends anything.

@@ -107,7 +107,7 @@ def units(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
 
 
 def instances(gpu: GpuReport) -> tuple[GpuReport, ...]:
-    """Its MIG instances, each as a GPU of its own.
+    """A GPU's MIG instances, each as a GPU of its own.
 
     Type, memory and processes are the instance's own; health and faults are those of the device. No
     driver reports how busy an instance is.

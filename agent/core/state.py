@@ -1,4 +1,4 @@
-"""What a node remembers, observes and may do: data types only, without rules. Pure.
+"""A node's memory, its facts and its actions: data types only, without rules. Pure.
 
 `agent.core.node_lifecycle` holds the rules over these types; `agent.driver` carries out the
 actions. `Memory` holds all that must outlive a restart; the driver writes it to disk before it
@@ -63,7 +63,7 @@ class HookKind(StrEnum):
     UNROUTE = "unroute"
 
 
-# --- what is remembered -----------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------
 
 
 class WorkerState(Struct, kw_only=True):
@@ -122,7 +122,7 @@ class WorkerState(Struct, kw_only=True):
 
 
 class Memory(Struct, kw_only=True):
-    """What outlives the agent's process; one record of the ledger."""
+    """The state that outlives the agent's process; one record of the ledger."""
 
     version: int = MEMORY_VERSION
     """The writer's version; a newer one is not read, see `agent.storage.ledger`."""

@@ -158,7 +158,7 @@ class WorkerTable:
         self._doubted: set[WorkerKey] = set()
         """Workers that may be over, and run elsewhere, as far as the memory can tell."""
 
-    # --- what is wanted -----------------------------------------------------------------------
+    # --- desired state ------------------------------------------------------------------------
 
     def take(self, desired: DesiredState) -> None:
         """Fold in a newer desired state. Absence of a worker ends nothing; only a stop does."""
@@ -200,7 +200,7 @@ class WorkerTable:
         """
         self._doubted = {held.order.key for held in self.live() if not held.is_started}
 
-    # --- what is asked ------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------
 
     def held(self) -> list[WorkerState]:
         """All workers, by key."""
@@ -271,7 +271,7 @@ class WorkerTable:
             for key, held in ((held.order.key, held) for held in self.held())
         )
 
-    # --- what is done -------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
         """Take the answer to `CheckReserve`.

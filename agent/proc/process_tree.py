@@ -99,6 +99,6 @@ def has_lock(pid: int, path: Path, *, proc: Path = PROC) -> bool:
 
 
 def strangers(pids: Iterable[int], owners: Iterable[int], *, proc: Path = PROC) -> set[int]:
-    """Those of `pids` that are alive and descend from none of `owners`."""
+    """The processes among `pids` that are alive and descend from none of `owners`."""
     known = set(owners)
     return {pid for pid in pids if (family := lineage(pid, proc=proc)) and not family & known}

@@ -24,11 +24,11 @@ class Machine(Protocol):
         ...
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
-        """Those of `pids` that are alive and descend from none of `owners`."""
+        """The processes among `pids` that are alive and descend from none of `owners`."""
         ...
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
-        """Those of `pids` that are alive and not this server's; None: unknown."""
+        """The processes among `pids` that are alive and not this server's; None: unknown."""
         ...
 
     def owner(self, pid: int) -> str:

@@ -224,7 +224,7 @@ class _Fetch:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-# --- what a URL is, and how it is told --------------------------------------------------------
+# --- URLs: parts and how they are shown -------------------------------------------------------
 
 
 def checked_url(url: str, field: str = "metrics_url") -> SplitResult:

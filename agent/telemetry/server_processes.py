@@ -62,7 +62,7 @@ class ServerProcesses:
     def beside(
         self, pids: Iterable[int], *, urls: Iterable[str], units: Sequence[str]
     ) -> set[int] | None:
-        """Those of `pids` that are alive and not the server's; None: unknown.
+        """The processes among `pids` that are alive and not the server's; None: unknown.
 
         It is unknown if none of them would be the server's: the server has its GPUs, so the search
         missed it.

@@ -19,7 +19,7 @@ from common.failure_rules import FailureRules, RuleFile
 
 
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to match: the arguments of `FailureRules` and of its `classify`."""
+    """The input of a match: the arguments of `FailureRules` and of its `classify`."""
 
     files: tuple[RuleFile, ...]
     log: bytes

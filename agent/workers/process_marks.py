@@ -47,7 +47,7 @@ def marked(directory: Path, uid: int) -> set[int]:
 
 
 def is_marked(pid: int, directory: Path, uid: int) -> bool:
-    """Whether a process of an account lives and has a mark of the worker."""
+    """True if a process of an account lives and has a mark of the worker."""
     text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
     return owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory))
 

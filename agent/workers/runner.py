@@ -101,7 +101,7 @@ class WorkerRunner(Protocol):
         ...
 
     async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
-        """Those of these workers that may exist; all got a stop before any status showed them.
+        """The workers among these that may exist; all got a stop before any status showed them.
 
         A worker counts while a shim has time to receive the stop. After that it counts as long as
         any of its processes computes; those are ended.

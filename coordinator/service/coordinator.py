@@ -504,7 +504,7 @@ class Coordinator:
                 self.decider.post(event)
             self.decider.wake()
 
-    # --- what leaves ------------------------------------------------------------------------
+    # --- outgoing messages ------------------------------------------------------------------
 
     def _let_out(self, command: Command) -> None:
         match command:

@@ -185,7 +185,7 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
 
 
 def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    """Its workers on LOST nodes: the condition and the time after which they count as gone."""
+    """The workers of a job on LOST nodes: how and when they will count as gone."""
     said: list[str] = []
     for name in sorted({worker.node for worker in entry.workers.values()}):
         since_s = engine.state.nodes[name].silent_since_s
@@ -284,13 +284,15 @@ def node(
 
 
 def _detail(entry: NodeEntry) -> str:
-    """Its agent's own detail, without the lease, which has a sentence of its own."""
+    """The agent's own detail, without the lease, which has a sentence of its own."""
     lease = None if entry.lease is None else f"lease {entry.lease.lease_id}"
     return "; ".join(part for part in entry.detail.split("; ") if part != lease)
 
 
 def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
-    """What keeps a node out of its pool's work, by its agent's settings and the cell's."""
+    """The reason that keeps a node out of its pool's work, by its agent's settings and the
+    cell's.
+    """
     if entry.home_pool == Pool.TRAINING:
         if entry.role not in (NodeRole.TRAINING, NodeRole.LOST, NodeRole.QUARANTINED):
             return [f"it is of the training pool now, and still {entry.role}: it takes no workers"]

@@ -44,7 +44,7 @@ WORKERS_NAMED = 4
 
 
 def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
-    """What follows its last worker's end, and the grace of the remaining workers.
+    """The next state after the last worker's end, and the grace of the remaining workers.
 
     Empty for a job that is not ending. now_s: engine time.
     """

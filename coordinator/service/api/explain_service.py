@@ -92,13 +92,15 @@ def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
 
 
 def nodes_of(engine: Engine, name: str) -> list[NodeEntry]:
-    """Its nodes, by name."""
+    """The nodes of a service, by name."""
     nodes = engine.state.nodes
     return [nodes[key] for key in sorted(nodes) if nodes[key].service == name]
 
 
 def loans_of(engine: Engine, name: str) -> list[LoanEntry]:
-    """Its loans, oldest first: all that are out, and the last few that were returned."""
+    """The loans of a service, oldest first: all that are out, and the last few that were
+    returned.
+    """
     mine = [loan for loan in engine.state.loans.values() if loan.service == name]
     home = [loan for loan in mine if loan.returned_at_s is not None][-RETURNED_SHOWN:]
     return [loan for loan in mine if loan.returned_at_s is None or loan in home]
@@ -137,7 +139,7 @@ def _frozen(engine: Engine) -> list[str]:
 
 
 def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
-    """Its balance, and why the node that would be lent first is not."""
+    """The balance of a service, and why the node that would be lent first is not."""
     serving = [node for node in nodes if node.role == NodeRole.SERVING]
     if not nodes:
         return ("it has no node here: none whose agent names it was ever heard",)

@@ -184,7 +184,7 @@ class Api:
         await self._coordinator.settled()
         return encode(self._coordinator.decider.time.shown(reply))
 
-    # --- what changes something -------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------
 
     async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")

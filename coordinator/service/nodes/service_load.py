@@ -89,7 +89,9 @@ class _Counted(Struct, kw_only=True):
         self.success_total, self.in_flight, self.clock_s = page.success_total, in_flight, clock_s
 
     def close(self, window_s: float, least_s: float) -> float | None:
-        """Its part of the load of a window that ends now; None: its last known rate holds."""
+        """The node's part of the load of a window that ends now; None: its last known rate
+        holds.
+        """
         if self.clock_s is None or self.mark_s is None:
             return None
         covered_s = self.clock_s - self.mark_s
