@@ -302,7 +302,9 @@ class NatsBus:
         return AccessError(f"{what}: {self._why_not}", cause)
 
     def drop(self, subject: str, reply: str) -> None:
-        """Count a message whose answer would go to a stranger's subject; it is not handled."""
+        """Count a message that asks for an answer on another identity's subject; it is not
+        handled.
+        """
         self.counters.foreign_reply_count += 1
         if self._warn.is_due(f"reply {subjects.reply_inbox(subject)}"):
             log.warning(

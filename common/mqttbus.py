@@ -281,7 +281,7 @@ class MqttBus:
 
     def _hear(self, message: aiomqtt.Message) -> None:
         if message.retain:
-            return  # retained: we never keep messages on a server
+            return  # an old message: Aryl retains none on a server
         subject, data = str(message.topic).replace("/", "."), bytes(message.payload)  # pyright: ignore[reportArgumentType]
         answer = self._asked.get(subject)
         if answer is not None:

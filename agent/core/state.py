@@ -323,7 +323,7 @@ def is_away(memory: Memory) -> bool:
 
 
 def hung_after_s(settings: AgentSettings, memory: Memory) -> float:
-    """Seconds of silence after which the process that returns this node counts as hung."""
+    """Seconds of silence after which this node's holder counts as hung, and blocks its return."""
     after_s = settings.hung_after_s
     if memory.lease is not None:
         after_s = min(after_s, HUNG_TTL_RATIO * memory.lease.ttl_s)

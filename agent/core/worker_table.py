@@ -274,10 +274,7 @@ class WorkerTable:
     # --- actions ------------------------------------------------------------------------------
 
     def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
-        """Take the answer to `CheckReserve`.
-
-        It is the gang's endpoint, or why the worker cannot run here.
-        """
+        """Take the answer to `CheckReserve`: the gang's endpoint, or a refusal."""
         self._checking.discard(key)
         held = self._memory.workers.get(str(key))
         if held is None or held.phase != P.RESERVING:

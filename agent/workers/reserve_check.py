@@ -50,7 +50,8 @@ async def refusal(
     It asks in a separate process: storage may hang for ever, and only a process can change its
     account.
 
-    question: the arguments of `agent.shim.paths.refusal`. checker: the program that looks.
+    question: the arguments of `agent.shim.paths.refusal`.
+    checker: the program that looks.
     """
     try:
         process = await asyncio.create_subprocess_exec(

@@ -256,9 +256,9 @@ class Coordinator:
             await subscription.unsubscribe()
 
     def _stand_by(self) -> None:
-        """Report progress while standing by: a standby's part is to wait.
+        """Report progress while standing by.
 
-        A lease holder must do more.
+        A standby's part is to wait; a lease holder must do more.
         """
         if self._is_standby:
             self._progress()
@@ -309,10 +309,11 @@ class Coordinator:
                     await self.decider.save_snapshot()
 
     def _hear_everybody_again(self) -> None:
-        """Take the reports from before this lead, and count silence for nodes that are late.
+        """Take every node's facts again when this lead begins, and find nodes that are silent too
+        long.
 
-        A node that died while the cell had no leader would otherwise be neither heard nor lost, for
-        ever.
+        These are reports from before this lead. A node that died while the cell had no leader would
+        otherwise be neither heard nor lost, for ever.
         """
         self._listening.look()
         now_s = self.clock.now_s()

@@ -31,7 +31,8 @@ def leader_lease(
 ) -> LeaderLease:
     """The lease of this process, on one key of a KV bucket of its own; arguments as `LeaderLease`.
 
-    replicas: of the bucket. process: names this process; one on another machine gives another name.
+    replicas: of the bucket.
+    process: names this process; one on another machine gives another name.
 
     Raises:
         ConfigError: the margin eats the TTL.
