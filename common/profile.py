@@ -1,6 +1,4 @@
-"""How a job runs, as far as its file states it: model, scaling, costs of spreading or sharing.
-
-Pure.
+"""How a job runs, as far as its file states it: model, scaling, cost of spreading or sharing. Pure.
 
 Everything is optional: a policy that needs a missing value documents what it assumes instead.
 """

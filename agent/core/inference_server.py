@@ -1,7 +1,4 @@
-"""A node's inference server as the life cycle sees it: commands, health, and whether it is idle.
-
-Pure.
-"""
+"""A node's inference server in the life cycle: commands, health, and whether it is idle. Pure."""
 
 from __future__ import annotations
 
@@ -86,12 +83,11 @@ class ServerCommands:
     ) -> list[Action]:
         """End the rest of a drain, because the coordinator wants the node back.
 
-        Each command is ended once.
-
-        A command that unroutes the server is ended at once, because the next step reverses it. A
-        command that stops the server has its time, so that the server does not start while it ends:
-        `stop_limit_s` seconds from its start, and no longer than `until_s`, where the order gives a
-        deadline. `end_late` covers the commands that reverse the drain.
+        Each command is ended once. A command that unroutes the server is ended at once, because the
+        next step reverses it. A command that stops the server has its time, so that the server does
+        not start while it ends: `stop_limit_s` seconds from its start, and no longer than
+        `until_s`, where the order gives a deadline. `end_late` covers the commands that reverse the
+        drain.
         """
         if self._running == HookKind.UNROUTE:
             end_at_s = now_s
@@ -213,9 +209,7 @@ class Idleness:
     def given_up(self, facts: Facts, *, limit_s: float) -> str:
         """Why the drain ends without an idle server: its page was unreadable for too long.
 
-        Usually empty.
-
-        In that case the server may still have requests, so it may not be stopped.
+        Usually empty. Without a page the server may still have requests, so it may not be stopped.
         """
         since_s = self._unread_since_s
         if since_s is None or facts.now_s - since_s < limit_s:

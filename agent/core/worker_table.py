@@ -194,9 +194,8 @@ class WorkerTable:
     def doubt(self) -> None:
         """Doubt the memory, which may be old.
 
-        An agent may have reported an end that it does not have.
-
-        A worker that was not seen running, and is not seen now, never begins.
+        An agent may have reported an end that it does not have. A worker that was not seen running,
+        and is not seen now, never begins.
         """
         self._doubted = {held.order.key for held in self.live() if not held.is_started}
 
@@ -287,9 +286,8 @@ class WorkerTable:
     def started(self, key: WorkerKey, *, error: str, fault: Fault = Fault.NODE) -> None:
         """Take the answer to `StartWorker`, which may come late.
 
-        The shim's status in between counts.
-
-        For a worker that got a stop in between, the next step decides. fault: whose the error is.
+        The shim's status in between counts. For a worker that got a stop in between, the next step
+        decides. fault: whose the error is.
         """
         self._starting.discard(key)
         held = self._memory.workers.get(str(key))

@@ -209,9 +209,7 @@ class GpuReader:
     async def _serve(self, process: ReaderProcess, first_after_s: float) -> tuple[str, bool]:
         """Ask the child for each requested sample until it ends.
 
-        Return why, and whether it timed out.
-
-        The first good answer may take `first_after_s`.
+        Return why, and whether it timed out. The first good answer may take `first_after_s`.
         """
         last_error = ""
         while True:

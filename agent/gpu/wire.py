@@ -1,9 +1,7 @@
 """The protocol between the agent and its NVML child, and the common spelling of PCI addresses.
 
-Pure.
-
 A frame is four bytes of length, big-endian, and a MessagePack payload. An empty frame asks for a
-sample; a `Sample` answers. At most one question is under way.
+sample; a `Sample` answers. At most one question is under way. Pure.
 
 NVML and the kernel spell PCI addresses differently; both are compared in the spelling defined here.
 """

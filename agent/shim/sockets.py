@@ -213,12 +213,10 @@ def _note(folder: str) -> None:
 def remove_folder(directory: str) -> None:
     """Remove the folder that a shim named in a worker's directory and left behind.
 
-    None is no error.
-
-    The directory is its job's, which may have written any name there, and the caller may be root.
-    So only a folder with a shim's kind of name counts, and only one of the account that owns the
-    directory. Only the socket in it is removed. No link is followed: every removal is one that this
-    account could make itself.
+    A missing folder is no error. The directory is its job's, which may have written any name there,
+    and the caller may be root. So only a folder with a shim's kind of name counts, and only one of
+    the account that owns the directory. Only the socket in it is removed. No link is followed:
+    every removal is one that this account could make itself.
     """
     with contextlib.suppress(OSError):
         owner = os.lstat(directory).st_uid

@@ -410,9 +410,8 @@ def _decoded(payload: bytes) -> Memory:
 def _open_own(path: Path, flags: int) -> int:
     """Open a file for the node's account alone, whatever the umask.
 
-    The last resort has another one.
-
-    An existing file that others may read is closed to them; no link is followed.
+    The last resort has another umask. An existing file that others may read is closed to them; no
+    link is followed.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN_MODE)
     file_ownership.give(fd, path.parent)

@@ -103,9 +103,8 @@ async def fetch_page(
 class _Contexts:
     """TLS settings by their CA file, made once.
 
-    Reading a machine's certificates takes longer than a page.
-
-    A file that has changed is read again.
+    Reading a machine's certificates takes longer than a page. A file that has changed is read
+    again.
     """
 
     def __init__(self) -> None:

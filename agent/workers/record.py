@@ -114,11 +114,9 @@ def key_of(directory: Path) -> WorkerKey | None:
 def read_record(directory: Path) -> WorkerRecord | None:
     """The record of the shim, or of the process that wrote the end in its place.
 
-    None without a file.
-
-    The fault of an end is in `fault`, whichever version wrote it. The directory is its job's, which
-    may have put anything there: no record, or a record that no shim writes, is one kind of error,
-    however it is detected.
+    None without a file. The fault of an end is in `fault`, whichever version wrote it. The
+    directory is its job's, which may have put anything there: no record, or a record that no shim
+    writes, is one kind of error, however it is detected.
 
     Raises:
         msgspec.DecodeError: the file is damaged, cannot be read, or is no longer a file.

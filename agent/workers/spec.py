@@ -1,7 +1,4 @@
-"""Builds the command line, environment and shim spec of a worker or its gang's rendezvous store.
-
-Pure.
-"""
+"""Builds the command line, environment and shim spec of a worker or rendezvous store. Pure."""
 
 from __future__ import annotations
 

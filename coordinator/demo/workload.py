@@ -264,9 +264,8 @@ class Workload:
     def _note_loans(self) -> None:
         """Record until when a refusal may be a loan's.
 
-        A request sent during a loan times out after it.
-
-        A loan that came and went between two looks counts like the others.
+        A request sent during a loan times out after it. A loan that came and went between two looks
+        counts like the others.
         """
         is_out = any(loan.state in OUT for loan in self.loans)
         leases = {loan.lease_id for loan in self.loans if loan.returned_at_s is not None}

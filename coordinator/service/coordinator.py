@@ -463,11 +463,10 @@ class Coordinator:
     def _doubt(self, node: NodeName) -> str:
         """Why a renewal gets no answer.
 
-        Only a leader that runs passes and hears the node renews a lease.
-
-        These doubts are temporary (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent
-        without an answer asks again, and goes home when its TTL ends. A refusal would end every
-        loan at each change of the leader.
+        Only a leader that runs passes and hears the node renews a lease. These doubts are temporary
+        (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent without an answer asks
+        again, and goes home when its TTL ends. A refusal would end every loan at each change of the
+        leader.
         """
         now_s = self.clock.now_s()
         if not self.may_act():

@@ -692,9 +692,8 @@ class Decider:
     async def _shorten(self, up_to: int) -> None:
         """Drop old records that two snapshots cover.
 
-        If the newest is damaged, the other still serves.
-
-        The next snapshot tries again, so a failure is no reason to stop.
+        If the newest is damaged, the other still serves. The next snapshot tries again, so a
+        failure is no reason to stop.
         """
         try:
             await self._journal.shorten(up_to, kept_s=self._settings.journal_kept_days * DAY_S)

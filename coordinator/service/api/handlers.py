@@ -214,9 +214,8 @@ class Api:
     def _check_line(self, tenant: str, job_id: JobId) -> None:
         """Refuse a new job of a tenant that has its limit of waiting jobs.
 
-        A job let in before passes.
-
-        Jobs on their way into the engine count, so that no burst goes beyond the limit.
+        A job let in before passes. Jobs on their way into the engine count, so that no burst goes
+        beyond the limit.
         """
         engine = self._coordinator.engine
         if job_id in self._entering:

@@ -126,11 +126,9 @@ class Folder:
     def listened(self, *, now_s: float, period_s: float) -> float:
         """Record that reports could arrive, as each `period_s`.
 
-        Returns the seconds of a pause, usually 0.
-
-        A process that was stopped, or busy, or on a machine that slept, has received no reports and
-        knows nothing of that time: the pause is no silence of the nodes. A look that comes within
-        twice its period is in time.
+        Returns the seconds of a pause, usually 0. A process that was stopped, or busy, or on a
+        machine that slept, has received no reports and knows nothing of that time: the pause is no
+        silence of the nodes. A look that comes within twice its period is in time.
         """
         since_s, self._listened_at_s = self._listened_at_s, now_s
         missed_s = 0.0 if since_s is None else now_s - since_s - period_s
