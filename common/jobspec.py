@@ -168,7 +168,7 @@ def utf8_misfit(text: str) -> str:
     """The error of a text that no message can hold; empty where it can.
 
     Python keeps bytes of arguments, variables and file names that are no UTF-8 as lone surrogates
-    (PEP 383), and JSON and YAML can name one as an escape.
+    (PEP 383), and JSON and YAML can name one as `\\ud800`.
     """
     try:
         text.encode()

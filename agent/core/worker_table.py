@@ -1,7 +1,7 @@
 """The workers and rendezvous stores of one node, from order to end. Pure.
 
 The table also explains why a worker cannot have its GPUs yet, from the GPUs' owners and the
-devices' state, and builds the part of a report that describes each worker.
+devices' state. It builds the part of a report that describes each worker.
 """
 
 from __future__ import annotations
@@ -392,9 +392,9 @@ class WorkerTable:
     def _withdrawn(self, held: WorkerState, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
         """Handle a worker that is to stop before it was seen running.
 
-        A start under way cannot be cancelled. So the worker gets a stop, and keeps its GPUs until a
-        start of this agent is answered or, for a start of another agent, no process can be left. It
-        has computed nothing that it could save.
+        A start under way cannot be cancelled. So the worker gets a stop, and keeps its GPUs until
+        this agent's start is answered. After a start of another agent it keeps them until no
+        process can be left. It has computed nothing that it could save.
         """
         key = held.order.key
         if held.is_begun and key not in self._told_stop_ends_at_s:

@@ -62,9 +62,9 @@ class GpuReader:
     kill at once: killing a process inside NVML has frozen GPUs (dcgm-exporter#84). After a crash
     the next start waits `backoff_s`, doubled up to `max_backoff_s`.
 
-    A child that was ended before its first good answer may only have been slow, on a machine
-    without a free core or with a driver that takes long to open. So the next child has twice as
-    long, up to `max_restart_after_s`; otherwise none would ever get there.
+    A child that was ended before its first good answer may only have been slow: a machine may have
+    no free core, or a driver may take long to open. So the next child has twice as long, up to
+    `max_restart_after_s`; otherwise none would ever get there.
     """
 
     def __init__(

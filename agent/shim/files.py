@@ -103,7 +103,7 @@ def descendants(root_pid: int) -> dict[int, int]:
 
 
 def _encoded(value: dict[str, object]) -> bytes:
-    """JSON that every reader accepts: an unpaired surrogate has no encoding and becomes `?`."""
+    """JSON that every reader accepts: an unpaired surrogate, `\\ud800`, becomes `?`."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="replace")
 

@@ -5,15 +5,15 @@ it by mistake, so a missing status proves no end. A live shim writes the status 
 goes on. Where no shim answers, the agent kills all that is left of the worker before it counts as
 ended.
 
-**A shim that does not end its worker in time.** A shim that hangs receives no order and kills
-nothing, and while it lives the agent leaves its worker to it. The agent kills it by its recorded
+**A shim that does not end its worker in time.** It hangs: it receives no order and kills nothing.
+While it lives, the agent leaves its worker to it. The agent kills the shim by its recorded
 identity; then it is a lost shim like any other.
 
 **The log of a worker whose shim is gone.** The agent keeps the log within its limit in the shim's
 place.
 
 **A worker that must no longer start, though its shim may be starting.** A shim locks its directory
-before its worker exists, and leaves a directory alone that has a status. A process that holds the
+before its worker exists. It leaves a directory alone that has a status. A process that holds the
 lock and writes a status therefore decides for good that nothing runs. Where no disk takes a status,
 the agent keeps the lock until one does.
 """

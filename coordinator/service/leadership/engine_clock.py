@@ -1,7 +1,7 @@
 """Engine time: seconds since 1970 that advance with the boot clock, even if the wall clock is set.
 
-A wall clock that is set back must not extend the time limits, waits and loans of a cell, and one
-that is set ahead must not end them: intervals are measured on the boot clock. So each leader leaves
+A wall clock that is set back must not extend the time limits, waits and loans of a cell. One that
+is set ahead must not end them. So intervals are measured on the boot clock, and each leader leaves
 a mark in the journal: how far engine time is ahead of the boot clock of its machine. The next
 leader on the same boot continues from there, and reads no wall clock. On another boot or machine
 only the wall clock shows how long the cell had no leader. A long gap is reported, as the clock may
