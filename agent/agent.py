@@ -1,6 +1,7 @@
-"""The agent: one node and its coordinator over the bus. Must not know how workers are run.
+"""The agent: connects one node's driver to the coordinator over the bus.
 
-Fail static: without a bus the node goes on as it is; only a lease that runs out moves it.
+The agent fails static: without a bus the node goes on as before, and only an expired lease moves
+it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Agent:
     """One agent.
 
     Args:
-        bus_counters: what went wrong on the bus, where it counts; told in each report.
-        instance: names this start of the agent, so that two that report as one node are told apart.
-            Whoever gives one holds the lock of the state directory, so that the start which the
-            memory names is over.
+        bus_counters: errors of the bus, where it counts them; each report carries them.
+        instance: names this start of the agent, so the coordinator can tell apart two agents that
+            report as one node. A caller that passes it holds the lock of the state directory, so
+            the start named in the memory is over.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Agent:
         self._sequence = 0
 
     async def run(self) -> None:
-        """Until cancelled. An error in any part ends all of it, loudly."""
+        """Run until cancelled. An error in any part ends all parts, with a log line."""
         cell, name = self._settings.cell, self._settings.node
         handlers = {
             subjects.node_desired(cell, name): self._on_desired,
@@ -146,9 +147,9 @@ class Agent:
     # --- contact ------------------------------------------------------------------------------
 
     async def _keep_contact(self) -> None:
-        """Ask for an answer to a report as long as some job is to stop without contact.
+        """Ask for an answer to a report while some job would stop without contact.
 
-        Often enough that one answer of three may be lost, as with a lease.
+        The requests are frequent enough that one answer of three may be lost, as with a lease.
         """
         while True:
             look_s = self._settings.report_period_s
@@ -164,8 +165,11 @@ class Agent:
             await self._clock.sleep(look_s)
 
     async def _ask_contact(self, *, timeout_s: float) -> None:
-        """One report with an answer; what counts is when it was sent, as the other side counts its
-        silence from when it came."""
+        """Send one report that asks for an answer.
+
+        Contact counts from the instant of sending, because the coordinator counts silence from the
+        instant of receipt.
+        """
         if not self.node.may_report:
             return
         subject = subjects.node_report(self._settings.cell, self._settings.node)
@@ -183,9 +187,9 @@ class Agent:
     # --- reports ------------------------------------------------------------------------------
 
     def report(self) -> NodeReport:
-        """What the node would say now.
+        """Build the node's report for the present instant.
 
-        Numbered by the boot clock, so that a restarted agent never falls behind itself.
+        The boot clock numbers reports, so that a restarted agent never falls behind itself.
         """
         memory, sample, settings = self._life.memory, self.node.last_sample, self._settings
         now_s = self._clock.now_s()
@@ -236,15 +240,16 @@ class Agent:
         )
 
     async def _report(self) -> None:
-        """Each period, and at once when something changed that others wait for.
+        """Send a report each period, and at once after a change that others wait for.
 
-        Not without a connection: what a client keeps for later comes late, when it says what was,
-        or never, when a new client must be made; and what was sent counts as told.
+        Without a connection it sends nothing: a report that the client buffers arrives late, with
+        old facts, or never, when the client has to be replaced. A report that was sent counts as
+        delivered.
         """
         if not self.node.may_report:
             return
         if not self._bus.is_connected:
-            return  # the first one after it says all of it
+            return  # the first report after it carries all facts
         memory = self._life.memory
         news = (
             memory.role,
@@ -271,11 +276,11 @@ class Agent:
             report = self.report()
             await self._bus.publish(subject, encoded(report))
         except Unavailable as error:
-            log.debug("report not sent: %s", error)  # the next one says all of it again
+            log.debug("report not sent: %s", error)  # the next report carries all facts again
         else:
             self.node.told(report.gpus)
 
-    # --- what the coordinator asks ------------------------------------------------------------
+    # --- requests of the coordinator ----------------------------------------------------------
 
     async def _on_desired(self, message: BusMessage) -> None:
         memory = self._life.memory
@@ -293,7 +298,7 @@ class Agent:
                 error=str(error),
             )
         if not await self.node.save() and reply.is_accepted:
-            # What it takes away is done all the same; what it gives waits, and the report says so.
+            # Its stops take effect all the same; its starts wait, and the report gives the reason.
             why = self._life.ledger_error
             reply = msgspec.structs.replace(reply, is_accepted=False, error=why)
         self.node.changed.set()
@@ -320,7 +325,10 @@ class Agent:
         await message.respond(encode(reply))
 
     def _asked(self, message: BusMessage, kind: type[Asked]) -> Asked | None:
-        """A question to this agent; None of what is none, which is counted, or is for another."""
+        """Decode a request to this agent.
+
+        None if it is invalid, which is counted, or for another agent.
+        """
         try:
             request = decode(message.data, kind)
             self._check_node(request.node)
@@ -330,9 +338,10 @@ class Agent:
         return None if self._is_for_another(request.instance) else request
 
     def _is_for_another(self, instance: str | UnsetType) -> bool:
-        """Whether the coordinator means another agent of this name, or the one before this one.
+        """True if the coordinator means another agent of this name, or the one before this one.
 
-        That one answers; of this one it hears by its next report, if it hears it at all.
+        That agent answers. The coordinator hears of this one by its next report, if it accepts
+        that.
         """
         return instance is not UNSET and instance != self._instance
 

@@ -1,8 +1,7 @@
-"""What a node does beside its steps: each thing a task of its own, so that none waits for another.
-Must not know rules, workers or the bus.
+"""Background tasks of the node driver, one asyncio task each, so none blocks another.
 
-Storage, a shim or a command may take its whole time limit, and a step that waited for it would keep
-its node from reporting, from going home and from everybody else's work.
+Storage, a shim or a command may take its whole time limit. A step that waited for it would delay
+the node's reports, its return from a loan, and all other work.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class _Errand(NamedTuple):
 
 
 class Errands:
-    """Tasks under way; an error in one of them is told to whoever looks next, or else logged.
+    """Background tasks under way; an error in one is raised at the next check, or else logged.
 
     Args:
-        on_failure: called when one ended in an error, which `raise_failure` raises.
+        on_failure: called when a task ended in an error, which `raise_failure` raises.
     """
 
     def __init__(self, *, on_failure: Callable[[], None]) -> None:
@@ -42,17 +41,17 @@ class Errands:
         what: object = None,
         droppable: Hashable = None,
     ) -> None:
-        """Have something done.
+        """Start a background task.
 
-        what: what `is_under_way` is asked for. droppable: by what it is kept when others are
-        dropped; None is never dropped.
+        what: names the task for `is_under_way`.
+        droppable: the name under which `drop_all_but` keeps it; a task with None is never dropped.
         """
         task = asyncio.create_task(doing, name=name)
         self._tasks[task] = _Errand(what, droppable)
         task.add_done_callback(self._over)
 
     def is_under_way(self, what: object) -> bool:
-        """Whether the same was begun and is not over."""
+        """True if a task of this name has begun and is not over."""
         return any(errand.what == what for errand in self._tasks.values())
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -66,30 +65,33 @@ class Errands:
         self._on_failure()
 
     def raise_failure(self) -> None:
-        """Nothing, as long as everything was done as it should be.
+        """Raise the error of a failed task; do nothing if no task has failed.
 
         Raises:
-            BaseException: what an errand ended in.
+            BaseException: the error that ended a background task.
         """
         if self._failure is not None:
             self._is_told = True
             raise self._failure
 
     def drop_all_but(self, kept: Collection[Hashable]) -> None:
-        """Cancel what can be dropped and is not named here: nobody waits for its result."""
+        """Cancel the droppable tasks that are not named here.
+
+        Their results are no longer needed.
+        """
         for task, errand in self._tasks.items():
             if errand.droppable is not None and errand.droppable not in kept:
                 task.cancel()
 
     async def close(self) -> None:
-        """Cancel everything, and return when it has ended.
+        """Cancel all tasks, and return when they have ended.
 
-        Nobody looks any more: what an errand ended in that was not raised is logged.
+        No caller checks any more, so an error that was not raised is logged.
         """
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        # Each has been told to `_over` when this returns: that was to be called back first.
+        # `_over` has run for each when this returns: it was to be called back first.
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._failure is not None and not self._is_told:
             _log(self._failed_name, self._failure)

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ADOPT_S = 60.0
-"""Looking at all workers once; a disk may have to be waited for."""
+"""Limit of one look at all workers; it may have to wait for a disk."""
 INSTANCE_BYTES = 8
-"""Of chance, so that no two starts of an agent are taken for one."""
+"""Random bytes, so that no two starts of an agent have the same name."""
 LOCK_RETRY_S = 0.5
 LOCK_LOOK_S = 0.05
-"""Of a `--go-home` that has just ended a hung agent: before another one is started."""
+"""Wait of a `--go-home` that has just ended a hung agent: before another agent starts."""
 
 
 def make_node(
@@ -67,11 +67,11 @@ def make_node(
 ) -> Node:
     """A node on this machine's processes, files and GPUs.
 
-    is_known_boot: the ledger is of this boot, whatever id of the boot is seen here.
+    is_known_boot: the ledger is of this boot, whatever boot id is visible here.
 
     Raises:
-        ConfigError: the ledger is another node's or another version's.
-        Unavailable: it is there and cannot be read.
+        ConfigError: the ledger belongs to another node or another version.
+        Unavailable: the ledger exists and cannot be read.
     """
     state_dir = Path(settings.state_dir)
     boot_id = clock.boot_id()
@@ -138,7 +138,7 @@ async def run_agent(
 
 
 async def _connect(settings: AgentSettings, clock: Clock) -> NatsBus | MqttBus:
-    """The bus that the settings name, which connects in the background."""
+    """The bus of the settings, which connects in the background."""
     connect: Callable[..., Awaitable[NatsBus | MqttBus]] = connect_nats
     if settings.mqtt_url:
         from common.mqttbus import connect_mqtt  # its libraries are for sites that need it
@@ -163,10 +163,10 @@ async def _take_node(
 ) -> Heartbeat:
     """Hold the node's lock, and beat; wait while a `--go-home` or a dying agent still has it.
 
-    No server command of whoever had it before is left then.
+    Afterwards no server command of the previous holder is left.
 
     Raises:
-        Unavailable: somebody else still has it after `within_s`.
+        Unavailable: another process still has it after `within_s`.
     """
     is_told = False
     began_at_s = clock.now_s()
@@ -186,10 +186,10 @@ async def _take_node(
 
 
 async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None:
-    """`--go-home`; a living agent does that by itself, and one that hangs is ended.
+    """`--go-home`: return the node; a live agent does that by itself, and one that hangs is ended.
 
     Raises:
-        Unavailable: an agent that is alive holds the node, or the ledger cannot be read.
+        Unavailable: a live agent holds the node, or the ledger cannot be read.
     """
     clock = SystemClock()
     state_dir = Path(settings.state_dir)
@@ -224,25 +224,28 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
 
 
 def _keep(settings: AgentSettings) -> None:
-    """Write down what this agent starts with, for a way home whose file is spoilt by then."""
+    """Store the settings of this start, for a return after the settings file has become invalid."""
     try:
         keep(Path(settings.state_dir), settings)
-    except OSError as error:  # the file still has them; an agent that did not start has nothing
+    except OSError as error:  # the file still has them; an agent that did not start has no copy
         log.warning("settings not kept in state_dir: %s; only their file brings it home", error)
 
 
 def _is_home(state_dir: Path) -> bool:
-    """Whether whoever holds the node has it at home. A last resort that failed then would be run
-    again for ever, as nobody disarms what has fired already."""
+    """True if the process that holds the node has it at home.
+
+    Otherwise a last resort that failed then would run for ever, because it has fired and is never
+    disarmed.
+    """
     memory = peek(state_dir)
     return memory is not None and not is_away(memory)
 
 
 def _patience_s(settings: AgentSettings, state_dir: Path, now_s: float) -> float:
-    """How long whoever holds the node, and should be on its way home, may be silent.
+    """How long the process that holds the node, and should return it, may be silent.
 
     Raises:
-        Unavailable: it need not be on its way home, as far as its ledger says.
+        Unavailable: by its ledger, the node need not be on its way home.
     """
     memory = peek(state_dir)
     left_s = 0.0 if memory is None else lease_left_s(memory, now_s)
@@ -252,8 +255,10 @@ def _patience_s(settings: AgentSettings, state_dir: Path, now_s: float) -> float
 
 
 def _is_of_this_boot(state_dir: Path, memory: Memory) -> bool:
-    """Whether a ledger that somebody holds is of this boot: by the id that is seen here, by the one
-    that its living holder sees, or by a worker that lives."""
+    """True if a ledger that another process holds is of this boot.
+
+    The proof is the boot id seen here, the one that its live holder sees, or a live worker.
+    """
     seen, holder = SystemClock().boot_id(), read(state_dir)
     if holder is not None and holder.is_running(state_dir) and memory.boot_id == holder.boot_id:
         return True
@@ -265,7 +270,7 @@ def _is_of_this_boot(state_dir: Path, memory: Memory) -> bool:
 async def run_all(
     configs: list[tuple[Path, AgentSettings]], *, fake_nvml: Path | None, is_going_home: bool
 ) -> None:
-    """Every node named, in one process, until a signal or the first error."""
+    """Run every named node in one process, until a signal or the first error."""
     loop = asyncio.get_running_loop()
     me = asyncio.current_task()
     assert me is not None
@@ -274,7 +279,7 @@ async def run_all(
     nodes: list[Duties] = []
 
     def progress() -> None:
-        """They share the unit's watchdog: one that gets nowhere must not be fed by the others."""
+        """Feed the shared watchdog only while every node makes progress."""
         if not any(duties.overdue() for duties in nodes):
             systemd.watchdog()
 
@@ -325,7 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         configs = _configs(args, named)
         if args.fake_nvml is not None:
-            load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
+            load_fleet(args.fake_nvml)  # its reading child would only fail again and again
         if args.check:
             return _probe([settings for _, settings in configs], args) if args.probe else 0
         with contextlib.suppress(asyncio.CancelledError):
@@ -343,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _probe(configs: list[AgentSettings], args: argparse.Namespace) -> int:
-    """Show what each page says; the exit status is 1 where one tells no load."""
+    """Show the result of each page; the exit status is 1 if one has no load."""
     pages = asyncio.run(probe(configs, SystemClock()))
     sys.stdout.write((as_json(pages) if args.output == "json" else as_text(pages)) + "\n")
     return 0 if all(page.is_understood for page in pages) else 1
@@ -352,10 +357,10 @@ def _probe(configs: list[AgentSettings], args: argparse.Namespace) -> int:
 def _configs(
     args: argparse.Namespace, named: list[tuple[Path, Path | None]]
 ) -> list[tuple[Path, AgentSettings]]:
-    """Every file with its settings.
+    """Read every file's settings.
 
     Raises:
-        ConfigError: one does not fit.
+        ConfigError: the settings of one file are invalid.
     """
     if args.go_home:
         return [(path, way_home(path, state_dir=state_dir)) for path, state_dir in named]
@@ -377,8 +382,8 @@ def _refused(
 ) -> int:
     """The exit status of a process that could not do what it was asked.
 
-    What does not fit the settings keeps their agents from starting as long as nobody mends them:
-    the nodes of all of them that are away have a last resort then.
+    Invalid settings keep their agents from starting until an operator corrects them. So every node
+    of theirs that is away gets a last resort.
     """
     for error in errors:
         log.error("%s", error)

@@ -1,7 +1,6 @@
-"""The node's driver: look at the world, let `agent.core.node_lifecycle` decide, carry it out. Knows
-no bus.
+"""The node driver: observe the node, let `agent.core.node_lifecycle` decide, carry out the actions.
 
-`agent.agent` adds the coordinator to it; `agent.go_home` runs it with nobody to talk to.
+`agent.agent` adds the coordinator to it; `agent.go_home` runs it alone, without a bus.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ from common.model import GpuUuid, WorkerKey
 log = logging.getLogger(__name__)
 
 FIRST_READING_S = 5.0
-"""How long an agent that starts waits for NVML's first answer before a report does without it: NVML
-takes seconds to open on a large machine, and a report without it alarms people."""
+"""How long a new agent waits for NVML's first answer before it reports without it. NVML takes
+seconds to open on a large machine, and a report without GPUs alarms people."""
 FIRST_START_S = 30.0
-"""The same of an agent whose ledger has no GPUs: it has next to nothing that could wait."""
+"""The same for an agent whose ledger has no GPUs: it has next to no work that could wait."""
 PAGE = "inference"
 """The collector that reads the server's metrics page."""
 
@@ -68,10 +67,10 @@ PAGE = "inference"
 class Node:
     """One node without its coordinator.
 
-    Everything that touches the world is an argument, so that a test can put a model in its place.
+    Every dependency on the world is an argument, so a test can put a model in its place.
 
     Args:
-        duties: gets each leg of the way; by default one on this clock.
+        duties: receives each duty's time limits; by default one on this clock.
     """
 
     def __init__(
@@ -113,14 +112,14 @@ class Node:
         """NVML was read since this agent started."""
 
     def contacted(self, at_s: float) -> None:
-        """The coordinator answered a report that was sent at this instant."""
+        """Record that the coordinator answered a report that was sent at this instant."""
         self.contact_at_s = at_s
         self.runner.contacted(at_s)
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- sampling -----------------------------------------------------------------------------
 
     async def sample(self) -> None:
-        """Look at the machine."""
+        """Take a sample of the machine."""
         if self._first_look_at_s is None:
             self._first_look_at_s = self.clock.now_s()
         with self.duties.leg("sample", within_s=self.settings.collect_deadline_s):
@@ -131,7 +130,7 @@ class Node:
         self.last_sample = msgspec.structs.replace(sample, gpus=gpus)
 
     def _with_known(self, sample: Sample) -> tuple[GpuReport, ...] | None:
-        """A look's GPUs, completed from the ledger; None: none was ever read on this node."""
+        """A sample's GPUs, completed from the ledger; None: none was ever read on this node."""
         memory = self.life.memory
         found = next((part for part in sample.collectors if part.name == GPU_COLLECTOR), None)
         error = "" if found is None else found.error
@@ -151,7 +150,7 @@ class Node:
         known = identities(gpus)
         if known != memory.gpus:
             before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
-            if before - now:  # one that is new may only have been slow to answer
+            if before - now:  # a new child may only have been slow to answer
                 log.warning(
                     "GPUs differ from those of the ledger: gone: %s; new: %s",
                     ", ".join(sorted(before - now)),
@@ -162,7 +161,7 @@ class Node:
 
     @property
     def may_report(self) -> bool:
-        """Whether NVML was read, or had its time to answer."""
+        """True if NVML was read, or had its time to answer."""
         began_at_s = self._first_look_at_s
         if self._has_reading or began_at_s is None:
             return self._has_reading
@@ -170,7 +169,7 @@ class Node:
         return self.last_sample.began_at_s >= began_at_s + wait_s
 
     def told(self, gpus: Sequence[GpuReport]) -> None:
-        """A report with these GPUs was sent; their XIDs are not told again."""
+        """Record that a report with these GPUs was sent; their XIDs are not reported again."""
         self._xids.told(gpus)
         sample = self.last_sample
         if sample.gpus is not None:
@@ -178,7 +177,7 @@ class Node:
             self.last_sample = msgspec.structs.replace(sample, gpus=gpus)
 
     async def sample_for_ever(self) -> None:
-        """One look per period, more often while something is in transition."""
+        """Take one sample per period, more often while something is in transition."""
         while True:
             began_at_s = self.clock.now_s()
             await self.sample()
@@ -188,7 +187,7 @@ class Node:
 
     @property
     def period_s(self) -> float:
-        """Time between two looks now."""
+        """Time between two samples now."""
         if self.life.is_in_transition:
             return self.settings.step_period_s
         return self.settings.report_period_s
@@ -228,21 +227,23 @@ class Node:
         )
 
     def _may_run(self, held: WorkerState) -> bool:
-        """Whether a worker may be on its GPUs before any status says so, or still. Nothing came of
-        a start that is not under way and left no shim, as on a full disk."""
+        """True if a worker may be on its GPUs before any status shows it, or still.
+
+        A start that is not under way and left no shim, as on a full disk, has had no effect.
+        """
         key = held.order.key
         is_coming = held.is_begun and (
             self.life.workers.is_to_start(key) or self.runner.has_shim(key)
         )
         return held.is_started or is_coming
 
-    # --- doing --------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     async def save(self) -> bool:
-        """Write down what must outlive a restart; whether it is on disk.
+        """Write to disk what must outlive a restart; True if it is on disk.
 
-        A disk that takes it not ends nothing: whoever would begin something new looks at the
-        answer, and the next save tries again.
+        A disk that fails ends nothing: a caller that would begin something new checks the result,
+        and the next save tries again.
         """
         try:
             with self.duties.leg("ledger"):
@@ -258,10 +259,10 @@ class Node:
         return True
 
     async def step(self) -> None:
-        """Compare what is with what is wanted, write down what was concluded, and begin it.
+        """Compare the actual with the desired state, write down conclusions, and begin actions.
 
-        Nothing that is begun is waited for: what came of it is seen by a later step. What cannot be
-        written down is begun only where it gives something back.
+        The step waits for none of its actions: a later step sees their results. An action whose
+        conclusion cannot be written is begun only if it gives something back.
         """
         self._errands.raise_failure()
         live = self.life.workers.live()
@@ -289,7 +290,7 @@ class Node:
             self.life.workers.not_done(action)
 
     def _begin(self, action: Action) -> None:
-        """Have it done; an action that is under way already is not done twice at a time."""
+        """Begin an action; one that is under way already is not begun twice."""
         if isinstance(action, RunHook):
             self._errands.begin(self._hook(action.kind), name=f"hook {action.kind}")
         elif isinstance(action, EndHook):
@@ -356,7 +357,7 @@ class Node:
         try:
             with self.duties.leg(f"{kind} command", within_s=timeout_s):
                 error = await self._command.run(argv, timeout_s=timeout_s, variables=variables)
-        except OSError as failure:  # a hook that never answered would never be tried again
+        except OSError as failure:  # a hook that never answered would block all later tries
             error = str(failure)
         if error:
             log.warning("%s command: %s", kind, error)
@@ -372,16 +373,16 @@ class Node:
 
 
 def _page_error(sample: Sample) -> str:
-    """Why a look could not read the metrics page; empty where it could."""
+    """Why a sample could not read the metrics page; empty where it could."""
     failed = (one for one in sample.collectors if one.name == PAGE and not one.is_success)
     return next((one.error for one in failed), "")
 
 
 def _needs_ledger(action: Action) -> bool:
-    """Whether an action takes something on, or removes what a ledger that is old would need.
+    """True if an action takes something on, or removes something that an old ledger would need.
 
-    An agent that dies then starts from the last memory on disk: whatever that one would begin again
-    must still show that it was begun.
+    An agent that dies then starts from the last memory on disk: whatever that agent would begin
+    again must still show that it was begun.
     """
     match action:
         case CheckReserve() | StartWorker() | ForgetWorker():
@@ -395,10 +396,10 @@ def _needs_ledger(action: Action) -> bool:
 
 
 def _limit_s(action: WorkerAction) -> float:
-    """What the time limits inside an action add up to."""
+    """The sum of the time limits inside an action."""
     match action:
         case StartWorker():
-            return 2 * (START_TIMEOUT_S + END_ALL_S)  # of unit and first word; before, and after
+            return 2 * (START_TIMEOUT_S + END_ALL_S)  # of unit and first status; before, and after
         case CheckReserve():
             return CHECK_TIMEOUT_S
         case StopWorker():
@@ -408,19 +409,20 @@ def _limit_s(action: WorkerAction) -> float:
 
 
 def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
-    """Ancestors of all that was granted GPUs; a store was granted none.
+    """Ancestors of all processes that were granted GPUs; a store was granted none.
 
-    A shim is one: what daemonizes leaves its worker's session and comes to it, to be ended by it.
+    A shim is an ancestor too: a process that daemonizes leaves its worker's session, and the shim
+    adopts and ends it.
     """
     granted = [status for status in statuses if not status.key.is_store]
     return [pid for status in granted for pid in (status.pid, status.shim_pid) if pid]
 
 
 def _unnamed(maybe: Iterable[WorkerState], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
-    """GPUs of those of these workers of which no status names a process.
+    """GPUs of those of these workers for which no status names a process.
 
-    A shim starts its worker first and then writes down which it is, as fast as its disk is. Nor can
-    anybody say what is left of a worker whose status is gone or cannot be read.
+    A shim starts its worker first and then writes down its process, as fast as its disk allows. The
+    remains of a worker whose status is gone or unreadable are unknown as well.
     """
     named = {status.key for status in statuses if status.pid or status.shim_pid}
     unnamed = (held.order for held in maybe if held.order.key not in named)

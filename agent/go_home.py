@@ -1,10 +1,8 @@
-"""`aryl-agent --go-home`: bring a lent node home with agent, coordinator and NATS all dead.
+"""`aryl-agent --go-home`: bring a lent node home while agent, coordinator and NATS are all dead.
 
-The same node driver and the same rules as the agent's, with nobody to ask: its lease is over. Must
-not run beside an agent; whoever calls it holds the node's lock.
-
-Has a node brought home whose agent does not start. Must not know why it does not, nor how a
-node goes home.
+It runs the agent's own node driver and rules, with a lease that counts as expired. It must not run
+beside an agent: its caller holds the node's lock. An agent whose start fails also brings its node
+home this way.
 """
 
 from __future__ import annotations
@@ -32,10 +30,11 @@ from common.model import NodeRole
 
 
 def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | None) -> None:
-    """Have every node of these brought home that is away; their agents start all or none.
+    """Arm the return of every node of these that is away; their agents start all or none.
 
-    Where a file and the command line name the state directories of two nodes, each of them. Of two
-    that are one node's, as where one is a copy, only that which is true now.
+    Where a file and the command line name the state directories of two nodes, each node is
+    returned. If both are one node's, as where one is a copy, only the directory that is current
+    counts.
 
     named: each settings file, and the state directory of its node if that was given.
     """
@@ -45,7 +44,7 @@ def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | Non
 
 
 def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> None:
-    """Whatever fails here is told beside the reason for it, and hides that from nobody."""
+    """Log an error here beside the reason for the call, without hiding that reason."""
     clock = SystemClock()
     resort = last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock)
     try:
@@ -54,7 +53,7 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
             return
         asyncio.run(resort.arm(after_s))
     except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
-        # Its end is what was said now; its beginning may have been said by an earlier one.
+        # The end of the text is today's error; its beginning may come from an earlier one.
         if str(error).rstrip(".").endswith(UNIT_EXISTS):
             log.warning("node %s is away; its last resort runs already", settings.node)
         else:
@@ -65,10 +64,12 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
 
 
 def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
-    """When a node whose agent cannot start is to be brought home; None where it is at home, or
-    somebody has it. After a boot nothing that an earlier agent armed is left.
+    """Seconds until a node whose agent cannot start is to return.
 
-    settings: on which it goes home.
+    None if the node is at home, or another process holds it. After a boot nothing that an earlier
+    agent armed is left.
+
+    settings: those on which it returns.
 
     Raises:
         OSError: its workers' directories cannot be read.
@@ -78,10 +79,10 @@ def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
     if memory is None or not is_away(memory):
         return None
     if is_locked(str(lock_path(state_dir))):
-        return None  # whoever has the node brings it home, and has armed what does so if it hangs
+        return None  # its holder brings the node home, and has armed a last resort
     boot_id = boot_check.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen)
     left_s = lease_left_s(memory, clock.now_s()) if memory.boot_id == boot_id else 0.0
-    # At once when it is over: an agent that PID 1 starts again and again would put it off for ever.
+    # At once when it is over: an agent that PID 1 restarts repeatedly would postpone it for ever.
     return left_s + LAST_RESORT_MARGIN_S if left_s > 0 else 0.0
 
 
@@ -94,11 +95,11 @@ async def go_home(node: Node, *, clock: Clock) -> str:
     """Vacate, wait for the GPUs, restart the server, route to it.
 
     Returns:
-        What was done, in words; an empty text when the node is not away.
+        What was done, as text; empty when the node is not away.
 
     Raises:
-        Unavailable: the lease is valid, so it is too early: whoever calls must try again, or
-            nobody would be left to bring the node home.
+        Unavailable: the lease is valid, so it is too early. The caller must try again, or no
+            process would be left to bring the node home.
     """
     life = node.life
     memory = life.memory

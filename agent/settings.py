@@ -1,4 +1,4 @@
-"""The agent's settings file; every duration has its unit in its name. Must not know the bus."""
+"""The agent's settings file; every duration has its unit in its name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Argv = tuple[str, ...]
 SHORTEST_HUNG_S = 2.0
 """Several heartbeats of `agent.storage.node_lock`."""
 LONGEST_STRANGER_AFTER_S = 60.0
-"""A loan waits for so long to see who stays, and for a crash loop several times as long."""
+"""A loan waits for this long to see which processes stay, and for a crash loop several times as
+long."""
 
 
 WORKERS_DIR = "workers"
-"""Where in `state_dir` the directories of workers are."""
+"""The directories of workers, below `state_dir`."""
 
 
 class Starter(StrEnum):
@@ -37,7 +38,7 @@ class Starter(StrEnum):
 
 
 class KernelLogChoice(StrEnum):
-    """Where the kernel log is read, for the XIDs that NVML does not tell."""
+    """Where the kernel log is read, for the XIDs that NVML does not report."""
 
     AUTO = "auto"
     JOURNAL = "journal"
@@ -46,7 +47,7 @@ class KernelLogChoice(StrEnum):
 
 
 class Combine(StrEnum):
-    """What the label sets of a series make together."""
+    """How the label sets of a series combine into one number."""
 
     SUM = "sum"
     MAX = "max"
@@ -93,8 +94,10 @@ class CountSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is in flight and what has succeeded, by the names of a server's own; each list is added
-    up. A preset of it is what `engine` names."""
+    """Requests in flight and requests succeeded, by the server's own series names.
+
+    The values of each list are added up. `engine` names a preset.
+    """
 
     running: Annotated[
         tuple[CountSettings, ...], Meta(description="requests that the server works on")
@@ -121,7 +124,10 @@ class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PageAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the agent shows a page who it is, and whom it trusts. Only paths: no key is in here."""
+    """How the agent authenticates to a page, and which servers it trusts.
+
+    It holds paths only, no key.
+    """
 
     bearer_path: Annotated[
         str, Meta(description="file with a key, sent as `Authorization: Bearer`; mode 0600")
@@ -135,7 +141,7 @@ class PageAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class InstanceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of several servers on a node; what it does not say is as in `server`."""
+    """One of several servers on a node; keys that it lacks are as in `server`."""
 
     health_url: Annotated[str, Meta(description="answers 200 when this server can serve")]
     metrics_url: Annotated[
@@ -147,7 +153,7 @@ class InstanceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Instance(Struct, frozen=True, kw_only=True):
-    """One server of a node, with all that is said of it; `field` is where in the settings."""
+    """One server of a node, with all its settings; `field` is its place in the settings."""
 
     field: str
     health_url: str
@@ -160,7 +166,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The inference server of this node, or several, and the commands that move them all.
 
-    A command is run without a shell, must be idempotent, and says success by exit code 0. Its
+    A command is run without a shell, must be idempotent, and reports success by exit code 0. Its
     environment has ARYL_NODE, ARYL_SERVICE and ARYL_GPU_UUIDS (with commas between).
     """
 
@@ -211,7 +217,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 60.0
 
     def all_instances(self) -> tuple[Instance, ...]:
-        """Each server of the node, with what it takes from this table."""
+        """Each server of the node, with the values that it takes from this table."""
         if not self.instances:
             return (
                 Instance(
@@ -361,7 +367,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 10.0
 
     def warning(self) -> str:
-        """What is allowed and yet may cost a promise, naming the fields; empty: nothing."""
+        """Settings that are allowed and yet may cost a promise, naming the fields; empty: none."""
         if self.server is None or self.server.hook_timeout_s <= self.device_free_timeout_s:
             return ""
         return (
@@ -371,7 +377,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def check(self) -> None:
-        """What types cannot say.
+        """Check what types cannot express.
 
         Raises:
             ConfigError: names the field.

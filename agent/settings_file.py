@@ -1,8 +1,8 @@
-"""An agent's settings file as its start takes it, and as a way home takes one that does not fit.
-Must not know the bus, nor change anything in a state directory.
+"""Reads an agent's settings file: strictly for a start, leniently for a return from a loan.
 
-A file is checked as a whole before anything is touched. A way home needs little of it, and must not
-fail for the rest: the file may have been changed while the node is lent.
+A start checks the whole file before it touches anything. A return needs few settings and must not
+fail for the rest, because the file may have changed while the node was lent. Nothing here changes a
+state directory.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from common.settings import drop_ins, load
 log = logging.getLogger(__name__)
 
 ENGINE = next(iter(ENGINES))
-"""Of a way home by settings whose own is not known."""
+"""For a return by settings whose own engine is unknown."""
 
 
 def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
-    """The settings of an agent that starts, or is to.
+    """The settings of an agent that starts, or is to start.
 
-    uid: as which account; None is this process's.
+    uid: the account that the agent runs as; None is this process's.
 
     Raises:
-        ConfigError: they do not fit each other or this machine; names file and field.
+        ConfigError: they are inconsistent, or wrong for this machine; names file and field.
     """
     settings = load(path, AgentSettings)
     with _naming(path):
@@ -60,10 +60,10 @@ def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
 
 
 def check_state_dir(path: Path, settings: AgentSettings, state_dir: Path | None) -> None:
-    """Whether a file and the command line name the same state directory.
+    """Check that a file and the command line name the same state directory.
 
     Raises:
-        ConfigError: they do not, so where the file cannot be read its node is not found.
+        ConfigError: they differ, so an unreadable file would hide its node.
     """
     if state_dir is not None and not _is_same(Path(settings.state_dir), state_dir):
         raise ConfigError(
@@ -72,8 +72,7 @@ def check_state_dir(path: Path, settings: AgentSettings, state_dir: Path | None)
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether both are one directory; unlike `Path.resolve` not by an error where a link leads to
-    itself."""
+    """True if both are one directory; unlike `Path.resolve`, no error if a link leads to itself."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -86,10 +85,10 @@ def _naming(path: Path) -> Generator[None]:
 
 
 def _check_node(settings: AgentSettings) -> None:
-    """Whether the state directory is this node's.
+    """Check that the state directory is this node's.
 
     Raises:
-        ConfigError: it is another one's.
+        ConfigError: it belongs to another node.
     """
     known = peek(Path(settings.state_dir)) or kept(Path(settings.state_dir))
     if known is not None and known.node != settings.node:
@@ -97,7 +96,7 @@ def _check_node(settings: AgentSettings) -> None:
 
 
 def _check_jobs(settings: AgentSettings, uid: int) -> None:
-    """What an agent would refuse later, with a coordinator to ask and workers to start.
+    """Check what an agent would otherwise refuse later, with workers to start.
 
     Raises:
         ConfigError: names the field.
@@ -109,16 +108,16 @@ def _check_jobs(settings: AgentSettings, uid: int) -> None:
         mqttrules.servers_of(settings.mqtt_url, access=access, insecure=settings.insecure)
     else:
         natsrules.server_urls(settings.nats_url, access=access, insecure=settings.insecure)
-    # Seed and credentials may be there for the agent's unit alone, and only while that runs.
+    # Seed and credentials may exist for the agent's unit alone, and only while that runs.
     natsrules.options(structs.replace(access, nkey_seed_path=None, credentials_path=None))
     read_rules(settings.failure_rules)
     worker_account(settings.job_user, uid=uid, is_root_allowed=settings.is_root_allowed)
-    if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
+    if settings.worker_starter == Starter.SYSTEMD:  # other starters inherit this process's view
         boot_check.check(SystemClock().boot_id())
 
 
 def _check_server(settings: AgentSettings) -> None:
-    """What an agent would never have an answer from.
+    """Check settings under which an agent would never get an answer.
 
     Raises:
         ConfigError: names the field.
@@ -138,7 +137,7 @@ def _check_server(settings: AgentSettings) -> None:
 
 
 def _check_instance(one: Instance, *, may_be_plain: bool) -> None:
-    """As `_check_server`, of one of its servers."""
+    """As `_check_server`, for one of its servers."""
     engine_named(one.engine)
     if one.metrics is not None:
         checked_metrics(one.metrics, f"{one.field}.metrics")
@@ -156,20 +155,20 @@ def _check_instance(one: Instance, *, may_be_plain: bool) -> None:
         checked_access(one.access, f"{one.field}.access", url=url, may_be_plain=may_be_plain)
 
 
-# --- the way home ---------------------------------------------------------------------------
+# --- settings of a return -------------------------------------------------------------------
 
 
 def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:
-    """The settings for `--go-home`: the file's where they fit this node and its server, else those
-    that the node's agent accepted last; and the file's all the same where it accepted none and they
-    are of this node.
+    """The settings for `--go-home`, without anything about jobs.
 
-    Nothing of jobs is left in them: no failure rules are read and no account is looked up.
+    They are the file's if they fit this node and its server, else those that the node's agent
+    accepted last. If it accepted none, they are the file's, provided that they are this node's. No
+    failure rules are read and no account is looked up.
 
     state_dir: of the node, where the file names none; see `_home_dir` for where both name one.
 
     Raises:
-        ConfigError: the file does not fit, and there is nothing else; names file and field.
+        ConfigError: the file is invalid, and there is nothing else; names file and field.
     """
     try:
         settings, warning = _settings_in(_home_dir(path, state_dir), path)
@@ -182,8 +181,10 @@ def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:
 
 
 def expected_homes(path: Path, *, state_dir: Path | None) -> list[AgentSettings]:
-    """What `way_home` would give now for each node whose state directory is named, without a word;
-    none for one where it would fail. The file's is the last."""
+    """The result of `way_home` now for each node whose state directory is named, without logging.
+
+    A node for which it would fail is left out. The file's node is the last.
+    """
     found: list[AgentSettings] = []
     for where in reversed(_less_copies(_named_dirs(path, state_dir))):
         with suppress(ConfigError):
@@ -192,8 +193,9 @@ def expected_homes(path: Path, *, state_dir: Path | None) -> list[AgentSettings]
 
 
 def _settings_in(where: Path | None, path: Path) -> tuple[AgentSettings, str]:
-    """The settings on which the node in this state directory goes home, and why they are not the
-    file's, or that they do not fit; mostly empty.
+    """The settings on which the node in this state directory returns, and a warning, usually empty.
+
+    The warning gives the reason why they are not the file's, or that they do not fit.
 
     Raises:
         ConfigError: as `way_home`.
@@ -217,11 +219,12 @@ def _settings_in(where: Path | None, path: Path) -> tuple[AgentSettings, str]:
 
 
 def _home_dir(path: Path, state_dir: Path | None) -> Path | None:
-    """The state directory of the node that is to come home; None: nobody says.
+    """The state directory of the node that is to come home; None: neither source names one.
 
-    A unit may name another one than a site's file, and a file may have been changed: so the one of
-    a node that is away, else one of any node. Of two nodes that are away it is the command line's:
-    a last resort names there whom it was armed for. Of two at home it is the file's.
+    A unit may name another directory than a site's file, and a file may have been changed. So the
+    directory of a node that is away comes first, else that of any node. If both nodes are away it
+    is the command line's: a last resort names the node that it was armed for. If both are at home
+    it is the file's.
     """
     named = _less_copies(_named_dirs(path, state_dir))
     for where in reversed(named):
@@ -239,9 +242,11 @@ def _named_dirs(path: Path, state_dir: Path | None) -> list[Path]:
 
 
 def _less_copies(named: list[Path]) -> list[Path]:
-    """The same, less what a directory is a copy of, or the copy, where both say that their node is
-    away: it is one node, and at most one of them knows of its loan as it is now. A way home by the
-    other would end a job whose lease is being renewed."""
+    """The same without copies of one node's directory, where both show that their node is away.
+
+    It is one node, and at most one of the directories knows of its present loan. A return by the
+    other would end a job whose lease is being renewed.
+    """
     known = [(where, memory) for where in named if (memory := peek(where)) is not None]
     away = [(where, memory) for where, memory in known if is_away(memory)]
     if len(away) < 2 or len({memory.node for _, memory in away}) > 1:
@@ -253,10 +258,12 @@ def _less_copies(named: list[Path]) -> list[Path]:
 
 
 def _how_new(where: Path, memory: Memory, of: list[Memory]) -> tuple[bool, int, int, bool, float]:
-    """The greater, the later this state of these was the node's: whoever works on the node has it
-    locked, and a coordinator counts what it orders; a lease that is renewed, or ends, counts
-    nothing. Without one, only what names another's lease as ended is later: a node that starts, or
-    leaves its routing, has none yet."""
+    """A sort key: the greater, the later this state of the node's copies was in use.
+
+    A process that works on the node has it locked, and a coordinator counts its orders. A lease
+    that is renewed, or ends, counts nothing. Without such a count, only a copy that names the
+    other's lease as ended is later: a node that starts, or leaves its routing, has none yet.
+    """
     ends_at_s = memory.lease_ends_at_s
     is_held = is_locked(str(lock_path(where)))
     leases = {other.lease.lease_id for other in of if other.lease is not None}
@@ -266,14 +273,13 @@ def _how_new(where: Path, memory: Memory, of: list[Memory]) -> tuple[bool, int, 
 
 
 def _accepted(where: Path | None) -> AgentSettings | None:
-    """What the agent of the node in this state directory accepted last; None: nobody knows.
+    """The settings that the agent of the node in this state directory accepted last; None: unknown.
 
-    An agent may have accepted what its ledger never had, as a move to another pool.
+    An agent may have accepted settings that its ledger never had, as a move to another pool.
     """
     if where is None or (last := kept(where)) is None:
         return None
-    # It is written there too, and was another path to whoever wrote it before a move of the
-    # directory, or in a container.
+    # The file may name another path to it, from before a move of the directory or from a container.
     last = structs.replace(last, state_dir=str(where.absolute()))
     memory = peek(where)
     if memory is None:
@@ -283,11 +289,11 @@ def _accepted(where: Path | None) -> AgentSettings | None:
 
 
 def _check_place(settings: AgentSettings, where: Path | None) -> None:
-    """Whether these are of the node in this state directory, and of the loan that it has.
+    """Check that the settings are of the node in this state directory, and of its loan.
 
     Raises:
-        ConfigError: they are of another one, so that nothing would be known of the loan, or nobody
-            would do what ends it.
+        ConfigError: they are of another node. Then nothing would be known of the loan, or nothing
+            would end it.
     """
     if where is None:
         return
@@ -305,7 +311,7 @@ def _check_place(settings: AgentSettings, where: Path | None) -> None:
 
 
 def _named_state_dir(path: Path) -> Path | None:
-    """What the last of the file and its drop-ins says that says it, as far as they are TOML."""
+    """The last `state_dir` in the file and its drop-ins, as far as they are TOML."""
     named: object = None
     for file in (path, *drop_ins(path)):
         with suppress(OSError, ValueError):
@@ -314,10 +320,10 @@ def _named_state_dir(path: Path) -> Path | None:
 
 
 def _for_way_home(settings: AgentSettings) -> AgentSettings:
-    """Less what it does not need; no worker is started on it, and as root none could be.
+    """The settings without those that a return does not need; no worker starts during a return.
 
-    A page that cannot be asked or read by the settings costs the load on it, which nobody is told
-    of then. A password in a URL is not sent, and would have the agent refuse the URL.
+    A page whose settings are invalid costs only the load on it, which a return does not report. A
+    password in a URL is not sent, and would make the agent refuse the URL.
     """
     server = settings.server
     return structs.replace(

@@ -1,8 +1,8 @@
-"""Whether every duty of an agent gets on: what it has begun must end by the time that it said.
+"""Checks that every duty of an agent makes progress: each must end by the time that it announced.
 
-Must not know what the duties do. An event loop that turns proves little: one duty may wait for ever
-while the others go on. So whoever awaits the world says by when that will be over, and an agent
-with anything overdue neither beats nor feeds its watchdog.
+An event loop that turns proves little: one duty may wait for ever while the others go on. Each duty
+that waits for the outside world therefore sets a time limit first. An agent with an overdue duty
+neither beats nor feeds its watchdog.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import itertools
 from collections.abc import Callable, Generator
 
 SPARE_S = 10.0
-"""On top of what the time limits inside a leg add up to: the limits are what must end it, so one
-that is not over by then never ends, or the machine is so busy that nobody is served by waiting."""
+"""Added to the sum of the time limits inside a leg. The limits are what must end it. A leg that is
+not over by then never ends, or the machine is so busy that further waiting helps no one."""
 
 
 class Duties:
-    """What an agent has begun and not ended.
+    """The duties that an agent has begun and not ended.
 
     Args:
         now_s: seconds on a clock that stands still while the machine is suspended, as the time
             limits of an event loop do.
-        progress: called when something was done and nothing is overdue.
+        progress: called when a duty made progress and nothing is overdue.
     """
 
     def __init__(
@@ -35,7 +35,10 @@ class Duties:
 
     @contextlib.contextmanager
     def leg(self, name: str, *, within_s: float = 0.0) -> Generator[None]:
-        """A block that is over within `within_s` and some spare time; overdue until it is."""
+        """A block that ends within `within_s` and some spare time.
+
+        Overdue from then until it ends.
+        """
         key = next(self._count)
         self._legs[key] = (name, self._now_s() + within_s + SPARE_S)
         try:
@@ -44,11 +47,11 @@ class Duties:
             del self._legs[key]
 
     def overdue(self) -> tuple[str, ...]:
-        """Names of what should be over and is not, in the order in which it was begun."""
+        """Names of the overdue duties, in the order in which they began."""
         now_s = self._now_s()
         return tuple(name for name, by_s in self._legs.values() if now_s >= by_s)
 
     def progressed(self) -> None:
-        """Something was done; it counts as long as nothing else is overdue."""
+        """Record progress; it counts as long as nothing else is overdue."""
         if not self.overdue():
             self._progress()

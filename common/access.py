@@ -1,4 +1,4 @@
-"""Why NATS lets a program in or not: causes, and what an operator does about each. Pure."""
+"""Why NATS refuses a connection: each cause, and the operator's remedy. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from common.errors import Unavailable
 
 
 class Cause(StrEnum):
-    """What stands between a program and NATS.
+    """The obstacle between a program and NATS.
 
-    `server`: no nats-server answers at the address. `tls`: one answers, and its TLS is none that
-    can be trusted. `credentials`: it does not know the user, the password or the key.
-    `permission`: it knows the user, and gives it no right to this subject.
+    `server`: no nats-server answers at the address. `tls`: one answers, and its TLS cannot be
+    trusted. `credentials`: it does not know the user, the password or the key. `permission`: it
+    knows the user, and gives it no right to this subject.
     """
 
     SERVER = "server"
@@ -39,13 +39,13 @@ ADVICE = {
         "`aryl nats-permissions` prints what each identity needs"
     ),
 }
-"""What to do, by cause; it holds for a fleet and for one machine."""
+"""The remedy by cause; it holds for a fleet and for one machine."""
 IS_LASTING = frozenset({Cause.TLS, Cause.CREDENTIALS})
-"""What another attempt does not change."""
+"""Causes that another attempt does not change."""
 
 
 class AccessError(Unavailable):
-    """NATS does not let this program do its part; `cause` says why."""
+    """NATS does not let this program do its part; `cause` gives the reason."""
 
     def __init__(self, message: str, cause: Cause) -> None:
         super().__init__(message)

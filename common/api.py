@@ -1,4 +1,4 @@
-"""The API: what a caller asks by request/reply, and what it is told. Must not know the bus.
+"""The API: requests and replies.
 
 Every reply is either the verb's own or an `ApiError`. Rows are for people and scripts; their JSON
 carries `SCHEMA_VERSION`, and a field is only ever added.
@@ -38,7 +38,7 @@ class ApiErrorCode(StrEnum):
 
 
 class ApiError(Message, frozen=True, kw_only=True, tag="error"):
-    """The request changed nothing; `field` did not fit, `message` says why and what would."""
+    """The request changed nothing; `field` was invalid, `message` gives the reason and a remedy."""
 
     code: ApiErrorCode
     message: str
@@ -46,7 +46,7 @@ class ApiError(Message, frozen=True, kw_only=True, tag="error"):
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
-    """Queue a job. The same request id again is the same job, so a retry is safe."""
+    """Queue a job. A repeated request id means the same job, so a retry is safe."""
 
     spec: JobSpec
     request_id: Token
@@ -57,7 +57,7 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 
     job_id: str
     warnings: tuple[str, ...] = ()
-    """Why no node of the fleet as it is can run it, in the words of `explain job`; it waits all the
+    """Why no node of the present fleet can run it, in the words of `explain job`; it waits all the
     same, as nodes may join."""
 
 
@@ -68,7 +68,7 @@ class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """It is in the journal."""
+    """The change is in the journal."""
 
     detail: str = ""
 
@@ -91,18 +91,18 @@ class ListServices(Message, frozen=True, kw_only=True, tag="list_services"):
 
 
 class ListTenants(Message, frozen=True, kw_only=True, tag="list_tenants"):
-    """All tenants that the cell has settings of, or jobs."""
+    """All tenants that have settings in the cell, or jobs."""
 
 
 class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
-    """All loans behind `after`; `is_live_only` leaves out the ones that came home."""
+    """All loans behind `after`; `is_live_only` leaves out the returned ones."""
 
     is_live_only: bool = True
     after: str = ""
 
 
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
-    """Everything about one job, node, service or loan, with why it is where it is."""
+    """Everything about one job, node, service or loan, and the reasons for its state."""
 
     kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]
     name: str
@@ -113,8 +113,8 @@ class Operate(Message, frozen=True, kw_only=True, tag="operate"):
 
     target: a node's name, or a service's, which may be empty for all; of `revoke_loan` the id of
         the loan or the name of the lent node.
-    deadline_s: of a drain: what runs on the node may go on for so long, and is preempted then;
-        None: at once.
+    deadline_s: of a drain: work on the node may go on for this long, and is preempted then; None:
+        at once.
     """
 
     action: str
@@ -129,10 +129,10 @@ class GetStatus(Message, frozen=True, kw_only=True, tag="get_status"):
 
 
 class GetEvents(Message, frozen=True, kw_only=True, tag="get_events"):
-    """What happened after a number; follow by asking again with the last one.
+    """Events after a number; follow by asking again with the last one.
 
-    subject: empty for everything, an id or a name, or `KIND/NAME` with a kind of `Describe`. Of a
-        service it means what happens to its nodes, too; of a loan, to its node while it is lent.
+    subject: empty for everything, an id or a name, or `KIND/NAME` with a kind of `Describe`. For a
+    service it includes the events of its nodes; for a loan, those of its node while it is lent.
     """
 
     after: int = 0
@@ -185,7 +185,10 @@ class Loans(Message, frozen=True, kw_only=True, tag="loans"):
 
 
 class Events(Message, frozen=True, kw_only=True, tag="events"):
-    """Answer to `GetEvents`. `subject` is what was asked for as `KIND/ID`, for the next request."""
+    """Answer to `GetEvents`.
+
+    `subject` is the requested subject as `KIND/ID`, for the next request.
+    """
 
     rows: tuple[StoryRow, ...]
     last: int
@@ -203,7 +206,7 @@ class Logs(Message, frozen=True, kw_only=True, tag="logs"):
 
 
 class Description(Message, frozen=True, kw_only=True, tag="description"):
-    """One thing in full. `why` are sentences: every blocker, the estimate and its source."""
+    """One thing in full. `why` holds sentences: every blocker, the estimate and its source."""
 
     kind: str
     name: str
@@ -212,16 +215,16 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     service: ServiceRow | None = None
     loan: LoanRow | None = None
     agent: AgentReport | None = None
-    """Of a node: how its agent fares, as it said last; what it costs, and what it cannot see."""
+    """For a node: the latest state of its agent, its cost, and what it cannot see."""
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
     telemetry: NodeTelemetry | None = None
-    """Of a node that this coordinator has heard: what it measured last."""
+    """For a node that this coordinator has heard: its latest measurements."""
     workers: tuple[WorkerRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
-    """Of a service: all that are its own."""
+    """For a service: all its nodes."""
     loans: tuple[LoanRow, ...] = ()
-    """Of a service: all that are out, and the last few that came home."""
+    """For a service: all loans that are out, and the last few that were returned."""
     why: tuple[str, ...] = ()
     estimate: str = ""
     story: tuple[StoryRow, ...] = ()
@@ -255,30 +258,30 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     recalled_services: tuple[str, ...] = ()
     """Services that lend nothing until an operator ends their recall."""
     clock_warning: str = ""
-    """What is odd about the time that decisions count in; empty where nothing is."""
+    """A warning about the time that decisions count in; empty without one."""
     starting_jobs: int = 0
     """Neither pending nor running: their nodes are being made ready."""
     suspended_jobs: int = 0
-    """Not running either: they keep their GPUs, and others compute there for now."""
+    """Not running either: they keep their GPUs, and other jobs compute there for now."""
     jobs_without_room: int = 0
-    """Of the pending ones, those that the fleet as it is could never run."""
+    """Those pending jobs that the present fleet could never run."""
     without_room_why: tuple[str, ...] = ()
     """Why the first of them cannot run, in the words of `explain job`."""
     is_recalled: bool | UnsetType = UNSET
     """A recall of all services holds, for those too that the settings gain before its end. Only
     while it does: a caller of an older version refuses it."""
     reports_shed: int | UnsetType = UNSET
-    """Reports that overload has cost so far: a later one of the same agent replaced each of them
-    before it was read. Only while reports are shed, and for a minute after."""
+    """Reports lost to overload so far: a later one of the same agent replaced each of them before
+    it was read. Only while reports are shed, and for a minute after."""
     loads_unknown: tuple[str, ...] | UnsetType = UNSET
     """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
     are any, as above."""
     gpus_out: int | UnsetType = UNSET
-    """GPUs on which nothing new begins after a fault, and below why no more of them follow by
-    themselves. Only while there are any, as above."""
+    """GPUs on which nothing new begins after a fault, and below why no more of them are taken out
+    automatically. Only while there are any, as above."""
     gpu_breaker: str | UnsetType = UNSET
     nodes_closed: int | UnsetType = UNSET
-    """Nodes that take nothing new by themselves, see `NodeRow.closed`. Only while there are any, as
+    """Nodes that take no new work by themselves, see `NodeRow.closed`. Only while there are any, as
     above."""
     stalled_jobs: int | UnsetType = UNSET
     """Of the running ones, those that are STALLED. Only while there are any, as above."""

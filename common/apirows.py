@@ -1,4 +1,4 @@
-"""What an answer of the API shows of a job, a node, a service, a loan. Must not know requests.
+"""The rows of an API reply: how it shows a job, a node, a service, a loan.
 
 Rows are for people and scripts; a field is only ever added (`common.api`).
 """
@@ -49,14 +49,14 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     exit_code: int | None = None
     error: str = ""
     failure: Failure | None = None
-    """Why its latest own fault came, as the worker's log says."""
+    """The reason for its latest own fault, by the worker's log."""
     waited_s: dict[str, float] = field(default_factory=dict[str, float])
-    """What it has waited for, by kind, under a policy that says so."""
+    """Its waits by kind, under a policy that reports them."""
     blockers: tuple[str, ...] = ()
-    """Why it does not start; of a suspended one who computes; what becomes of one that ends; of a
-    stalled one what it told last."""
+    """Why it does not start; for a suspended job, the jobs that compute; for an ending job, its
+    next state; for a stalled job, its last progress."""
     stalled_s: float | UnsetType | None = UNSET
-    """For how long it has told no progress. Only while it is STALLED: a caller of an older version
+    """How long it has reported no progress. Only while it is STALLED: a caller of an older version
     refuses it."""
     resize_cost_s: float | UnsetType | None = UNSET
     """Seconds of running time that one of its resizes costs, the median of the latest. Only once
@@ -70,7 +70,8 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
     unknown_s: how long ago a page was last read; of a service, the longest of its nodes.
     last_load_per_s: the last known load; None: it was never known.
-    nodes: of a service, its nodes whose load is unknown; serving: of how many that serve.
+    nodes: of a service, its nodes whose load is unknown.
+    serving: the number of its nodes that serve.
     """
 
     unknown_s: float
@@ -81,9 +82,9 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """A node that takes nothing new, neither a worker nor a loan, although nobody cordoned it.
+    """A node that takes no new worker or loan, although no operator cordoned it.
 
-    left_s: it is tried again after so long; None: once what is wrong there is mended.
+    left_s: it is tried again after this time; None: once the problem there is solved.
     """
 
     why: str
@@ -93,9 +94,9 @@ class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
-    jobs: those that have something there, if only their rendezvous store.
-    drain_left_s: for how long what runs on a node that is drained may go on; None: not any more, or
-        it is not drained.
+    jobs: jobs that have anything there, if only their rendezvous store.
+    drain_left_s: how long work on a draining node may go on; None: not any more, or it is not
+        drained.
     """
 
     node: str
@@ -116,19 +117,20 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     is_draining: bool = False
     drain_left_s: float | None = None
     is_server_down: bool = False
-    """It is there to serve, and its server does not: it counts for nothing."""
+    """It should serve, and its server does not: it counts for nothing."""
     load_unknown: UnknownLoadRow | UnsetType | None = UNSET
     """Only while it serves and its load is unknown: a caller of an older version refuses it."""
     gpus_out: int | UnsetType | None = UNSET
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
-    """Only while it takes nothing new by itself, for the same reason."""
+    """Only while it takes no new work by itself, for the same reason."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """What a node measured of itself by its latest report; nothing older is kept.
+    """The measurements of a node's latest report; older ones are not kept.
 
-    reported_ago_s: how old all of it is. is_silent: a newer report should have come by now.
+    reported_ago_s: how old all of it is.
+    is_silent: a newer report should have come by now.
     lease_remaining_s: until the lease ends unless it is renewed, as its agent counted when it
         reported; None: it has none, or not yet an answer to a renewal.
     """
@@ -144,10 +146,13 @@ class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
 class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One inference service.
 
-    running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
-    reclaims: those of the loans that are remembered, and how many of them were late; lapses: leases
-        that ended by themselves, and turn_backs: loans that their nodes gave up, likewise.
-    last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
+    running_requests, waiting_requests: by the servers of its serving nodes; None: none reports
+        them.
+    reclaims: reclaims of the loans that are remembered, and how many of them were late.
+    lapses, turn_backs: of the same loans, leases that ended by themselves, and loans that their
+        nodes gave up.
+    last_reclaim_s: how long the last reclaim took, from the order to serving again, and when it
+        ended.
     """
 
     service: str
@@ -179,10 +184,10 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One loan.
 
-    begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
-    reclaim_s: from the order to come home to serving again; None without an order, of a node that
-        is not home yet, and of one that had not stopped its server, unless it was heard to drain
-        until after its deadline; that one has no stages.
+    begun_at_s: when its node first reported to be on loan; None too where a reclaim overtook that.
+    reclaim_s: from the order to return to serving again; None without an order, and of a node that
+        is not home yet. Also None, without stages, for a node that had not stopped its server,
+        unless it was seen draining until after its deadline.
     """
 
     lease_id: str
@@ -205,12 +210,12 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     predicted_cost_gpu_s: float
     realised_cost_gpu_s: float
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its way home, in order; beside `decide`, which is before the order, they add up to
+    """Stages of its return, in order; without `decide`, which is before the order, they add up to
     `reclaim_s`, `lapse_s` or `turn_back_s`."""
     lapse_deadline_s: float | None = None
-    """The longest that `lapse_s` may be; None of any other loan, and where none was promised."""
+    """The longest that `lapse_s` may be; None of any other loan, and without a promise."""
     turned_back: str = ""
-    """Why its node gave it up by itself before it began; empty: it did not."""
+    """Why its node gave it up before it began; empty: it did not."""
     turn_back_s: float | None = None
     """From then to serving again; None of any other loan, and of a node that had not left."""
     turn_back_deadline_s: float | None = None
@@ -218,7 +223,7 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One thing that happened."""
+    """One event."""
 
     number: int
     at_s: float
@@ -230,9 +235,10 @@ class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One tenant with all below it; GPUs whatever their type.
 
-    used_gpus: of a GPU that jobs of several tenants share each has a part. borrowed_gpus: what it
-        uses beyond its guarantee. waiting_gpus: base demand of its jobs that
-        wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
+    used_gpus: of a GPU that jobs of several tenants share, each has a part.
+    borrowed_gpus: its use beyond its guarantee.
+    waiting_gpus: base demand of its jobs that wait.
+    fair_share_gpus: its part of the present GPUs by guarantees, and then by weights.
     """
 
     tenant: str

@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `common.natscalls`, `common.natsclient`, and the coordinator's journal and leader key,
-the only one that knows `nats`, which `common.natslib` imports. Must not know what a message means.
+An edge. With `common.natscalls`, `common.natsclient`, and the coordinator's journal and leader key,
+it is the only code that uses `nats`, which `common.natslib` imports.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Handler = Callable[[BusMessage], Awaitable[None]]
 
 
 class Subscription(Protocol):
-    """What `subscribe` returns."""
+    """The result of `subscribe`."""
 
     async def unsubscribe(self) -> None:
         """Stop delivery."""
@@ -67,7 +67,7 @@ class Bus(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         ...
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -86,24 +86,27 @@ class Bus(Protocol):
         """Send and wait for one answer.
 
         Raises:
-            Unavailable: nobody listens, or no answer in time.
+            Unavailable: no listener, or no answer in time.
             AccessError: the server gives this user no right to ask here.
         """
         ...
 
     async def close(self) -> None:
-        """Flush what can be flushed and leave."""
+        """Send what can still be sent and leave."""
         ...
 
 
 MAX_PENDING_MESSAGES = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 GOODBYE_S = 1.0
-"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
+"""A NATS server that hangs ends no connection; one that is well needs a round trip."""
 
 
 async def leave(bus: Bus, *, clock: Clock) -> None:
-    """Close it within `GOODBYE_S`; what a server that hangs has not taken by then is dropped."""
+    """Close the bus within `GOODBYE_S`.
+
+    Messages that a hanging server has not taken by then are dropped.
+    """
     with contextlib.suppress(TimeoutError):
         async with clock.timeout(GOODBYE_S):
             await bus.close()
@@ -126,12 +129,12 @@ async def connect_nats(
         identity: who connects, for error messages and the server's own pages.
         insecure: allow a plain-text URL off loopback.
         access: keys and certificates; with `tls_ca_path` a plain URL is TLS as well.
-        timeout_s: longest wait for the first connection; None returns at once and connects in
-            the background, for a caller that must work without a bus.
+        timeout_s: longest wait for the first connection; None returns at once and connects in the
+            background, for a caller that must work without a bus.
         inbox: prefix of JetStream's answers; those of peers come to `subjects.reply_inbox`.
 
     Raises:
-        ConfigError: the URL or a file does not fit, or the server is too old.
+        ConfigError: the URL or a file is invalid, or the server is too old.
         AccessError: no server took the connection within `timeout_s`, or each refuses it for good.
     """
     options = natsrules.client_options(
@@ -177,7 +180,7 @@ class NatsSubscription:
 
     @property
     def subject(self) -> str:
-        """What it listens to."""
+        """The subject that it listens to."""
         return self._subject
 
     async def attach(self, client: NatsClient) -> None:
@@ -194,7 +197,7 @@ class NatsSubscription:
         self._bus.forget(self)
         live, self._live = self._live, None
         if live is not None:
-            # On a connection that is gone there is nothing to take back.
+            # On a lost connection there is nothing to unsubscribe.
             with contextlib.suppress(nats_errors.Error):
                 await live.unsubscribe()
 
@@ -229,14 +232,15 @@ class NatsBus:
         self._is_closing = False
         self._is_opening = False
         self._refused_count = 0
-        """Attempts in a row that failed for good; as many as servers: all of them refuse."""
+        """Attempts in a row that failed for good; once there are as many as servers, all of them
+        refuse."""
         self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock)
-        self._random = random.Random()  # jitter only: it decides when to knock again
+        self._random = random.Random()  # jitter only: it decides when to try again
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         return self._client is not None and self._client.is_connected
 
     @property
@@ -252,7 +256,7 @@ class NatsBus:
 
     @property
     def server_id(self) -> str:
-        """Names the run of the server that is connected, or was last; empty: there was none."""
+        """Names the run of the connected or last connected server; empty: there was none."""
         return "" if self._client is None else self._client.server_id
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
@@ -286,7 +290,7 @@ class NatsBus:
             self._is_opening = False
 
     def _no_access(self) -> AccessError:
-        """Why there is no connection, by what was heard so far."""
+        """Why there is no connection, by the errors so far."""
         cause = self._why_not.cause or Cause.SERVER
         who = natsrules.nats_user(self._options)
         what = {
@@ -298,7 +302,9 @@ class NatsBus:
         return AccessError(f"{what}: {self._why_not}", cause)
 
     def drop(self, subject: str, reply: str) -> None:
-        """Count a message whose answer would go to a stranger's subject; it is not handled."""
+        """Count a message that asks for an answer on another identity's subject; it is not
+        handled.
+        """
         self.counters.foreign_reply_count += 1
         if self._warn.is_due(f"reply {subjects.reply_inbox(subject)}"):
             log.warning(
@@ -339,13 +345,13 @@ class NatsBus:
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
-                # The clock's timeout decides; nats-py's runs on another clock, and is for where it
-                # swallows that: while more is buffered than it keeps.
+                # The clock's timeout decides. nats-py's runs on another clock; it is for the case
+                # where nats-py swallows the cancellation: while more is buffered than it keeps.
                 answer = await client.request(subject, data, timeout=timeout_s + 5.0)
         return answer.data
 
     async def request_by_topic(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """The same, with the place of the answer in the subject: the peer hears MQTT."""
+        """The same, with the reply address in the subject, for a peer on MQTT."""
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
@@ -353,7 +359,7 @@ class NatsBus:
         return answer.data
 
     async def close(self) -> None:
-        """Flush what can be flushed and leave."""
+        """Send what can still be sent and leave."""
         self._is_closing = True
         if self._reopening is not None:
             self._reopening.cancel()
@@ -379,7 +385,7 @@ class NatsBus:
         return self._client
 
     async def _connect(self) -> None:
-        """One new client that works, or an exception and none."""
+        """Return a new client that works, or raise and leave none."""
         client = NatsClient()
         try:
             with heeded_cancellation():
@@ -416,7 +422,7 @@ class NatsBus:
             try:
                 await self._connect()
             except Exception as error:
-                # Whatever it was, a bus that stays away for good is worse.
+                # Whatever the error was, a bus that stays away for good is worse.
                 await self._on_error(error)
                 await self._clock.sleep(natsrules.wait_s(attempt, self._random))
                 attempt += 1
@@ -426,7 +432,7 @@ class NatsBus:
     def _next_server(
         self, servers: list[Server], _info: dict[str, Any]
     ) -> tuple[Server | None, float]:
-        """Least tried first."""
+        """The server with the fewest attempts comes first."""
         fewest = min(server.reconnects for server in servers)
         choice = self._random.choice([s for s in servers if s.reconnects == fewest])
         return choice, natsrules.wait_s(fewest, self._random)
@@ -446,7 +452,7 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
-        self._cut.set()  # who waits now wakes up; who comes later waits for the next time
+        self._cut.set()  # present waiters wake up; later ones wait for the next time
         self._cut.clear()
         if not self._is_closing:
             log.warning("NATS: disconnected from %s", self._urls)

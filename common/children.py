@@ -1,10 +1,9 @@
-"""A signal to a child of this process, and to nobody else. An edge; must not know what a child
-does, nor why it is to end.
+"""Sends a signal to a child of this process, and to no other process. An edge.
 
-asyncio's own `Process.kill`, `terminate` and `send_signal` are not used for it. Those of some
-versions ask the kernel first whether the child has ended, and so take its exit status away from the
-loop, which then tells 255 for it. Those of others send to a number that another process may have by
-then: a child is reaped before the loop is told.
+asyncio's own `Process.kill`, `terminate` and `send_signal` are unsafe for it. In some versions they
+first ask the kernel whether the child has ended. That takes the exit status away from the loop,
+which then reports 255. In other versions they signal a number that another process may have by
+then: a child is reaped before the loop notices.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Protocol
 
 
 class Child(Protocol):
-    """What is needed of a child; `asyncio.subprocess.Process` is one."""
+    """The part of a child process that is used here; `asyncio.subprocess.Process` is one."""
 
     @property
     def pid(self) -> int:
@@ -24,12 +23,12 @@ class Child(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs, as far as this process has been told."""
+        """None while it runs, as far as this process knows."""
         ...
 
 
 def send_signal(child: Child, number: signal.Signals) -> None:
-    """Send a signal to a child; to nobody when it has ended. Its exit status stays where it is.
+    """Send a signal to a child, unless it has ended. Its exit status stays available.
 
     Raises:
         PermissionError: it has another account's rights.
@@ -44,7 +43,7 @@ def send_signal(child: Child, number: signal.Signals) -> None:
         _send_by_number(child.pid, number)
         return
     try:
-        # The descriptor is of whoever has the number now; it stays that process's.
+        # The descriptor stays with the present process of that number.
         if _is_unreaped(os.P_PIDFD, pid_fd):
             signal.pidfd_send_signal(pid_fd, number)
     except ProcessLookupError:
@@ -54,8 +53,10 @@ def send_signal(child: Child, number: signal.Signals) -> None:
 
 
 def _send_by_number(pid: int, number: signal.Signals) -> None:
-    """As well as it goes without a descriptor: a number is no other's while its child is unreaped,
-    which it was a moment ago."""
+    """Send the signal by number, for a kernel without descriptors of processes.
+
+    A number is no other process's while its child is unreaped, which it was a moment ago.
+    """
     try:
         if _is_unreaped(os.P_PID, pid):
             os.kill(pid, number)
@@ -64,7 +65,7 @@ def _send_by_number(pid: int, number: signal.Signals) -> None:
 
 
 def _is_unreaped(id_type: int, number: int) -> bool:
-    """Whether this is a child of this process, running or ended; it is not reaped by the look."""
+    """True if this is a child of this process, running or ended; the check does not reap it."""
     try:
         os.waitid(id_type, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

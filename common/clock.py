@@ -1,4 +1,4 @@
-"""Time as an argument: what every driver takes instead of calling the system clock.
+"""Time as an argument: the protocol that every driver takes instead of calling the system clock.
 
 An edge: `SystemClock` is the only place outside tests and the simulator that reads real time.
 """
@@ -22,7 +22,7 @@ class Clock(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """The boot that `now_s` counts from; another one after each boot, and on each machine."""
+        """The boot that `now_s` counts from; it differs after each boot, and on each machine."""
         ...
 
     def wall_s(self) -> float:

@@ -1,6 +1,6 @@
-"""What decoders raise for bytes that are damaged or hostile, and TOML within limits.
+"""Errors that decoders raise for damaged or hostile bytes, and a TOML reader with limits.
 
-msgspec reports bad text as `UnicodeDecodeError` and depth as `RecursionError`, tomllib and json
+msgspec reports bad text as `UnicodeDecodeError` and depth as `RecursionError`; tomllib and json
 report a number of too many digits as `ValueError`. A decoder of ours catches `UNREADABLE` and
 raises its own error.
 """
@@ -11,13 +11,13 @@ import tomllib
 from typing import Any, cast
 
 UNREADABLE = (ValueError, RecursionError)
-"""Every error that msgspec, json or tomllib raise for some bytes; `msgspec.DecodeError`,
+"""Every error that msgspec, json or tomllib raise for bad bytes; `msgspec.DecodeError`,
 `TOMLDecodeError` and `UnicodeDecodeError` are `ValueError`s."""
 
 MAX_TOML_DEPTH = 32
-"""Tables and lists in each other; no file of ours needs five."""
+"""Depth of nested tables and lists; no file of ours needs five."""
 _INT64 = range(-(2**63), 2**63)
-"""Integers that TOML 1.0 asks every reader to take; Python's tomllib takes longer ones."""
+"""The integers that TOML 1.0 requires of every reader; Python's tomllib takes longer ones."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""How a message becomes bytes and is read again, and the protocol version. Must not know the bus,
-nor any one message.
+"""Encodes and decodes messages, and holds the protocol version.
 
-MessagePack written by msgspec; a decoder rejects what does not fit and says which field.
+Messages are MessagePack written by msgspec; a decoder rejects an invalid message and names the
+field.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def decode(data: bytes, kind: type[M]) -> M:
     """One message of the given kind.
 
     Raises:
-        ProtocolError: too large, another version, not MessagePack, or a field that does not fit;
-            the text names the field.
+        ProtocolError: too large, another version, not MessagePack, or an invalid field; the text
+            names the field.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is. Knows nothing else."""
+"""Errors whose type shows whose fault it is."""
 
 
 class ArylError(Exception):
@@ -6,15 +6,15 @@ class ArylError(Exception):
 
 
 class ConfigError(ArylError):
-    """The operator or the submitter wrote something that does not fit; names the field."""
+    """The operator or the submitter wrote something invalid; names the field."""
 
 
 class ProtocolError(ArylError):
-    """The peer sent something that does not fit; it is counted and dropped."""
+    """The peer sent something invalid; it is counted and dropped."""
 
 
 class TransitionError(ArylError):
-    """An event that the life-cycle table does not have in this state; nothing changed."""
+    """An event that is not in the life-cycle table for this state; nothing changed."""
 
 
 class Unavailable(ArylError):  # noqa: N818 - a state of the world, not a mistake
@@ -22,8 +22,8 @@ class Unavailable(ArylError):  # noqa: N818 - a state of the world, not a mistak
 
 
 class NobodyListens(Unavailable):
-    """Nobody was there to hear the request: it was not carried out."""
+    """No listener received the request: it was not carried out."""
 
 
 class Fenced(ArylError):  # noqa: N818 - a state of the world, not a mistake
-    """Somebody with a higher epoch leads; whoever sees this must stop acting."""
+    """A coordinator with a higher epoch leads; a program that gets this error must stop acting."""

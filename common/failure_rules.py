@@ -1,10 +1,10 @@
-"""Which words in a log mean which failure: the packaged rules and those of a site. Must not know
-workers, nodes or what is done about a failure.
+"""Rules that map words in a log to failures: the packaged ones and those of a site.
 
 Explicit root causes come before outcomes such as a traceback or an exit code, as in the classifier
-of the Philly study (ATC'19, section 2.4). A site's own rules come first, at their word, in their
-order. Among the packaged explicit ones what the program ended by decides; `log_evidence` tells it
-from what it got over, and from what followed. Among outcomes the order of the rules does.
+of the Philly study (ATC'19, section 2.4). A site's own rules come first, unconditionally, in their
+order. Among the packaged explicit rules the line that ended the program decides; `log_evidence`
+separates it from errors that the program survived and from errors that followed. Among outcomes the
+order of the rules decides.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from common.log_evidence import LogLines, Sighting, decisive, telling_of_a_kill
 from common.log_prefixes import HEADER, Line, bare_lines
 
 TAIL_BYTES = 64 * 1024
-"""So much of a log is looked at, from its end."""
+"""Only the last bytes of a log are read."""
 MAX_CHARS_OF_LINE = 2000
-"""A longer line is looked at up to here: what the packaged patterns take is bounded by it. A site's
-own may take for ever on far shorter ones; whoever matches them must be able to end it."""
+"""A longer line is read up to here: this bounds the time of the packaged patterns. A site's own may
+take for ever on far shorter ones; the process that matches them must be killable."""
 NO_SIGNATURE = "no_signature"
 UNLIKE_LINES = ("aaaaaa", "000000", "------")
-"""They have nothing in common: what matches all of them tells no failure from anything else. They
-are short, so that no pattern takes long on them."""
+"""Lines with nothing in common: a pattern that matches all of them identifies no failure. They are
+short, so that no pattern takes long on them."""
 ORDINARY_LINES = ("step 17 2.31", "Info: 3/90 s", "lr=1e-4 ok 8")
-"""Of runs that are well: what matches each of them is in every log. As short as may be, like the
-above, but longer than most repetitions of one character class."""
+"""Lines of healthy runs: a pattern that matches each of them is in every log. As short as possible,
+like the above, but longer than most repetitions of one character class."""
 ENDED_FROM_OUTSIDE = frozenset({-9, 137, -15, 143})
-"""SIGKILL and SIGTERM, as `wait` tells them and as a shell does: others send them."""
+"""SIGKILL and SIGTERM, as `wait` and as a shell report them: other processes send them."""
 MOST_EXIT_CODE = 255
 MOST_SIGNALS = 64
-"""Their numbers are no greater (signal(7))."""
+"""Signal numbers are no greater (signal(7))."""
 
 _MEETING_AGAIN = re.compile(rb"^aryl-launcher: .*: meeting again$", re.MULTILINE)
 _AFTER_ANOTHER = re.compile(rb"^aryl-launcher: .* after worker \d+ had failed$", re.MULTILINE)
-"""What such a worker tells of a broken connection is no root cause: another's word counts more."""
+"""A broken connection in the log of this kind of worker is no root cause: another worker's log
+counts more."""
 
 Steps = Annotated[int, Meta(ge=0, le=3)]
 
 
 class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One reason, and what it says of another try; fields as in `Failure`."""
+    """One reason, and its retry class; fields as in `Failure`."""
 
     name: Reason
     title: Title
@@ -62,15 +63,16 @@ class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reason is seen.
+    """How a reason is recognized.
 
-    texts: any of them stands in the log, as it is written here.
+    texts: the log contains any of them literally.
     patterns: any regular expression matches within one line of the log.
     exit_codes: the main process ended so; negative is a signal.
-    is_implicit: this is only the outcome of something; explicit signatures go before.
-    is_certain: the system says so, never a program in passing: wherever it stands, it is the end.
-    steps_after_cause: 0 names a root cause; 1 is what a GPU makes of one, such as a CUDA error; 2
-        is what others see when a process dies, such as a broken collective; 3 an abort after that.
+    is_implicit: this is only the outcome of something; explicit signatures come first.
+    is_certain: the system reports it, never a program in passing: wherever it stands, it is the
+        end.
+    steps_after_cause: 0 names a root cause; 1 is its effect on a GPU, such as a CUDA error; 2 is
+        the effect of a dead process on others, such as a broken collective; 3 an abort after that.
     """
 
     reason: Reason
@@ -83,7 +85,7 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RuleFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in a file of rules."""
+    """The content of a file of rules."""
 
     reason: tuple[ReasonRule, ...] = ()
     signature: tuple[Signature, ...] = ()
@@ -98,12 +100,12 @@ class FailureRules:
     """Rules that are ready to be looked up.
 
     Args:
-        files: the packaged file last; a reason that several define is the first one's.
-        site_file: what a mistake in the others is told of.
+        files: the packaged file last; if several files define a reason, the first one counts.
+        site_file: named in the error about a mistake in the other files.
 
     Raises:
-        ConfigError: a reason that one file defines twice; a signature of a reason that nobody
-            defines, or one that no failure or every log can show; a pattern that is none.
+        ConfigError: a reason that one file defines twice; a signature of an undefined reason, or
+            one that no failure or every log can show; an invalid pattern.
     """
 
     def __init__(self, *files: RuleFile, site_file: str = "") -> None:
@@ -129,7 +131,7 @@ class FailureRules:
         self.has_site_patterns = any(
             rule.patterns for file in files[:-1] for rule in file.signature
         )
-        """Whether how long a match takes is not known here: `re` is not linear in every pattern."""
+        """Whether the time of a match is unknown: `re` is not linear for every pattern."""
         explicit = [[each for each in own if not each.rule.is_implicit] for own in compiled]
         self._sites = [each for own in explicit[:-1] for each in own]
         self._weighed = explicit[-1]
@@ -172,7 +174,7 @@ class FailureRules:
         """A failure of a known reason.
 
         Raises:
-            KeyError: nobody defines it.
+            KeyError: the reason is undefined.
         """
         rule = self.reasons[reason]
         return Failure(
@@ -188,10 +190,10 @@ class FailureRules:
         )
 
     def classify(self, log: bytes, *, exit_code: int | None, error: str = "") -> Failure:
-        """Why a worker failed whose log ends so; of a longer log only the last 64 KiB count.
+        """Why a worker failed, by the end of its log; of a longer log only the last 64 KiB count.
 
         Args:
-            error: what its supervisor said of it.
+            error: its supervisor's text.
         """
         log = since_last_meeting(log[-TAIL_BYTES:])
         found = self._classify(log, exit_code, error)
@@ -222,7 +224,7 @@ class FailureRules:
         return self.failure(self._weighed[best.order].rule.reason, line=line)
 
     def _outcome(self, told: Sequence[Line], text: str, exit_code: int | None) -> Failure:
-        """What an end was whose cause no words tell; of a traceback its exception is shown."""
+        """The outcome of an end without a known cause; for a traceback its exception is shown."""
         for each in self._weighed:
             if exit_code is not None and exit_code in each.rule.exit_codes:
                 return self.failure(each.rule.reason, line=f"exit code {exit_code}")
@@ -239,7 +241,7 @@ class FailureRules:
             yield order, list(_offsets(each, text))
 
     def _sightings(self, seen: Mapping[int, Sequence[int]], lines: LogLines) -> Iterator[Sighting]:
-        """Of all packaged explicit signatures that were not got over."""
+        """The matches of all packaged explicit signatures, except survived errors."""
         for order, offsets in seen.items():
             rule = self._weighed[order].rule
             for number in sorted({lines.number_at(at) for at in offsets}):
@@ -256,28 +258,31 @@ class FailureRules:
 
 
 def since_last_meeting(log: bytes) -> bytes:
-    """What a log tells since the gang last met again, by the word of Aryl's launcher of torchrun:
-    all before it is of failures that a change of membership explains, and that were got over."""
+    """The part of a log since the gang last met again, by a line of Aryl's launcher of torchrun.
+
+    Everything before it is about failures that a change of membership explains, and that the gang
+    survived.
+    """
     ends = [match.end() for match in _MEETING_AGAIN.finditer(log)]
     return log[ends[-1] :] if ends else log
 
 
 def _is_signal(exit_code: int | None) -> bool:
-    """Whether it was ended from outside: an exception that nobody caught gives another code.
+    """True if it was ended from outside: an uncaught exception gives another code.
 
-    A shell tells of the signal by 128 and its number.
+    A shell shows the signal as 128 plus its number.
     """
     return exit_code is not None and (exit_code < 0 or 128 < exit_code <= 128 + MOST_SIGNALS)
 
 
 def _readable(log: bytes, error: str) -> list[Line]:
-    """What the program and its supervisor said, without what launchers and terminals add."""
+    """The program's and its supervisor's output, without prefixes and control codes."""
     lines = log.decode(errors="replace").replace("\r", "\n").split("\n")
     return bare_lines([line[:MAX_CHARS_OF_LINE] for line in (*lines, *error.split("\n"))])
 
 
 def _seen(each: _Compiled, text: str, exit_code: int | None) -> str | None:
-    """The line that shows it; None when nothing does."""
+    """The line that matches; None when none does."""
     for wanted in each.rule.texts:
         at = text.rfind(wanted)
         if at >= 0:
@@ -307,14 +312,14 @@ def _line_at(text: str, at: int) -> str:
     return text[begin : end if end >= 0 else len(text)].strip()[:MAX_LINE_CHARS]
 
 
-# --- where the rules are ------------------------------------------------------------------------
+# --- files of rules -----------------------------------------------------------------------------
 
 
 def read_rules(site_file: str = "") -> FailureRules:
     """The packaged rules, and before them those of a site's own file.
 
     Raises:
-        ConfigError: the site's file is not there, or is no file of rules.
+        ConfigError: the site's file is missing, or is no file of rules.
     """
     packaged = resources.files("common").joinpath("data/failures.toml").read_text()
     own = RuleFile() if not site_file else read_file(site_file)
@@ -325,7 +330,7 @@ def read_file(path: str) -> RuleFile:
     """The rules of a site's file.
 
     Raises:
-        ConfigError: the file is not there, or is no file of rules.
+        ConfigError: the file is missing, or is no file of rules.
     """
     try:
         text = Path(path).read_text()

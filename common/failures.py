@@ -1,7 +1,6 @@
-"""Why a worker failed, and what that says of the next try: data only. Pure.
+"""Why a worker failed, and the retry class that follows: data only. Pure.
 
-Reasons and retry classes are those of the Philly study (ATC'19, table 7 and section 5). Must not
-know where logs are, nor what an engine makes of a failure.
+Reasons and retry classes are those of the Philly study (ATC'19, table 7 and section 5).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ Times = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class RetryClass(StrEnum):
-    """What a failure says of another try.
+    """The retry class of a failure.
 
-    `never`: it would fail again, whoever runs it. `elsewhere`: another node may run it.
-    `back_off`: a while later it may run anywhere.
+    `never`: it would fail again on every node. `elsewhere`: another node may run it. `back_off`: a
+    while later it may run anywhere.
     """
 
     NEVER = "never"
@@ -33,9 +32,9 @@ class RetryClass(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who has to look at it (table 7: IF, AE, U).
+    """The people who have to look at a failure (table 7: IF, AE, U).
 
-    `engine`: whoever keeps the framework that the job runs in.
+    `engine`: those who maintain the framework that the job runs in.
     """
 
     INFRASTRUCTURE = "infrastructure"
@@ -46,13 +45,12 @@ class Origin(StrEnum):
 class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Why one worker failed, as its node read it in the worker's log.
 
-    most_retries: another try after this reason is made so often at most; None: as often as the
-        job's own budget allows.
+    most_retries: the number of further tries after this reason; None: the job's own budget applies.
     is_free: it is not the job's fault and does not count on its budget.
     suspects_node: the node's hardware is at fault.
     is_explicit: the log names the root cause; else only its outcome was seen.
-    line: what was read.
-    origins: who has to look at it; empty where its rule does not say.
+    line: the line of the log that shows it.
+    origins: the people who have to look at it; empty where its rule names none.
     """
 
     reason: Reason
@@ -70,10 +68,10 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
 
 def is_more_telling(failure: Failure, other: Failure | None) -> bool:
-    """Whether of two workers of a gang the first one says more of why the gang failed.
+    """True if, of two workers of a gang, the first one explains the gang's failure better.
 
-    A root cause says more than an outcome; when one worker dies its peers see a connection break,
-    which is a matter of backing off, so that anything else says more than that.
+    A root cause explains more than an outcome. When one worker dies its peers see a connection
+    break, which only means to back off, so any other reason explains more than that.
     """
     return other is None or _rank(failure) > _rank(other)
 

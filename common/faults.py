@@ -1,6 +1,7 @@
-"""Whose fault it is that a worker ended, or could not begin. Must not know who writes or reads it.
+"""Whose fault it is that a worker ended or could not start.
 
-It is a field of its own in a report (`WorkerReport.fault`); the words beside it are for people.
+The fault is a field of its own in a report (`WorkerReport.fault`); the text beside it is for
+people.
 """
 
 from __future__ import annotations
@@ -8,23 +9,26 @@ from __future__ import annotations
 from enum import StrEnum
 
 NODE_FAULT = "node fault"
-"""What people are told first of the end of a worker that its node, not its job, is to blame for."""
+"""The start of the text for people about an end that the node, not its job, is at fault for."""
 STORAGE_SILENT = "the storage did not answer"
-"""What people are told of a start, or of a look before it, that `STORAGE` is the fault of."""
+"""The text for people about a start, or a check before it, that failed by `STORAGE`."""
 
 
 class Fault(StrEnum):
-    """Whose fault it is, as far as its node can tell; `Fault.is_nodes` says which budget pays."""
+    """Whose fault it is, as far as its node can know.
 
-    NONE = "none"  # nobody's that the node knows: its exit code and its log say more
-    JOB = "job"  # the job names what is not there; `refused_for` says what
+    `Fault.is_nodes` decides which budget pays.
+    """
+
+    NONE = "none"  # unknown to the node: its exit code and its log show more
+    JOB = "job"  # the job names a missing path or command; `refused_for` names it
     NODE = "node"  # the node could not run it, or lost it
     STORAGE = "storage"  # storage did not answer: the node's, though it may be the job's own
     SHIM_LOST = "shim_lost"  # the worker's supervisor died, and it with it
 
     @property
     def is_nodes(self) -> bool:
-        """Whether its node is to blame, which is free of charge."""
+        """True if its node is at fault, which costs the job nothing."""
         return self in _NODES
 
 

@@ -1,6 +1,6 @@
-"""Job files: a mapping as a person wrote it -> `JobSpec`, or an error that names the field. Pure.
+"""Job files: turns a mapping that a person wrote into a `JobSpec`, or names the wrong field. Pure.
 
-Must not know where the mapping came from (TOML, YAML or flags).
+The mapping may come from TOML, YAML or flags.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from common.errors import ConfigError
 from common.model import TOKEN_PATTERN, JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024
-"""A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
-workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang over 1,250
-nodes, whose names each order carries too."""
+"""Size limit of a job in a message. Each worker's order carries it, and a node's orders are one
+message: 60 workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang
+over 1,250 nodes, whose names each order carries too."""
 MAX_GPU_TYPES = 64
 """Types that a job names; a pass tries each of them for each job that waits."""
 MAX_SPEEDUP_POINTS = 512
@@ -40,15 +40,15 @@ def parse(
     """The job that a mapping describes.
 
     Args:
-        place_by_path: where known, what names the place of `workers.min` or `command[0]`.
+        place_by_path: where known, the place of `workers.min` or `command[0]` in the source.
 
     Raises:
-        ConfigError: an unknown or missing key, a value that does not fit, min > max; the text
-            names source or place, field and what was expected.
+        ConfigError: an unknown or missing key, an invalid value, min > max; the text names source
+            or place, field and what was expected.
     """
 
     def place(path: str) -> str:
-        """Of the field, or of what it stands in."""
+        """The place of the field, or of its nearest parent."""
         while path and path not in place_by_path:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return place_by_path[path] if path else source
@@ -72,17 +72,17 @@ def parse(
 
 
 class Misfit(NamedTuple):
-    """A field that no node could carry out, and what is wrong with it."""
+    """A field that no node could carry out, and its error."""
 
     field: str
     what: str
 
 
 def misfit(spec: JobSpec) -> Misfit | None:
-    """The first field of a job that does not fit and whose type could not say so.
+    """The first invalid field of a job that its type alone does not rule out.
 
-    Wherever a job enters it must pass here: no process can be given a NUL, no name of a variable
-    may hold `=` (POSIX, "Environment Variables"), and no message can hold what is not UTF-8.
+    Every job passes here, wherever it enters: no process can be given a NUL, no name of a variable
+    may hold `=` (POSIX, "Environment Variables"), and no message can hold text that is not UTF-8.
     """
     # Texts first: the rest may encode them.
     untext = next(_untexts(spec), None)
@@ -144,7 +144,7 @@ def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _size_misfit(spec: JobSpec) -> tuple[str, str]:
-    """Its largest field, where the job as a whole is too large to be ordered."""
+    """The largest field of a job, where the whole job is too large for a message."""
     size_bytes = len(msgspec.msgpack.encode(spec))
     if size_bytes <= MAX_SPEC_BYTES:
         return "", ""
@@ -165,7 +165,7 @@ def _command_misfits(field: str, command: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def utf8_misfit(text: str) -> str:
-    """What is wrong with a text that no message can hold; empty where it can.
+    """The error of a text that no message can hold; empty where it can.
 
     Python keeps bytes of arguments, variables and file names that are no UTF-8 as lone surrogates
     (PEP 383), and JSON and YAML can name one as `\\ud800`.
@@ -210,7 +210,10 @@ def _known_keys(
     kind: type[msgspec.Struct] = JobSpec,
     within: str = "",
 ) -> None:
-    """msgspec names an unknown key, but not the one that was probably meant."""
+    """The nearest known key.
+
+    msgspec names an unknown key, but not the one that was probably meant.
+    """
     kinds = {item.encode_name: item.type for item in msgspec.structs.fields(kind)}
     for key, value in values.items():
         path = f"{within}{key}"
@@ -228,7 +231,7 @@ def _known_keys(
 
 
 def _variable_misfits(env: object) -> Iterator[Misfit]:
-    """msgspec says that a variable is no text, but not which one."""
+    """The variable that is not text: msgspec does not name it."""
     if not isinstance(env, Mapping):
         return
     for name, value in cast("Mapping[object, object]", env).items():
@@ -239,7 +242,7 @@ def _variable_misfits(env: object) -> Iterator[Misfit]:
 
 
 def _choices(message: str) -> str:
-    """msgspec says which value does not fit, but not which ones would."""
+    """The allowed values: msgspec names only the invalid one."""
     for item in msgspec.structs.fields(JobSpec):
         if message.endswith(f"`$.{item.name}`") and isinstance(item.type, EnumMeta):
             values = ", ".join(str(member.value) for member in cast("type[Enum]", item.type))

@@ -1,4 +1,4 @@
-"""Life cycles as tables: node roles and job states. Must not know who fires the events.
+"""Life cycles of node roles and job states, as tables.
 
 An event that is not in the table raises `TransitionError` and changes nothing. The diagrams in
 docs/architecture.md are drawn from these tables.
@@ -18,7 +18,7 @@ S = JobState
 
 
 class NodeEvent(StrEnum):
-    """What can happen to a node."""
+    """The events of a node."""
 
     LEND = "lend"  # desired: on loan
     LOAD_ROSE = "load_rose"  # the service wants it back before the loan began
@@ -31,7 +31,7 @@ class NodeEvent(StrEnum):
     FAULT = "fault"
     VALIDATED = "validated"  # an inference node was checked after a quarantine
     VALIDATED_TRAINING = "validated_training"
-    BOOTED = "booted"  # a new boot id: whatever ran before is gone
+    BOOTED = "booted"  # a new boot id: earlier processes are gone
     BOOTED_TRAINING = "booted_training"
     SILENT = "silent"  # no report for lost_after_s
     HEARD_TRAINING = "heard_training"
@@ -78,7 +78,7 @@ NODE_TRANSITIONS: Mapping[NodeRole, Mapping[NodeEvent, NodeRole]] = {
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """The events of a job."""
 
     START = "start"  # a gang was placed: reserve
     GANG_READY = "gang_ready"  # every node is ready: run
@@ -146,14 +146,14 @@ HEARD: Mapping[NodeRole, NodeEvent] = {
     R.WARMING: E.HEARD_WARMING,
     R.QUARANTINED: E.HEARD_QUARANTINED,
 }
-"""Which event brings a LOST node back to the role that its agent reports."""
+"""The event that brings a LOST node back to the role that its agent reports."""
 
 
 def node_path(old: NodeRole, new: NodeRole) -> tuple[NodeEvent, ...]:
     """The fewest events that lead a node from one role to another; () when none do.
 
-    No reboot and no silence is among them, and a fault only where QUARANTINED is the end: whoever
-    looks for a path knows of none.
+    Reboots and silence are left out, and a fault counts only where QUARANTINED is the end: a caller
+    that plans a path does not know of them.
     """
     if new == R.QUARANTINED:
         return (E.FAULT,)

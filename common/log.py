@@ -1,6 +1,6 @@
-"""Logging set-up: one line per record to stderr, `key=value` for journald or JSON.
+"""Sets up logging: one line per record to stderr, `key=value` for journald or JSON.
 
-An edge: the only place that touches handlers. Must not know who logs.
+An edge: the only place that touches handlers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JOURNALD_PRIORITY = {
     logging.ERROR: 3,
     logging.CRITICAL: 2,
 }
-# asyncio says this about every TLS connection that nats-py closes; nothing is wrong.
+# asyncio logs this about every TLS connection that nats-py closes; nothing is wrong.
 _HARMLESS = ("returning true from eof_received()", "APPLICATION_DATA_AFTER_CLOSE_NOTIFY")
 
 
@@ -44,7 +44,7 @@ def set_up(
     has_time: bool | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Send every log record to `stream` (stderr), replacing what was set up before.
+    """Send every log record to `stream` (stderr), replacing any earlier set-up.
 
     Args:
         level: DEBUG, INFO, WARNING, ERROR or CRITICAL, in any case.
@@ -52,7 +52,7 @@ def set_up(
         has_time: whether lines carry a time; by default only where journald does not add one.
 
     Raises:
-        ConfigError: no such level or style.
+        ConfigError: the level or style is unknown.
     """
     name = level.upper()
     if name not in LEVELS:
@@ -74,12 +74,12 @@ def set_up(
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a call gave as `extra=`, in that order."""
+    """The fields that a call passed as `extra=`, in that order."""
     return {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS}
 
 
 REPEAT_PERIOD_S = 30.0
-"""What goes on being wrong is a line as often as this: some 3,000 a day, and each with a count."""
+"""A lasting error is logged this often: some 3,000 lines a day, each with a count."""
 
 
 class Throttle:
@@ -91,7 +91,7 @@ class Throttle:
         self._quiet_until_s: dict[str, float] = {}
 
     def is_due(self, text: str) -> bool:
-        """Whether this text may be logged now; if so, it is quiet for the next period."""
+        """True if this text may be logged now; it is then quiet for the next period."""
         now_s = self._clock.now_s()
         if now_s < self._quiet_until_s.get(text, now_s):
             return False
@@ -115,14 +115,17 @@ class PlainFormatter(logging.Formatter):
         self._has_priority = has_priority
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever the message holds: a newline in it cannot forge a second one."""
+        """One line, even for a message with line breaks.
+
+        A newline in it cannot forge a second one.
+        """
         pairs = [f"{key}={_plain(value)}" for key, value in _pairs(record, self._has_time)]
         prefix = f"<{_JOURNALD_PRIORITY.get(record.levelno, 6)}>" if self._has_priority else ""
         return prefix + " ".join(pairs)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object on one line; what JSON cannot hold becomes text."""
+    """One JSON object on one line; values that JSON cannot hold become text."""
 
     def __init__(self, *, has_time: bool) -> None:
         super().__init__()

@@ -1,12 +1,13 @@
-"""What a line of a failed program's log is worth as evidence: of its end, or said in passing. Pure.
+"""Weighs a line of a failed program's log: did this error end the program, or did it go on? Pure.
 
-A log is full of errors that its program got over: an optional module that is not there, a download
-that was tried again, a command of the script that started it. Four things tell these apart. An
-exception that nobody caught is printed at the end of a traceback. A line may say itself that it was
-got over ("WARNING", "falling back"). A shell tells what it met, and goes on to the next command.
-And whoever goes on training after an error was not ended by it. A traceback alone is no proof: who
-catches an exception may print it just so. It ended the program unless training went on for long
-after it and the log tells another end. Must not know what words mean which failure.
+A log is full of errors that its program survived: an optional module that is missing, a download
+that succeeded on a retry, a failed command of the start script. Four signs tell these apart. An
+uncaught exception stands at the end of a traceback. A line may itself state that the program goes
+on ("WARNING", "falling back"). A shell reports an error and goes on to the next command. And a
+program that goes on training after an error was not ended by it.
+
+A traceback alone is no proof, because code that catches an exception may print one. A traceback
+ended the program unless training went on for long after it and the log shows another end.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from msgspec import Struct
 from common.log_prefixes import HEADER, Line
 
 GOES_ON_LINES = 10
-"""After so many lines of progress an error was got over. Not fewer: of ranks that write to one log
-some print a few more after another one has failed."""
+"""After this many lines of progress the program survived the error. Not fewer: in one log of many
+ranks, some print a few more lines after another one has failed."""
 OUTLIVED_LINES = 100
-"""After so many lines of progress an exception with its traceback was caught, if the program had
+"""After this many lines of progress an exception with its traceback was caught, if the program had
 another end. More than above, since a traceback mostly is the end: of sixteen ranks in one log each
 may still print some lines before it waits for the one that died."""
 FAR_LINES = 10
-"""With so many lines of other output between them two errors are far from each other."""
+"""With this many lines of other output between them two errors are far from each other."""
 LONGEST_TRACEBACK_LINES = 400
 
 _LEVEL = re.compile(r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^W\d{4} |: W \w+/")
@@ -48,23 +49,26 @@ _COMMAND = re.compile(
     r".*(?:(?::|command) not found|: (?:No such file or directory|Permission denied|Is a directory"
     r"|Not a directory|Operation not permitted|cannot modify limit))$"
 )
-"""How a shell and the commands that it runs tell an error: who speaks, and at last the system's
-word for it, after a colon. Python puts a number between these and may say more at last."""
+"""The form of errors of a shell and its commands: the speaker first, and the system's error text
+last, after a colon. Python puts a number between these and may add more at the end."""
 _DETAIL = re.compile(r"\s|$|(?:frame )?#\d")
-"""A blank line, or one of what was told before it, such as a frame."""
+"""A blank line, or a detail of an earlier line, such as a frame."""
 _LAUNCHERS = re.compile(r"\b(?:ChildFailedError|CalledProcessError|SystemExit)\b")
-"""What launchers raise when a process of theirs has failed: it says nothing of why."""
+"""Exceptions of launchers when one of their processes has failed: they give no cause."""
 _FRAME = re.compile(r'^\s+File ".*", line \d+, in (\S+)')
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
-"""Where a program or a process begins, and so does the traceback of what nobody caught."""
+"""The outermost frame of a program or process, where the traceback of an uncaught exception
+begins."""
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
     """Where a signature was seen.
 
-    line: number of it in the log. order: of the signature among all; the less comes first.
-    is_certain: the system said so. is_end: the program ended by it, so far as can be told.
-    is_aside: a shell or a command of its said so, not the program.
+    line: number of it in the log.
+    order: of the signature among all; the smaller comes first.
+    is_certain: the system reported it.
+    is_end: the program ended by it, as far as the log shows.
+    is_aside: a shell or a command of its reported it, not the program.
     steps_after_cause: of its signature.
     """
 
@@ -78,16 +82,17 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
-    """The one that says most of why the program ended.
+    """The sighting that best explains why the program ended.
 
-    A root cause counts more than what follows from one, unless it was only told after that and not
-    as an end: a script that goes on after a failure complains of what the failure left undone. Nor
-    does it count where it was told in passing and two of three things speak against it: an
-    exception that nobody caught came later, a shell or a command of its told it, or there is much
-    other output before what came later. Against a root cause that exception needs no signature.
-    Among equals the system's word goes first, then an end before what was told in passing, then the
-    later line, and within a line the signature that comes first. What the program outlived counts
-    where nothing else was seen.
+    A root cause counts more than its effects, unless it comes only after them and not as an end: a
+    script that goes on after a failure complains of the things that the failure left undone. A root
+    cause in passing does not count either if two of three facts speak against it: an uncaught
+    exception came later, a shell or a command of its reported it, or much other output lies before
+    the later one. Against a root cause that exception needs no signature.
+
+    Among equals the system's report comes first, then an end before a report in passing, then the
+    later line, and within a line the signature that comes first. An error that the program survived
+    counts only where nothing else was seen.
     """
     seen = list(sightings)
     told = [each for each in seen if not each.is_outlived] or seen
@@ -112,11 +117,11 @@ def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
 
 
 def telling_of_a_kill(seen: Sequence[Sighting], lines: LogLines) -> list[Sighting]:
-    """Those that may say why a program that SIGKILL or SIGTERM ended was ended so.
+    """The sightings that may explain why SIGKILL or SIGTERM ended the program.
 
-    A root cause is none that a shell or a command told, nor one that other output follows: the
-    program was running yet when somebody ended it. What follows from the end of others stays, and
-    so do an exception that nobody caught and the system's word.
+    A root cause does not count if a shell or a command reported it, or if other output follows it:
+    the program was still running when it was killed. Effects of other processes' ends stay, and so
+    do an uncaught exception and the system's report.
     """
     after = lines.output_after(each.line for each in seen)
     return [
@@ -131,7 +136,7 @@ def telling_of_a_kill(seen: Sequence[Sighting], lines: LogLines) -> list[Sightin
 def _is_in_passing(
     each: Sighting, best: Sighting | None, ends: Sequence[int], output: Sequence[int]
 ) -> bool:
-    """Whether one that is no end yields to what has more steps."""
+    """True if a sighting that is no end yields to one with more steps."""
     if best is not None and each.line > best.line:
         return True
     at = bisect_right(ends, each.line)
@@ -150,7 +155,7 @@ class LogLines:
     """The lines of a log, as evidence.
 
     Args:
-        lines: all of them, without what launchers write before them.
+        lines: all of them, without the prefixes of launchers.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -171,31 +176,31 @@ class LogLines:
         self._read_tracebacks()
 
     def number_at(self, offset: int) -> int:
-        """Of the line in which a character stands."""
+        """The number of the line that contains a character position."""
         return bisect_right(self._starts, offset) - 1
 
     def line(self, number: int) -> str:
-        """One of them."""
+        """The text of one line."""
         return self._lines[number]
 
     def is_end(self, number: int) -> bool:
-        """Whether it is an exception that nobody caught."""
+        """True if it is an uncaught exception."""
         return number in self._ends
 
     def after(self, number: int) -> str:
-        """All that was told after a line."""
+        """All lines after a line."""
         return self._text[self._starts[number + 1] :]
 
     def is_outlived(self, number: int) -> bool:
-        """Whether it is an exception that was caught, if the program had another end."""
+        """True if it is a caught exception, provided that the program had another end."""
         return number in self._outlived
 
     def is_aside(self, number: int) -> bool:
-        """Whether a shell or a command that it ran says so."""
+        """True if a shell or a command that it ran reports it."""
         return _COMMAND.search(self._lines[number]) is not None
 
     def ends_without(self, numbers: Set[int]) -> set[int]:
-        """The exceptions that nobody caught on other lines than these, save those of launchers."""
+        """The uncaught exceptions on other lines than these, except those of launchers."""
         return {
             number
             for number in self._ends - self._outlived - numbers
@@ -203,7 +208,7 @@ class LogLines:
         }
 
     def last_exception(self) -> str:
-        """The last one that nobody caught, of launchers only where there is no other; or ""."""
+        """The last uncaught exception, of launchers only if there is no other; or ""."""
         ends = self.ends_without(set()) or self._ends
         return self._lines[max(ends)].strip() if ends else ""
 
@@ -218,13 +223,13 @@ class LogLines:
         )
 
     def output_after(self, numbers: Iterable[int]) -> dict[int, int]:
-        """For each of these lines how many of output follow it."""
+        """For each of these lines, the number of output lines after it."""
         told = set(numbers)
         output = self.output_up_to(told)
         return {number: output[-1] - output[number] for number in told}
 
     def is_got_over(self, number: int) -> bool:
-        """Whether the program went on after what it says."""
+        """True if the program went on after this line."""
         if number in self._ends:
             return False
         if number in self._unheard or number < self._goes_on_until:
@@ -252,13 +257,13 @@ class LogLines:
             if end < self._outlived_until or path in caught:
                 self._outlived.add(end)
                 if len(path) > 1 and path[0] not in _OUTERMOST:
-                    caught.add(path)  # a loop that goes on after each: it does so again
+                    caught.add(path)  # a loop that goes on after each: it logs again
 
     def _exception_of(self, header: int, prefix: str) -> tuple[int | None, tuple[str, ...]]:
-        """The line of the exception, the first one that is not set in; and how it came about.
+        """The line of the exception, the first one that is not indented, and its calls.
 
-        The latter names the calls, the outermost first, and the kind of exception. Of ranks that
-        have a name before each line only the same one's lines belong to it.
+        The latter name the calls, the outermost first, and the kind of exception. For ranks with a
+        name before each line, only lines of the same rank belong to it.
         """
         calls: list[str] = []
         speaker = self._speakers[header]

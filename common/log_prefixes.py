@@ -1,11 +1,10 @@
-"""What terminals and launchers add to the lines of a program, and the lines without it. Pure.
+"""Removes prefixes that terminals and launchers add to a program's log lines. Pure.
 
-A program's words are the same whoever starts it, but `mpirun`, `srun -l`, Ray and others write who
-said it before each line, terminals are told its colour, and a log driver adds the time. Some of
-these forms are unmistakable. "n7: " and "3: " are not, since commands speak so as well: they count
-where at least half of the log's lines begin so. Whatever else stands before a traceback's header
-and also before its frames is taken off all lines that begin with it. Must not know what words mean
-which failure.
+`mpirun`, `srun -l`, Ray and others put the sender before each line, terminals get color codes, and
+a log driver adds the time. Some of these forms are unmistakable. "n7: " and "3: " are not, since
+commands print such words too: they count as prefixes where at least half of the log's lines begin
+so. Any other text that stands before a traceback's header and also before its frames is removed
+from all lines that begin with it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from msgspec import Struct
 
 HEADER = "Traceback (most recent call last):"
 MOST_PREFIX_CHARS = 80
-"""What is longer is no prefix, but a line that quotes a traceback."""
+"""A longer text is no prefix, but a line that quotes a traceback."""
 
 _CODES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[A-Za-z]|\][^\x07\n]{0,200}\x07|\([A-Z0-9])")
-"""Of a terminal: colours and movements, titles, character sets (ECMA-48, section 5.4)."""
+"""Terminal codes: colors and movements, titles, character sets (ECMA-48, section 5.4)."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]")
 _NAMES = re.compile(
-    r"\[\w*\d\]: ?"  # torchrun, and what PyTorch writes before a rank's traceback
+    r"\[\w*\d\]: ?"  # torchrun, and the prefix that PyTorch writes before a rank's traceback
     r"|\[\d+,\d+\](?:<\w+>)?: ?"  # mpirun --tag-output, with a space from Open MPI 5 on
     r"|\[\d+\](?:\[\d+\])?<\w+>: ?"  # horovodrun
     r"|\((?:[^()\n]{0,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "  # Ray
@@ -34,12 +33,12 @@ _MAYBE_NAMES = re.compile(
     r"|\d{1,3}(?:\.\d{1,3}){3}: "
     r"|(?![^\s:]*\.(?:sh|py|so)\b)(?=[a-z.-]*\d)[a-z][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,8}: "
 )
-"""Of hosts that pdsh speaks for, or of tasks. A host's name is told from a command's by a digit."""
+"""Names of hosts under pdsh, or of tasks. A digit distinguishes a host's name from a command's."""
 _FRAME = '  File "'
 
 
 class Line(Struct, frozen=True):
-    """One line of a log: what the program said, and for whom a launcher said it ("": nobody)."""
+    """One line of a log: the program's text, and the speaker that a launcher names ("": none)."""
 
     text: str
     speaker: str = ""
@@ -55,7 +54,7 @@ def bare_lines(lines: Sequence[str]) -> list[Line]:
 
 
 def _without_names(text: str, speaker: str = "") -> Line:
-    """Without names and times, in whatever order; the time is no part of who speaks."""
+    """The line without names and times, in any order; the time is no part of the speaker."""
     while True:
         if match := _NAMES.match(text):
             speaker += match[0]
@@ -67,7 +66,7 @@ def _without_names(text: str, speaker: str = "") -> Line:
 
 
 def _without_maybe(line: Line) -> Line:
-    """Without one such name, and what stands behind it: a rank names itself after its host."""
+    """The line without one such name and the text after it: a rank names itself after its host."""
     match = _MAYBE_NAMES.match(line.text)
     if match is None:
         return line
@@ -80,7 +79,7 @@ def _are_named(lines: Sequence[Line]) -> bool:
 
 
 def _shared_prefixes(lines: Sequence[Line]) -> tuple[str, ...]:
-    """What stands before a header and, with the same speaker, before a frame; longest first."""
+    """The prefixes before a header and, with the same speaker, before a frame; longest first."""
     before: list[set[str]] = [set(), set()]
     for line in lines:
         for mark, found in zip((HEADER, _FRAME), before, strict=True):

@@ -1,7 +1,7 @@
-"""The wire between agents and coordinators: every message. Must not know the bus.
+"""Every message on the wire between agents and coordinators.
 
-`docs/protocol.md` is generated from these types; `common.encoding` is how they become bytes, and
-`common.telemetry` what of a report is measured.
+`docs/protocol.md` is generated from these types. `common.encoding` turns them into bytes, and
+`common.telemetry` has the measured part of a report.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from common.telemetry import XidCount as XidCount
 
 
 UNTOLD_PID = 0
-"""In place of a process that nobody can name."""
+"""In place of a process whose pid is unknown."""
 
 
 def process_named(pid: int) -> str:
-    """A process of a trespass, for people."""
+    """A foreign process, as text for people."""
     return "a process that its driver does not name" if pid == UNTOLD_PID else f"process {pid}"
 
 
 class Trespass(Part, frozen=True, kw_only=True):
-    """A process on a GPU that belongs to nobody who was given it: no worker, and not the server.
+    """A foreign process: it uses a GPU, and belongs to no assigned worker and not to the server.
 
-    pid: 0 where the GPU is in use, no worker has it, and its driver does not tell by whom.
+    pid: 0 where the GPU is in use without a worker, and its driver does not list the process.
     """
 
     pid: NonNegativeInt
@@ -72,7 +72,7 @@ class Trespass(Part, frozen=True, kw_only=True):
 
 
 class CommandReport(Part, frozen=True, kw_only=True):
-    """A command that moves the inference server and has run for long without an end."""
+    """A command that moves the inference server and has run for a long time."""
 
     name: str
     """`start`, `stop`, `route` or `unroute`."""
@@ -80,7 +80,7 @@ class CommandReport(Part, frozen=True, kw_only=True):
 
 
 class WorkerPhase(StrEnum):
-    """Where a worker is, as its node sees it."""
+    """The phase of a worker, as its node sees it."""
 
     RESERVING = "reserving"  # accepted; its GPUs or paths are not yet ready
     READY = "ready"  # waits for the rest of its gang
@@ -88,7 +88,7 @@ class WorkerPhase(StrEnum):
     SUSPENDED = "suspended"  # it keeps its place and does not compute, until it is resumed
     STOPPING = "stopping"
     EXITED = "exited"
-    REFUSED = "refused"  # the node cannot run it; `fault` says whose it is, `error` why
+    REFUSED = "refused"  # the node cannot run it; `fault` and `error` give the cause
 
 
 class WorkerReport(Part, frozen=True, kw_only=True):
@@ -112,15 +112,15 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     ended_ago_s: NonNegativeFloat = 0.0
     """Seconds from its end to this report, on the node's clock; 0 also when that is not known."""
     failure: Failure | None = None
-    """Why it ended by itself without success, as its log says."""
+    """Why it ended by itself without success, by its log."""
     fault: Fault = Fault.NONE
     """Whose fault its end is, or that it was refused; `error` has it in words."""
     refused_for: str = ""
-    """What its job names that it was refused for: `workdir`, `checkpoint.path` or `command`."""
+    """The part of its job that caused the refusal: `workdir`, `checkpoint.path` or `command`."""
 
 
 class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
-    """What an agent says each period; the latest wins."""
+    """An agent's periodic report; the latest wins."""
 
     node: Token
     boot_id: str
@@ -152,9 +152,9 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     agent: AgentReport | None = None
     trespasses: tuple[Trespass, ...] = ()
     detail: str = ""
-    """Why the node is where it is, in words, where there is something to say."""
+    """Why the node is in its role, as text, where there is a reason to give."""
     is_server_down: bool = False
-    """Its inference server misses its health checks: the node serves nobody."""
+    """Its inference server misses its health checks: the node serves no requests."""
     ledger_error: str = ""
     """Why nothing new begins on it: its ledger cannot be written, as on a full disk, or none of its
     GPUs was ever read."""
@@ -174,7 +174,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
 
 
 class OrderPhase(StrEnum):
-    """`reserve`: hold GPUs, check paths, say ready. `run`: every node of the gang is ready."""
+    """`reserve`: hold GPUs, check paths, report ready. `run`: every node of the gang is ready."""
 
     RESERVE = "reserve"
     RUN = "run"
@@ -200,11 +200,12 @@ class WorkerOrder(Part, frozen=True, kw_only=True):
     """The gang meets at a rendezvous store of its own, so that no launcher may host one."""
     preemption_count: NonNegativeInt = 0
     gang_nodes: tuple[Token, ...] = ()
-    """Nodes of the whole gang, so that one ledger tells who else belongs to it."""
+    """Nodes of the whole gang, so that one ledger shows the other members."""
     is_suspended: bool = False
-    """It keeps its place and does not compute; it is not told to stop."""
+    """It keeps its place and does not compute; this is no stop."""
     is_sharing: bool = False
-    """Others have its GPUs too: it waits for those that are to be suspended, not for the rest."""
+    """Other jobs have its GPUs too: it waits for those that are to be suspended, not for the
+    rest."""
 
 
 class StopOrder(Part, frozen=True, kw_only=True):
@@ -216,7 +217,7 @@ class StopOrder(Part, frozen=True, kw_only=True):
 
 
 class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
-    """What a node should be; complete each time, so the last one is enough."""
+    """The desired state of a node; complete each time, so the last one is enough."""
 
     node: Token
     epoch: Ordinal
@@ -224,10 +225,11 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
     role: NodeRole
     """TRAINING, SERVING, ON_LOAN or QUARANTINED; the node goes there by its life cycle."""
     instance: Token | UnsetType = UNSET
-    """The agent that is meant, as its report says; another one of this name does not answer."""
+    """The agent that is meant, by its report; another one of this name does not answer."""
     lease: Lease | None = None
     validation: Ordinal | UnsetType = UNSET
-    """To a node in quarantine: check now whether it may leave; one that it obeyed says no more."""
+    """To a node in quarantine: check now whether it may leave; an order that it has obeyed has no
+    effect."""
     reclaim_in_s: NonNegativeFloat | None = None
     """Time left, when this was sent, until the node must be serving again."""
     workers: tuple[WorkerOrder, ...] = ()
@@ -237,7 +239,7 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
 
 
 class DesiredReply(Message, frozen=True, kw_only=True, tag="desired_reply"):
-    """Whether the agent took the desired state; a refusal says why."""
+    """The agent's answer to a desired state; a refusal carries the reason."""
 
     is_accepted: bool
     epoch: Ordinal
@@ -265,7 +267,7 @@ class RenewReply(Message, frozen=True, kw_only=True, tag="renew_reply"):
 
 
 class LedgerRequest(Message, frozen=True, kw_only=True, tag="ledger"):
-    """The coordinator asks what a node holds in full, to rebuild lost state."""
+    """The coordinator asks for all that a node holds, to rebuild lost state."""
 
     node: Token
     instance: Token | UnsetType = UNSET
@@ -290,7 +292,7 @@ class LogRequest(Message, frozen=True, kw_only=True, tag="logs"):
 
 
 class LogReply(Message, frozen=True, kw_only=True, tag="logs_reply"):
-    """Text as it is, undecodable bytes replaced; `error` where there is none."""
+    """The text, undecodable bytes replaced; `error` where there is none."""
 
     text: str = ""
     error: str = ""

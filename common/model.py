@@ -1,4 +1,4 @@
-"""Frozen nouns of the cluster: jobs, nodes, services, leases. Must not know time, I/O or policy."""
+"""Frozen nouns of the cluster: jobs, nodes, services, leases."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
 """A name that is one NATS subject token: no dots, blanks or wildcards."""
 
 MAX_INT = 2**53
-"""Above it a float, and so a reader of JSON, cannot count; nothing here comes near it."""
+"""Above it a float, and so a reader of JSON, cannot count exactly; nothing here comes near it."""
 Ordinal = Annotated[int, Meta(ge=0, le=MAX_INT)]
-"""A number that only grows, and fences what is older: the last one there is would for ever."""
+"""A number that only grows, and fences older ones: the largest value would fence for ever."""
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]
-"""Of one against others: no further apart than sums and quotients of thousands stay exact for."""
+"""A relative weight: within this range sums and quotients of thousands stay exact."""
 
 MAX_JOB_S = 1e9
 """No job plans for longer, some thirty years; it also keeps out infinity."""
 JobSeconds = Annotated[float, Meta(gt=0, le=MAX_JOB_S)]
 MAX_WORKERS = 100_000
-"""Of one gang; above the GPUs of any fleet, and far below what a pass could not count."""
+"""Workers of one gang; above the GPUs of any fleet, and far below a number that a pass could not
+count."""
 
 
 class Pool(StrEnum):
@@ -46,7 +47,7 @@ class Pool(StrEnum):
 
 
 class NodeRole(StrEnum):
-    """What a node does now; `common.lifecycle.NODE_TRANSITIONS` is the law between them."""
+    """The present role of a node; `common.lifecycle.NODE_TRANSITIONS` has the legal changes."""
 
     TRAINING = "training"
     SERVING = "serving"
@@ -59,7 +60,7 @@ class NodeRole(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is in its life; `common.lifecycle.JOB_TRANSITIONS` is the law between them."""
+    """The state of a job; `common.lifecycle.JOB_TRANSITIONS` has the legal changes."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -84,7 +85,7 @@ class Mode(StrEnum):
 
 
 class Launcher(StrEnum):
-    """Who starts the ranks of a worker."""
+    """The program that starts the ranks of a worker."""
 
     NONE = "none"
     TORCHRUN = "torchrun"
@@ -99,7 +100,7 @@ class Preemptibility(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a worker is told to stop; decides which budget pays and what the job is told."""
+    """Why a worker is stopped; decides which budget pays and which reason the job gets."""
 
     RELEASE = "release"  # a flexible worker is given back; the job goes on
     PREEMPT = "preempt"  # the job is stopped against its will and queues again
@@ -118,13 +119,13 @@ class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 WHOLE_GPU = "a whole GPU"
-"""The type that a job waits for to which any is right, where there are MIG instances alone."""
+"""The type that stands for any whole GPU, where there are MIG instances alone."""
 
 
 def is_mig(gpu_type: str) -> bool:
-    """Whether a GPU type is one of MIG instances, as NVML names them: `NVIDIA A100 MIG 1g.10gb`.
+    """True if a GPU type is one of MIG instances, as NVML names them: `NVIDIA A100 MIG 1g.10gb`.
 
-    Such an instance is a unit of its own, and only a job that names its type gets one.
+    Each MIG instance is a unit of its own, and only a job that names its type gets one.
     """
     return " MIG " in gpu_type
 
@@ -133,11 +134,11 @@ class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which GPUs a job can use.
 
     types: accepted GPU types in order of preference; empty accepts any whole GPU (a fungible job).
-    worker_multiplier: per type, how many workers stand for one (16 GB cards for 32 GB ones: 2),
-        so that the global batch stays the same.
-    heterogeneous_speed_ratio: part of its full speed that the job makes on several of its types at
-        once; 0: it runs on one type at a time. A worker on another type than the attempt's has as
-        many more GPUs as the multipliers say, and stands for one worker.
+    worker_multiplier: per type, how many workers stand for one (16 GB cards for 32 GB ones: 2), so
+        that the global batch stays the same.
+    heterogeneous_speed_ratio: part of its full speed that the job reaches on several of its types
+        at once; 0: it runs on one type at a time. A worker on another type than the attempt's has
+        more GPUs by the ratio of the multipliers, and stands for one worker.
     """
 
     types: tuple[str, ...] = ()
@@ -147,7 +148,7 @@ class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     heterogeneous_speed_ratio: Ratio = 0.0
 
     def accepts(self, gpu_type: str) -> bool:
-        """Whether an attempt may run on this GPU type."""
+        """True if an attempt may run on this GPU type."""
         return gpu_type in self.types if self.types else not is_mig(gpu_type)
 
     def gpus_for_one(self, node_type: str, gpu_type: str) -> int | None:
@@ -171,7 +172,7 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     path: file or directory on storage that every node sees; None means the job never saves.
     grace_s: time between the request and SIGKILL.
-    signal: what is sent to the worker's main process when it does not answer on the socket.
+    signal: signal for the worker's main process when it does not answer on the socket.
     """
 
     path: str | None = None
@@ -189,7 +190,7 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PrerunGang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a job is after its pre-run."""
+    """The shape of a job after its pre-run."""
 
     workers: WorkerRange
     gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)]
@@ -198,10 +199,10 @@ class PrerunGang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PrerunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A try on a few GPUs before the gang starts, which shows most failures as well.
 
-    time_s: over when its one worker has computed so long, or has saved a verified checkpoint;
+    time_s: over when its one worker has computed for this long, or has saved a verified checkpoint;
         None: no pre-run.
     gpus: of its one worker.
-    gang: what the job is afterwards; set by the coordinator while the pre-run is on or waits.
+    gang: the job's shape afterwards; set by the coordinator while the pre-run is on or waits.
     """
 
     time_s: JobSeconds | None = None
@@ -221,9 +222,9 @@ class RendezvousSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for; field by field in docs/job-contract.md.
+    """A user's request for a job; docs/job-contract.md describes each field.
 
-    What types cannot say of it is in `common.jobspec.misfit`.
+    `common.jobspec.misfit` checks the rules that types cannot express.
     """
 
     name: Token
@@ -242,10 +243,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline_s: JobSeconds | None = None
     time_limit_s: JobSeconds | None = None
     stop_after_s: JobSeconds | None = None
-    """A worker without contact to the coordinator for so long is stopped; None: never."""
+    """A worker without contact to the coordinator for this long is stopped; None: never."""
     stall_timeout_s: JobSeconds | UnsetType = UNSET
-    """A job that told progress and tells none for so long is started again. An agent of an older
-    version refuses an order that has it."""
+    """A job that reported progress and reports none for this long is restarted. An agent of an
+    older version refuses an order that has it."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE
@@ -257,12 +258,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job may run with more workers than its base demand."""
+        """True if the job may run with more workers than its base demand."""
         return self.workers.max > self.workers.min
 
     @property
     def has_store(self) -> bool:
-        """Whether each attempt runs a rendezvous store of its own beside its workers."""
+        """True if each attempt runs a rendezvous store of its own beside its workers."""
         is_default = self.launcher == Launcher.TORCHRUN and self.is_elastic
         return is_default or bool(self.rendezvous.command)
 
@@ -277,13 +278,13 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
 
     def accepts(self, gpu_type: str) -> bool:
-        """Whether an attempt may run on this GPU type."""
+        """True if an attempt may run on this GPU type."""
         return self.gpu.accepts(gpu_type)
 
 
 STORE_INDEX = -1
-"""Worker index of an attempt's rendezvous store: it is held, stopped and reported as a worker is,
-and counted as none."""
+"""Worker index of an attempt's rendezvous store: it is held, stopped and reported like a worker,
+and does not count as one."""
 
 
 class WorkerKey(Struct, frozen=True, order=True, cache_hash=True):
@@ -298,7 +299,7 @@ class WorkerKey(Struct, frozen=True, order=True, cache_hash=True):
 
     @property
     def is_store(self) -> bool:
-        """Whether this is the attempt's rendezvous store."""
+        """True if this is the attempt's rendezvous store."""
         return self.worker_index == STORE_INDEX
 
 
@@ -311,14 +312,14 @@ class Lease(Struct, frozen=True, kw_only=True):
 
 
 class TurnBack(Struct, frozen=True, kw_only=True):
-    """A loan that its node gave up by itself before it began: not by an order, nor by its TTL."""
+    """A loan that its node gave up before it began, without an order and before its TTL ended."""
 
     lease_id: LeaseId
     reason: str
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """What a job says of itself: steps done, steps in all where known, loss where known."""
+    """A job's own report: steps done, total steps where known, loss where known."""
 
     step: int
     total_steps: int | None = None
@@ -326,7 +327,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """A save that the job claims; verified when the shim saw the path newer than the request."""
+    """A save that the job reports; verified when the shim saw the path newer than the request."""
 
     step: int
     path: str
@@ -334,7 +335,10 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class NatsAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a client of NATS shows who it is, and whom it trusts; the URL can hold a password."""
+    """How a client of NATS authenticates, and which servers it trusts.
+
+    The URL can hold a password.
+    """
 
     nkey_seed_path: Annotated[
         str | None, Meta(description="file with this identity's nkey seed")

@@ -1,7 +1,7 @@
 """The bus over MQTT 3.1.1, for agents of sites that allow nothing else; the server is NATS's own.
 
-An edge: the only module that knows `aiomqtt`, imported only where a `mqtt_url` is set. Must not
-know what a message means. docs/decisions/0005-mqtt-through-aiomqtt.md says what MQTT cannot carry.
+An edge: the only module that uses `aiomqtt`, imported only where a `mqtt_url` is set.
+docs/decisions/0005-mqtt-through-aiomqtt.md lists the limits of MQTT.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from common.natsrules import BusCounters
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-"""Of one call to a server that answers none: connecting, subscribing, handing a message over."""
+"""Limit of one call to a server that does not answer: connecting, subscribing, handing a message
+over."""
 DENIED = 0x80
-"""What a SUBACK says of a subscription that the server refuses: MQTT 3.1.1, section 3.9.3."""
+"""The SUBACK code for a subscription that the server refuses: MQTT 3.1.1, section 3.9.3."""
 _REFUSALS = ("not authorized", "not authorised", "bad user name")
 _TOKEN_BYTES = 8
 
@@ -49,13 +50,14 @@ async def connect_mqtt(
 
     Args:
         urls: `mqtt://host:port` or `mqtts://host:port`, several with commas between.
-        identity: who connects; its MQTT client id is that and chance, since a server ends the older
-            of two clients with one id, and which of two agents speaks for a node is not its choice.
+        identity: who connects. The MQTT client id is this name and a random part, because a server
+            ends the older of two clients with one id. The server must not choose which of two
+            agents speaks for a node.
         insecure, access: as `servers_of`.
         timeout_s: longest wait for the first connection; None returns at once.
 
     Raises:
-        ConfigError: a URL or a file does not fit.
+        ConfigError: a URL or a file is invalid.
         AccessError: no server took the connection within `timeout_s`.
     """
     servers = servers_of(urls, access=access or NatsAccess(), insecure=insecure)
@@ -76,26 +78,27 @@ class MqttMessage:
         self._reply = reply
 
     async def respond(self, data: bytes) -> None:
-        """Answer a request; of another message nobody wants one."""
+        """Answer a request; a message without a reply address gets no answer."""
         if self._reply is not None:
             await self._bus.send(self._reply, data)
 
 
 class MqttSubscription:
-    """One subject and its handler, with a queue of its own: a slow one holds up no other."""
+    """One subject and its handler, with a queue of its own: a slow one delays no other."""
 
     def __init__(self, bus: MqttBus, subject: str, handler: Handler) -> None:
         self.subject = subject
         self.is_asked = subjects.is_asked(subject)
         self.heard = subjects.with_reply(subject, "*", "*") if self.is_asked else subject
-        """What it listens to: a subject that may want an answer has it in two more tokens."""
+        """The subject that it listens to; one that may need an answer has the reply address in two
+        more tokens."""
         self._bus = bus
         self._handler = handler
         self._queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(MAX_PENDING_MESSAGES)
         self._task = asyncio.create_task(self._run(), name=f"mqtt {subject}")
 
     def offer(self, subject: str, data: bytes) -> None:
-        """Queue a message; one that finds no place is dropped and counted."""
+        """Queue a message; one that finds no room is dropped and counted."""
         try:
             self._queue.put_nowait((subject, data))
         except asyncio.QueueFull:
@@ -107,7 +110,7 @@ class MqttSubscription:
         await self.end()
 
     async def end(self) -> None:
-        """Call the handler no more."""
+        """Stop calling the handler."""
         if self._task is not asyncio.current_task():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -132,9 +135,9 @@ class MqttSubscription:
 class MqttBus:
     """`Bus` on aiomqtt, at QoS 0 in a clean session; made by `connect_mqtt`.
 
-    A message that may want an answer has the place of the answer in its subject
-    (`subjects.with_reply`), since MQTT 3.1.1 has no other place for it. Subscriptions of one bus
-    must be the same or disjoint: a server may send what matches two of them twice.
+    A message that may need an answer has the reply address in its subject (`subjects.with_reply`),
+    since MQTT 3.1.1 has no other place for it. Subscriptions of one bus must be the same or
+    disjoint: a server may send a message that matches two of them twice.
     """
 
     def __init__(self, servers: tuple[MqttServer, ...], *, identity: str, clock: Clock) -> None:
@@ -151,13 +154,13 @@ class MqttBus:
         self._opening = asyncio.Lock()
         self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock)
-        self._random = random.Random()  # jitter only: it decides when to knock again
+        self._random = random.Random()  # jitter only: it decides when to try again
         self._task: asyncio.Task[None] | None = None
         self._was_connected = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         return self._client is not None
 
     async def open(self, timeout_s: float | None) -> None:
@@ -191,8 +194,8 @@ class MqttBus:
 
         Raises:
             AccessError: the server gives this user no right to listen.
-            Unavailable: it does not say whether it does.
-            ValueError: another subscription of this bus hears some of the same.
+            Unavailable: the server does not confirm or refuse the right.
+            ValueError: another subscription of this bus overlaps this one.
         """
         subscription = MqttSubscription(self, subject, handler)
         self._subscriptions.append(subscription)
@@ -213,7 +216,7 @@ class MqttBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for one answer; waits for the connection, never sends late.
 
-        MQTT does not say that nobody listens: that is an answer that does not come in time.
+        MQTT does not report a missing listener: the answer then does not come in time.
         """
         inbox = subjects.answers_inbox(subject)
         token = secrets.token_hex(_TOKEN_BYTES)
@@ -237,7 +240,7 @@ class MqttBus:
         """One message on exactly this subject.
 
         Raises:
-            Unavailable: not connected, or the server does not take it.
+            Unavailable: not connected, or the server refuses it.
         """
         client = self._client
         if client is None:
@@ -249,7 +252,7 @@ class MqttBus:
             raise Unavailable(f"{subject}: {error}") from error
 
     async def close(self) -> None:
-        """Say goodbye and leave."""
+        """Disconnect in good order."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -259,16 +262,16 @@ class MqttBus:
         self._subscriptions = []
 
     async def forget(self, subscription: MqttSubscription) -> None:
-        """Hear this subject no more, unless another subscription wants the same."""
+        """Drop this subject, unless another subscription uses the same."""
         self._subscriptions = [one for one in self._subscriptions if one is not subscription]
         is_wanted = any(one.heard == subscription.heard for one in self._subscriptions)
         if self._client is not None and not is_wanted:
-            # On a connection that is lost there is nothing to take back.
+            # On a lost connection there is nothing to unsubscribe.
             with contextlib.suppress(aiomqtt.MqttError), heeded_cancellation():
                 await self._client.unsubscribe(_topic(subscription.heard), timeout=CALL_TIMEOUT_S)
 
     async def _inbox(self, inbox: str) -> str:
-        """The token below `inbox` where this bus hears answers."""
+        """The token below `inbox` where this bus receives answers."""
         async with self._opening:
             if inbox not in self._inboxes:
                 prefix = secrets.token_hex(_TOKEN_BYTES)
@@ -278,7 +281,7 @@ class MqttBus:
 
     def _hear(self, message: aiomqtt.Message) -> None:
         if message.retain:
-            return  # from another time: whoever keeps messages on a server is none of ours
+            return  # an old message: Aryl retains none on a server
         subject, data = str(message.topic).replace("/", "."), bytes(message.payload)  # pyright: ignore[reportArgumentType]
         answer = self._asked.get(subject)
         if answer is not None:
@@ -301,7 +304,7 @@ class MqttBus:
                 await self._clock.sleep(natsrules.wait_s(attempt, self._random))
 
     async def _use(self, server: MqttServer) -> bool:
-        """Connect and hear messages until the connection is lost; whether there was one."""
+        """Connect and receive messages until the connection is lost; True if there was one."""
         is_up = False
         try:
             async with self._new_client(server) as client:
@@ -364,7 +367,7 @@ class MqttBus:
 
 
 async def _ignore(message: object) -> None:
-    """An answer that came too late for whoever asked."""
+    """Ignore an answer that came after its caller gave up."""
 
 
 def _cause_of(error: Exception) -> Cause:
@@ -397,7 +400,7 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether some subject matches both patterns."""
+    """True if some subject matches both patterns."""
     ones, others = one.split("."), other.split(".")
     for a, b in zip(ones, others, strict=False):
         if ">" in (a, b):

@@ -1,5 +1,6 @@
-"""A coordinator's bus where some agents speak MQTT: what cannot say where its answer goes in any
-other place says it in its subject. Must not know MQTT, which nats-server speaks for it.
+"""The coordinator's bus where some agents speak MQTT: the reply address is part of the subject.
+
+MQTT 3.1.1 has no field for a reply address. nats-server itself speaks MQTT for the coordinator.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from common.errors import NobodyListens, Unavailable
 from common.natsrules import BusCounters
 
 Peer = str
-"""A subject without its last token: a node, whatever it is asked."""
+"""A subject without its last token: a node, whatever the request."""
 
 
 class MqttPeers:
     """`Bus` over a `NatsBus` whose peers are on NATS or on nats-server's MQTT listener.
 
-    Both forms of a subject are heard. A request goes in the form in which its peer answered last,
-    and in the other one where nobody listens to that.
+    It listens to both forms of a subject. A request uses the form in which its peer answered last,
+    and the other form where the first has no listener.
     """
 
     def __init__(self, bus: NatsBus) -> None:
@@ -26,12 +27,12 @@ class MqttPeers:
 
     @property
     def counters(self) -> BusCounters:
-        """What went wrong since the start."""
+        """The errors since the start."""
         return self._bus.counters
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages sent now have somewhere to go."""
+        """True if messages sent now have somewhere to go."""
         return self._bus.is_connected
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -41,7 +42,7 @@ class MqttPeers:
             await self._bus.publish(subjects.with_reply(subject), data)
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
-        """Call `handler` for each message, in whichever form it comes."""
+        """Call `handler` for each message, in either form."""
         plain = await self._bus.subscribe(subject, handler)
         if not subjects.is_asked(subject):
             return plain
@@ -75,7 +76,7 @@ class MqttPeers:
         return await self._bus.request(subject, data, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Flush what can be flushed and leave."""
+        """Send what can still be sent and leave."""
         await self._bus.close()
 
 
@@ -92,7 +93,7 @@ class _Both:
 
 
 class _Unfolded:
-    """A message whose subject says where its answer goes."""
+    """A message whose subject contains its reply address."""
 
     def __init__(self, bus: NatsBus, message: BusMessage) -> None:
         self.subject, self._reply = subjects.split_reply(message.subject)
@@ -100,6 +101,6 @@ class _Unfolded:
         self._bus = bus
 
     async def respond(self, data: bytes) -> None:
-        """Answer where the subject says."""
+        """Answer to the address in the subject."""
         if self._reply is not None:
             await self._bus.publish(self._reply, data)

@@ -1,6 +1,6 @@
-"""The rules around an MQTT connection: URLs, plain text, what shows who a client is.
+"""The rules around an MQTT connection: URLs, plain text, and the proof of a client's identity.
 
-Must not know the client library: `common.mqttbus` applies these rules to it.
+`common.mqttbus` applies these rules to the client library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Calls of nats-py: their errors as what they mean to a caller, no cancellation lost in them.
-
-Must not know what is sent, nor keep a connection: `common.bus` does.
-"""
+"""Calls of nats-py: translates their errors for the caller, and never loses a cancellation."""
 
 from __future__ import annotations
 
@@ -19,15 +16,15 @@ from common.natslib import js_errors
 
 @contextlib.contextmanager
 def heeded_cancellation() -> Generator[None]:
-    """Leave this block with the cancellation that came while it ran, whatever the block made of it.
+    """Leave this block with the cancellation that came while it ran, whatever its outcome.
 
     On Python 3.11 `asyncio.wait_for` returns a result that arrives in the same turn of the loop as
-    a cancellation, and the cancellation is gone: a loop that was told to end would go on for ever.
-    Libraries wait by it. A timeout of the block's own that is over when the block is left has taken
-    its cancellation back, and is none.
+    a cancellation, and the cancellation is lost: a cancelled loop would go on for ever. Libraries
+    use it to wait. A timeout of the block's own that is over when the block is left has taken its
+    cancellation back, and does not count.
 
     Raises:
-        asyncio.CancelledError: the task was cancelled inside, and no exception says so yet.
+        asyncio.CancelledError: the task was cancelled inside, and no exception shows it yet.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -42,10 +39,10 @@ def heeded_cancellation() -> Generator[None]:
 
 
 async def round_trip(client: NatsClient) -> None:
-    """Until the server has read everything that was sent before.
+    """Wait until the server has read all earlier commands.
 
-    nats-py writes the PING of a flush past commands that still wait for its writer task, so the
-    first answer only says that the writer has run; the second one is behind them all.
+    nats-py writes the PING of a flush past commands that still wait for its writer task. The first
+    answer therefore only shows that the writer has run; the second one is behind all commands.
     """
     with heeded_cancellation():
         for _ in range(2):
@@ -54,7 +51,7 @@ async def round_trip(client: NatsClient) -> None:
 
 @contextlib.contextmanager
 def as_unavailable(subject: str) -> Generator[None]:
-    """nats-py's errors as what they mean to a caller, and no cancellation lost in it."""
+    """Translate nats-py's errors for the caller, and lose no cancellation."""
     try:
         with heeded_cancellation():
             yield
@@ -63,7 +60,8 @@ def as_unavailable(subject: str) -> Generator[None]:
     except PermissionDenied as error:
         raise AccessError(str(error), Cause.PERMISSION) from None
     except TimeoutError as error:
-        # With its cause: a caller that was perhaps heard must know it from one that was not.
+        # With its cause: a caller must distinguish a request that may have arrived from one that
+        # did not.
         raise Unavailable(f"{subject}: no answer in time") from error
     except (nats_errors.Error, OSError) as error:
         raise Unavailable(f"{subject}: {text(error)}") from error
@@ -91,12 +89,15 @@ def jetstream_as_unavailable(what: str, *, are_api_errors_too: bool = False) -> 
 
 
 def text(error: Exception) -> str:
-    """What it says; its kind where it says nothing."""
+    """An error's text; its kind where it has none."""
     return str(error) or type(error).__name__
 
 
 def cause_of(error: Exception) -> Cause | None:
-    """What an error of a connection says of access to NATS; None of any other error."""
+    """The cause that an error of a connection shows for access to NATS.
+
+    None for any other error.
+    """
     said = str(error).lower()
     if isinstance(error, PermissionDenied):
         return Cause.PERMISSION
@@ -114,4 +115,4 @@ def _is_any_of(words: tuple[str, ...], said: str) -> bool:
 
 
 _REFUSALS = ("authorization violation", "authentication")
-"""In what a server says before it hangs up on a user that it does not know, or not any more."""
+"""In a server's last message before it hangs up on a user that it does not know, or no longer."""

@@ -1,6 +1,6 @@
-"""nats-py's client with our rules: TLS or silence, an inbox by subject, refusals at once.
+"""nats-py's client with Aryl's rules: TLS or no connection, an inbox per subject, refusals at once.
 
-An edge. Must not know what is sent, nor keep a connection: `common.bus` does.
+An edge. `common.bus` keeps the connection.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from common.natslib import errors as nats_errors
 
 _NO_RESPONDERS = "503"
 _TOKEN_BYTES = 8
-"""Of a reply subject. An agent sees its own, and guesses none of another request from it."""
+"""Length of the random part of a reply subject. An agent sees its own, and cannot guess another
+request's."""
 _VIOLATION = re.compile(
     r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]+)"'
 )
 
 
 class NoTls(nats_errors.Error):
-    """The server demands no TLS, and was to be spoken to in it."""
+    """The server demands no TLS, although the client requires it."""
 
 
 class PermissionDenied(nats_errors.Error):
@@ -56,11 +57,11 @@ class NatsClient(Client):
         self._asked: dict[str, _Asked] = {}
         """By the subject of the answer."""
         self._prefixes: dict[str, str] = {}
-        """By inbox: below it, where this connection hears answers."""
+        """By inbox: the prefix below it where this connection receives answers."""
         self._subscriptions: dict[str, Subscription] = {}
         """By prefix."""
         self._denied_subscriptions: set[str] = set()
-        """Subjects in lower case, as nats-py hands on what a server says."""
+        """Subjects in lower case, because nats-py lowers a server's errors."""
 
     @property
     def server_id(self) -> str:
@@ -69,14 +70,14 @@ class NatsClient(Client):
 
     @property
     def who(self) -> str:
-        """Who this is, to itself and to the server."""
+        """This client's name, to itself and to the server."""
         name = self.options.get("name") or "this program"
         server = self._current_server
         user = server.uri.username if server is not None else None
         return f"{name} (NATS user {user})" if user else f"{name}"
 
     def is_denied(self, subject: str) -> bool:
-        """Whether the server has refused a subscription to this subject."""
+        """True if the server has refused a subscription to this subject."""
         return subject.lower() in self._denied_subscriptions
 
     def denied(self, verb: str, subject: str) -> PermissionDenied:
@@ -98,15 +99,15 @@ class NatsClient(Client):
         A subject of another kind, such as JetStream's, is answered in the client's own inbox.
 
         Raises:
-            PermissionDenied: the server lets nobody of this user ask here, or hear the answer.
-            NoRespondersError: nobody listens.
+            PermissionDenied: this user has no right to ask here, or to receive the answer.
+            NoRespondersError: no listener.
             TimeoutError: no answer in time.
         """
         inbox = subjects.reply_inbox(subject) or self._inbox_prefix.decode()
         return await self._answered(_Question(subject, inbox, payload, headers), timeout)
 
     async def request_by_topic(self, subject: str, payload: bytes, *, timeout: float) -> Msg:  # noqa: ASYNC109
-        """One answer to a request whose own subject says where the answer goes.
+        """One answer to a request whose own subject contains the reply address.
 
         Raises:
             PermissionDenied, NoRespondersError, TimeoutError: as `request`.
@@ -160,13 +161,14 @@ class NatsClient(Client):
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(message)
 
-    # --- what a server says -------------------------------------------------------------------
+    # --- messages of the server ---------------------------------------------------------------
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """What a server says first, on each connection, and before it is told anything.
+        """Handle a server's first message on a connection, before the client sends anything.
 
-        nats-py begins TLS when the server's INFO demands it, and only then: to `tls://` too it
-        would say who it is in plain text, where a server, or one in between, does not demand it.
+        nats-py begins TLS when the server's INFO demands it, and only then. Even to `tls://` it
+        would send its credentials in plain text, where a server, or one in between, does not demand
+        TLS.
         """
         server = self._current_server
         is_tls = (server is not None and server.uri.scheme == "tls") or "tls" in self.options
@@ -178,7 +180,7 @@ class NatsClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
-        """A refusal of one subject ends what waits for it; nats-py lets it wait for its timeout."""
+        """End the requests that wait for a refused subject; nats-py would let them time out."""
         found = _VIOLATION.search(err_msg)
         if found is None:
             await super()._process_err(err_msg)

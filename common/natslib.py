@@ -1,7 +1,4 @@
-"""Brings in nats-py, and without the HTTP client that it needs only for URLs that we refuse.
-
-Must not know what any of it is for: `common.bus` and `common.natscalls` do.
-"""
+"""Imports nats-py without the HTTP client, which it needs only for URLs that Aryl refuses."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from typing import cast
 
 @contextlib.contextmanager
 def _missing(name: str) -> Generator[None]:
-    """Have imports in this block find no module of this name, unless it has been imported before.
+    """Make imports in this block find no module of this name, unless it has been imported before.
 
-    None in its place is what the import system itself keeps for a module that must not be found.
+    None in its place is the import system's own mark for a module that must not be found.
     """
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     if name in modules:
@@ -29,9 +26,9 @@ def _missing(name: str) -> Generator[None]:
         del modules[name]
 
 
-# nats-py speaks over a websocket by aiohttp where that is installed. No URL of ours leads there:
-# `natsrules` refuses ws:// and wss://. On a coordinator's machine, which has aiohttp, it would be a
-# third of what every agent, coordinator and command spends until it begins.
+# nats-py uses aiohttp for websockets where it is installed. No URL of ours needs that: `natsrules`
+# refuses ws:// and wss://. On a coordinator's machine, which has aiohttp, the import would take a
+# third of the start-up time of every agent, coordinator and command.
 with _missing("aiohttp"):
     import nats.errors as errors
     import nats.js.errors as js_errors

@@ -1,6 +1,6 @@
-"""The rules around a NATS connection: URLs, plain text, server versions, waits, what is counted.
+"""The rules around a NATS connection: URLs, plain text, server versions, waits, counters.
 
-Must not know the client library: `common.bus` applies these rules to it.
+`common.bus` applies these rules to the client library.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from common.model import NatsAccess
 MIN_SERVER_VERSION = (2, 14, 5)
 """Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-"""What the journal's server must take as one message; NATS's own default is an eighth of it."""
+"""The message size that the journal's server must accept; NATS's own default is an eighth of it."""
 RECONNECT_CAP_S = 4.0
 """Longest wait between two attempts to connect."""
 PING_PERIOD_S = 10
 """A dead peer is noticed after two unanswered pings; the client's own default takes minutes."""
 MAX_BUFFERED_BYTES = 2 * 1024 * 1024
-"""What a client may buffer while there is no connection."""
+"""Bytes that a client may buffer while there is no connection."""
 
 _PLAIN = ("nats", "ws")
 _ENCRYPTED = ("tls", "wss")
@@ -35,7 +35,7 @@ _ENCRYPTED = ("tls", "wss")
 
 @dataclass(slots=True)
 class BusCounters:
-    """What went wrong since the start, for the metrics page."""
+    """The errors since the start, for the metrics page."""
 
     error_count: int = 0
     handler_error_count: int = 0
@@ -47,10 +47,10 @@ class BusCounters:
 
 @dataclass(slots=True)
 class WhyNot:
-    """What keeps a client from its servers: their own last words, and the last error.
+    """Why a client cannot reach its servers: their own last words, and the last error.
 
-    A server that refuses hangs up at once. A client that is just writing then sees a reset and
-    not the refusal, so which of them came last is chance.
+    A server that refuses hangs up at once. A client that is just writing then sees a reset and not
+    the refusal, so which of them came last is chance.
     """
 
     cause: Cause | None = None
@@ -58,7 +58,7 @@ class WhyNot:
     last_error: str = ""
 
     def note(self, error: str, cause: Cause | None) -> None:
-        """One more attempt has failed; `Cause.SERVER` where no server says why."""
+        """Record one more failed attempt; `Cause.SERVER` where no server gives a reason."""
         self.last_error = error
         if cause is not Cause.SERVER:
             self.server_said = error
@@ -73,13 +73,13 @@ class WhyNot:
 def client_options(
     urls: str, *, name: str, inbox_prefix: str, access: NatsAccess, insecure: bool
 ) -> dict[str, Any]:
-    """All that a client is made with; it tries to connect for ever.
+    """All options of a client; it tries to connect for ever.
 
     Args:
         insecure: allow a plain-text URL off loopback.
 
     Raises:
-        ConfigError: a URL or a file does not fit.
+        ConfigError: a URL or a file is invalid.
     """
     return {
         "servers": server_urls(urls, access=access, insecure=insecure),
@@ -96,7 +96,7 @@ def client_options(
 
 
 def options(access: NatsAccess) -> dict[str, object]:
-    """What a client is given of keys and certificates.
+    """A client's options for keys and certificates.
 
     Raises:
         ConfigError: a file cannot be read or used; names the field.
@@ -126,7 +126,7 @@ def checked(urls: str, *, may_be_plain: bool) -> list[str]:
 
 
 def nats_user(options: dict[str, Any]) -> str:
-    """Whom a client with these options shows to a server, without its secret."""
+    """The user that a client with these options shows to a server, without its secret."""
     if options["nkeys_seed"]:
         return f"the nkey of {options['nkeys_seed']}"
     if options["user_credentials"]:
@@ -158,7 +158,7 @@ def trust(ca_path: str | None) -> ssl.SSLContext | None:
 
 
 def credentials_file(path: str | None, what: str) -> str | None:
-    """The file as nats-py takes it; a missing one is found now and not at each reconnect.
+    """The file as nats-py takes it; a missing one is an error now, not at each reconnect.
 
     Raises:
         ConfigError: it cannot be read, or the package that signs with it is not installed.
@@ -189,7 +189,7 @@ def check_version(found: tuple[int, int, int]) -> None:
 
 
 def check_max_payload(found_bytes: int) -> None:
-    """Refuse a server that would refuse a journal record, after a flood of events and not before.
+    """Refuse a server that would refuse a journal record, now rather than after a flood of events.
 
     Raises:
         ConfigError: its `max_payload` is too small.
@@ -201,7 +201,7 @@ def check_max_payload(found_bytes: int) -> None:
 
 
 def check_fits(what: str, size_bytes: int, max_payload_bytes: int) -> None:
-    """Refuse to send what the server would refuse each time.
+    """Refuse to send a message that the server would always refuse.
 
     Raises:
         ConfigError: it is larger than the server's `max_payload`.
@@ -214,8 +214,10 @@ def check_fits(what: str, size_bytes: int, max_payload_bytes: int) -> None:
 
 
 def wait_s(attempt: int, chance: random.Random) -> float:
-    """Time before the next attempt: it doubles up to `RECONNECT_CAP_S`, and half of it is chance,
-    so that ten thousand clients do not come back at the same instant."""
+    """Time before the next attempt: it doubles up to `RECONNECT_CAP_S`, and half of it is random.
+
+    So ten thousand clients do not come back at the same instant.
+    """
     return min(RECONNECT_CAP_S, 0.1 * 2.0 ** min(attempt, 10)) * chance.uniform(0.5, 1.0)
 
 
@@ -252,7 +254,7 @@ def _checked_one(url: str, may_be_plain: bool) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, whatever its resolver says."""
+    """True if a host is this machine, whatever its resolver answers."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The rights that each identity needs on NATS, and no more: from the subjects alone. Pure.
+"""The NATS permissions that each identity needs, and no more, derived from the subjects. Pure.
 
 The server's `authorization` is made of them (docs/reference.md), and so are the tests that try
 each subject as each identity on a real server.
@@ -22,11 +22,11 @@ _ASKS_NODE = (subjects.node_desired, subjects.node_ledger, subjects.node_logs)
 
 
 class Permissions(Struct, frozen=True, kw_only=True):
-    """What one NATS user may do; whatever is not here is refused.
+    """The rights of one NATS user; anything not listed is refused.
 
     may_answer: one answer to each message that it gets. Only where each subject of `subscribe` is
-        one on which the coordinator alone may publish: who sends a message chooses where its
-        answer goes, and the server lets it through.
+        one on which the coordinator alone may publish: the sender of a message chooses the reply
+        address, and the server lets the answer through.
     is_on_mqtt: it connects over MQTT, and not otherwise.
     """
 
@@ -37,7 +37,7 @@ class Permissions(Struct, frozen=True, kw_only=True):
 
 
 def of_coordinator(cell: str, *, has_mqtt_agents: bool = False) -> Permissions:
-    """Of each coordinator of a cell, the leader and its standby."""
+    """The rights of each coordinator of a cell, the leader and its standby."""
     asks = tuple(build(cell, _ANY) for build in _ASKS_NODE)
     hears = (subjects.node_report(cell), subjects.node_renew(cell))
     return Permissions(
@@ -52,7 +52,7 @@ def of_coordinator(cell: str, *, has_mqtt_agents: bool = False) -> Permissions:
             streams.leader_subject(cell),
             *_log(streams.journal(cell), subjects.journal(cell)),
             *_log(streams.snapshots(cell), subjects.snapshots(cell)),
-            # Where the answer to a write was lost, the record itself says whose it is.
+            # Where the answer to a write was lost, the record itself names its writer.
             _read_one(streams.journal(cell)),
             _read_one(streams.snapshots(cell)),
             *_history(streams.history(cell)),
@@ -69,7 +69,7 @@ def of_coordinator(cell: str, *, has_mqtt_agents: bool = False) -> Permissions:
 
 
 def of_node(cell: str, node: str) -> Permissions:
-    """Of a node's agent."""
+    """The rights of a node's agent."""
     node = subjects.token(node, what="node")
     return Permissions(
         publish=(subjects.node_report(cell, node), subjects.node_renew(cell, node)),
@@ -84,7 +84,7 @@ def of_node(cell: str, node: str) -> Permissions:
 
 
 def of_mqtt_node(cell: str, node: str) -> Permissions:
-    """Of a node's agent that speaks MQTT, where no right comes with a question."""
+    """The rights of a node's agent on MQTT, where a request gives no right to answer."""
     node = subjects.token(node, what="node")
     return Permissions(
         publish=(
@@ -101,11 +101,11 @@ def of_mqtt_node(cell: str, node: str) -> Permissions:
 
 
 def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -> Permissions:
-    """Of a person, or of a program that asks.
+    """The rights of a person, or of a program that asks.
 
     Args:
-        verbs: all that it may ask; by default every verb. Which verbs a tenant's user may use is
-            the coordinator's to decide, as it knows whose jobs they are.
+        verbs: all that it may ask; by default every verb. The coordinator decides which verbs a
+            tenant's user may use, because it knows the owners of jobs.
     """
     tenant, user = subjects.token(tenant, what="tenant"), subjects.token(user, what="user")
     return Permissions(
@@ -154,17 +154,17 @@ def _listed(patterns: tuple[str, ...]) -> str:
 
 
 def _by_topic(subject: str) -> str:
-    """The subjects of messages that say in them where their answer goes."""
+    """The subjects of messages whose subject contains the reply address."""
     return subjects.with_reply(subject, _ANY, _ANY)
 
 
 def _made(stream: str) -> tuple[str, ...]:
-    """Make a stream that is missing, and look at it: no right to change or delete it."""
+    """Create a missing stream, and inspect it: no right to change or delete it."""
     return f"$JS.API.STREAM.INFO.{stream}", f"$JS.API.STREAM.CREATE.{stream}"
 
 
 def _log(stream: str, subject: str) -> tuple[str, ...]:
-    """A stream that is read by consumers, and whose begin is dropped where it was made for that."""
+    """A stream that is read by consumers; its start may be dropped where it was made for that."""
     return (
         *_made(stream),
         f"$JS.API.STREAM.PURGE.{stream}",

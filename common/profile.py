@@ -1,7 +1,6 @@
-"""What is known of how a job runs: its model, how it scales, what spreading or sharing costs. Pure.
+"""How a job runs, as far as its file states it: model, scaling, cost of spreading or sharing. Pure.
 
-Everything is optional: a policy that needs what a job does not tell says what it takes instead.
-Must not know policies.
+Everything is optional: a policy that needs a missing value documents what it assumes instead.
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ BatchSize = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
 class JobProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a job runs, as its user or a profiler says.
+    """How a job runs, by its user or a profiler.
 
-    model: what is trained; jobs of one model share what is learned of it.
+    model: the model that is trained; jobs of one model share the learned speeds.
     speedup: points (workers, speed), by workers; only ratios of speeds count. Empty: linear.
-    rack_speed_ratio: part of its speed on one node that the same gang makes on several of one rack.
-    far_speed_ratio: part of its speed on one node that the same gang makes over several racks.
+    rack_speed_ratio: part of its speed on one node that the same gang reaches on several of one
+        rack.
+    far_speed_ratio: part of its speed on one node that the same gang reaches over several racks.
     skew_ratio: share of the largest tensor in the model; large ones suffer from spreading
-        (Tiresias, NSDI'19, section 3.3). None: not told.
-    gpu_busy_ratio: how busy it keeps its GPUs alone; decides with the memory what may share a GPU
-        (Gandiva, OSDI'18).
+        (Tiresias, NSDI'19, section 3.3). None: not stated.
+    gpu_busy_ratio: how busy it keeps its GPUs alone; decides with the memory which jobs may share a
+        GPU (Gandiva, OSDI'18).
     gpu_memory_bytes: device memory of one worker on each of its GPUs.
     batch_size: global batch in examples.
     max_batch_size: the largest global batch that trains well; None: it is fixed.
@@ -47,10 +47,10 @@ class JobProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_batch_size: BatchSize | None = None
 
     def speed(self, workers: float) -> float:
-        """Speed of so many workers, in the unit of `speedup`; linear without one.
+        """Speed of this number of workers, in the unit of `speedup`; linear without one.
 
-        Between two sizes on the line between them, above the largest as at the largest, below the
-        smallest in proportion.
+        Linear between two points, above the largest as at the largest, below the smallest in
+        proportion.
         """
         if workers <= 0:
             return 0.0
@@ -68,7 +68,7 @@ class JobProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return rate + (next_rate - rate) * (workers - size) / (next_size - size)
 
     def rate(self, workers: float, *, base: int) -> float:
-        """Work per second of so many workers, where `base` workers do `base` a second.
+        """Work per second of this number of workers, where `base` workers do `base` a second.
 
         The unit of estimates: worker-seconds of the base gang's pace.
         """
@@ -83,13 +83,13 @@ class JobProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(sizes, key=lambda size: (self.speed(size), -size))
 
     def locality_ratio(self, nodes: int, racks: int) -> float:
-        """Part of its speed on one node that a gang makes on so many nodes in so many racks."""
+        """Part of its speed on one node that a gang reaches on a number of nodes and racks."""
         if nodes <= 1:
             return 1.0
         return self.rack_speed_ratio if racks <= 1 else self.far_speed_ratio
 
     def misfit(self) -> str:
-        """What is wrong with it that types cannot say; empty when nothing is."""
+        """An error that types cannot express; empty without one."""
         if any(high[0] <= low[0] for low, high in pairwise(self.speedup)):
             return "speedup: worker counts must grow from one point to the next"
         if self.far_speed_ratio > self.rack_speed_ratio:
@@ -109,16 +109,17 @@ PACKED_THROUGHPUT = (
     *((0.5, 2.0), (0.616, 1.46), (0.668, 1.39), (0.762, 1.17)),
     *((0.872, 0.84), (0.94, 0.87), (0.989, 0.89)),
 )
-"""(how busy each of two equal jobs keeps a GPU alone, what both make together on one GPU, as a
-multiple of one alone): what Gandiva measured (OSDI'18, section 4.2) of RHN, SCRNN, MI-LSTM, LSTM,
-ResNet-50 and ResNeXt-50. Two that keep it half busy each do not meet; that is ours."""
+"""(busy share of each of two equal jobs alone on a GPU, their joint throughput on one GPU, as a
+multiple of one alone): measured by Gandiva (OSDI'18, section 4.2) for RHN, SCRNN, MI-LSTM, LSTM,
+ResNet-50 and ResNeXt-50. Two jobs that each keep it half busy do not meet; that point is ours."""
 
 
 def packed_speed_ratio(own: JobProfile, others: Sequence[JobProfile]) -> float:
-    """Part of its speed alone that a job makes on a GPU on which others compute as well.
+    """Part of its speed alone that a job reaches on a GPU that other jobs share.
 
-    From the mean of how busy they keep it alone, between measured points on the line between them;
-    whoever does not say is taken to keep it busy. More than two share what two make.
+    It follows from the mean of their busy shares alone, linear between measured points. A job
+    without a stated share counts as keeping the GPU busy. More than two jobs together reach the
+    speed of two.
     """
     if not others:
         return 1.0
@@ -136,4 +137,4 @@ def packed_speed_ratio(own: JobProfile, others: Sequence[JobProfile]) -> float:
 
 
 NO_PROFILE = JobProfile()
-"""Of a job of which nothing is told."""
+"""The profile of a job that states none."""

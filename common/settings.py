@@ -1,6 +1,6 @@
-"""Settings files: TOML to a frozen struct, with errors that name file, key and what was expected.
+"""Reads settings files: TOML to a frozen struct; an error names file, key and the expected value.
 
-An edge: reads files. Must not know what any setting means; that is in the structs.
+An edge: reads files. The structs document the settings themselves.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class SettingRow(NamedTuple):
     """Dotted; `[]` after a list of tables."""
     type: str
     default: str
-    """As it would be written in the file; `required` where there is none."""
+    """The value as written in the file; `required` where there is none."""
     meaning: str
 
 
 def load(path: Path, kind: type[S]) -> S:
     """The settings in `path`, with `path.d/*.toml` laid over them in order of their names.
 
-    A table in a drop-in is merged into the table of the same name; any other value, lists
-    included, replaces the one before.
+    A table in a drop-in is merged into the table of the same name; any other value, lists included,
+    replaces the one before.
 
     Raises:
         ConfigError: a file cannot be read or is not TOML, a key is unknown (the nearest valid one
@@ -100,7 +100,10 @@ def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_K
 
 
 def _key_with_zero(value: object, key: _Key = ()) -> _Key | None:
-    """Where a text holds a zero byte: no path, name or command can, and each would fail late."""
+    """The key of a text with a zero byte.
+
+    No path, name or command can hold it, and each would fail late.
+    """
     if isinstance(value, str):
         return key if "\0" in value else None
     if isinstance(value, dict):
@@ -130,7 +133,7 @@ def _decode_custom(kind: type[Any], value: object) -> object:
 
 
 def _explain(text: str, data: _Table, kind: type[msgspec.Struct]) -> tuple[_Key, str]:
-    """The key that msgspec's message is about, and what is wrong with it."""
+    """The key that msgspec's message is about, and its error."""
     at = _AT.search(text)
     steps = _STEP.findall(at["path"]) if at else []
     problem = text[: at.start()] if at else text
@@ -141,7 +144,7 @@ def _explain(text: str, data: _Table, kind: type[msgspec.Struct]) -> tuple[_Key,
     missing = _MISSING.search(problem)
     if missing:
         return (*key, missing["field"]), "is required and missing"
-    if problem.startswith("Invalid enum value"):  # msgspec does not say which ones there are
+    if problem.startswith("Invalid enum value"):  # msgspec does not name them
         problem += f", expected {_type_text(info)}"
     return key, problem[:1].lower() + problem[1:]
 
@@ -157,7 +160,7 @@ def _locate(steps: list[str], value: object, info: inspect.Type) -> tuple[_Key, 
             continue
         inner = _bare(info.value_type if isinstance(info, inspect.DictType) else _item_type(info))
         if not isinstance(inner, inspect.StructType):
-            break  # a plain value in a list: which one, the message shows
+            break  # a plain value in a list: the message shows which one
         index, value = _first_bad(value, inner)
         key.append(index)
         info = inner
@@ -165,7 +168,7 @@ def _locate(steps: list[str], value: object, info: inspect.Type) -> tuple[_Key, 
 
 
 def _first_bad(many: object, info: inspect.StructType) -> tuple[str | int, object]:
-    """The first table of a list, or of a table of tables, that does not fit."""
+    """The first invalid table of a list, or of a table of tables."""
     items = cast("_Table", many).items() if isinstance(many, dict) else enumerate(_list(many))
     for index, item in items:
         try:
@@ -219,7 +222,7 @@ def _struct_info(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def _bare(info: inspect.Type) -> inspect.Type:
-    """Without its metadata, and without the None of an optional value."""
+    """The type without its metadata, and without the None of an optional value."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     if isinstance(info, inspect.UnionType):

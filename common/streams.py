@@ -1,4 +1,4 @@
-"""What JetStream keeps of a cell, by name. Must not know the bus, nor what a stream holds."""
+"""The names of a cell's streams and buckets in JetStream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def snapshots(cell: str) -> str:
 
 
 def history(cell: str) -> str:
-    """The stream of what happened to each job, node and service."""
+    """The stream of the events of each job, node and service."""
     return f"ARYL_HISTORY_{token(cell, what='cell')}"
 
 

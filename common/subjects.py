@@ -1,4 +1,4 @@
-"""Every subject of the bus, built here and nowhere else. Must not know the bus."""
+"""Every subject of the bus, built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def snapshots(cell: str) -> str:
 
 
 def history(cell: str, about: str = "*") -> str:
-    """What happened to one job, node or service, or to each of them."""
+    """The events of one job, node or service, or of each of them."""
     return f"{_PREFIX}.{cell}.history.{about}"
 
 
@@ -114,7 +114,7 @@ def reply_inbox(subject: str) -> str | None:
 
 
 def may_answer(subject: str, reply: str) -> bool:
-    """Whether an answer to a message on `subject` may go to `reply`.
+    """True if an answer to a message on `subject` may go to `reply`.
 
     A sender chooses the reply subject of its message, and the receiver publishes there with rights
     of its own. So the sender's own inbox is the only one that counts.
@@ -129,29 +129,33 @@ def may_answer(subject: str, reply: str) -> bool:
 
 
 NO_ANSWER = "_"
-"""In both places of a reply: whoever sent the message wants no answer."""
+"""In both places of a reply: the sender needs no answer."""
 
 
 def node_answers(cell: str, node: str = "*") -> str:
-    """Prefix of the answers that a node's agent gives the coordinators where its answer needs a
-    right of its own: no broker lets an MQTT client answer by the right to be asked."""
+    """Prefix of the answers for which a node's agent needs a right of its own.
+
+    No broker lets an MQTT client answer just because it got a request.
+    """
     return f"{coordinator_inbox(cell)}.{node}"
 
 
 def is_asked(pattern: str) -> bool:
-    """Whether messages on these subjects, wildcards or not, may want an answer."""
+    """True if messages on these subjects, wildcards or not, may need an answer."""
     return reply_inbox(pattern.replace("*", NO_ANSWER)) is not None
 
 
 def answers_inbox(subject: str, *, of_all_nodes: bool = False) -> str:
-    """The inbox of answers to what is asked by `with_reply`: that of `reply_inbox`, but where a
-    node is asked a part of it that only this node may send to.
+    """The inbox of answers to requests made by `with_reply`.
+
+    It is that of `reply_inbox`. For a request to a node it is the part that only this node may send
+    to.
 
     Args:
-        of_all_nodes: the pattern of these parts, for whoever asks many nodes.
+        of_all_nodes: the pattern of these parts, for a caller that asks many nodes.
 
     Raises:
-        ValueError: nobody may answer on this subject.
+        ValueError: no identity may answer on this subject.
     """
     match subject.split("."):
         case [_, _, cell, "node", node, "desired" | "ledger" | "logs"]:
@@ -164,15 +168,17 @@ def answers_inbox(subject: str, *, of_all_nodes: bool = False) -> str:
 
 
 def with_reply(subject: str, inbox: str = NO_ANSWER, token: str = NO_ANSWER) -> str:
-    """`subject` and where below `answers_inbox` its answer goes, in one."""
+    """`subject` and the reply address below `answers_inbox`, in one."""
     return f"{subject}.{inbox}.{token}"
 
 
 def split_reply(subject: str) -> tuple[str, str | None]:
-    """What `with_reply` made one: the subject, and where its answer goes; None: it wants none.
+    """Split a subject of `with_reply` into the subject and the reply address.
+
+    None: it needs no answer.
 
     Raises:
-        ValueError: `with_reply` makes no such subject.
+        ValueError: `with_reply` never makes this subject.
     """
     head, *tokens = subject.rsplit(".", 2)
     if len(tokens) != 2 or not _are_tokens(*tokens):

@@ -1,7 +1,7 @@
-"""sd_notify: what a unit tells PID 1, over the datagram socket in NOTIFY_SOCKET.
+"""sd_notify: reports a unit's state to PID 1, over the datagram socket in NOTIFY_SOCKET.
 
-An edge: one socket. Must not know what the daemon does. Without NOTIFY_SOCKET every call is a
-no-op, so a daemon needs no flag to run in a terminal (sd_notify(3) has the protocol).
+An edge: one socket. Without NOTIFY_SOCKET every call is a no-op, so a daemon needs no flag to run
+in a terminal (sd_notify(3) has the protocol).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def watchdog() -> None:
 
 
 def _status(text: str) -> tuple[str, ...]:
-    # A newline would begin a new assignment, so a job's name could say READY=1.
+    # A newline would begin a new assignment, so a job's name could contain READY=1.
     return (f"STATUS={' '.join(text.split())}",) if text else ()
 
 
@@ -49,5 +49,5 @@ def _notify(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, kind) as notify:
             notify.sendto("\n".join(assignments).encode(), address)
     except OSError as error:
-        # PID 1 that does not listen must not end a daemon that works.
+        # A PID 1 that does not listen must not end a daemon that works.
         log.warning("sd_notify failed: %s", error)

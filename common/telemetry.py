@@ -1,6 +1,4 @@
-"""What a node measures of itself, as its reports carry it: GPUs, host, server, and the agent. Must
-not know who measures or who reads it.
-"""
+"""The measurements that a node's reports carry: GPUs, host, server, and the agent itself."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class GpuHealth(StrEnum):
 
 
 class RecoveryAction(StrEnum):
-    """What the driver says must be done before a GPU is well again; NVML's recovery action.
+    """The action that the driver requires before a GPU is well again; NVML's recovery action.
 
     `unknown`: one that this version has no name for.
     """
@@ -52,8 +50,10 @@ class GpuProcess(Part, frozen=True, kw_only=True):
 
 
 class MigInstance(Part, frozen=True, kw_only=True):
-    """A fixed part of a GPU in MIG mode: one compute instance, which a process is given by its
-    UUID. None where the driver does not say."""
+    """A fixed part of a GPU in MIG mode: one compute instance, which a process gets by its UUID.
+
+    None where the driver does not report it.
+    """
 
     uuid: GpuUuid
     gpu_type: str
@@ -66,7 +66,7 @@ class MigInstance(Part, frozen=True, kw_only=True):
 
 
 class GpuReport(Part, frozen=True, kw_only=True):
-    """One GPU, in SI units; None where the device or driver does not say."""
+    """One GPU, in SI units; None where the device or driver does not report it."""
 
     uuid: GpuUuid
     index: NonNegativeInt
@@ -81,34 +81,37 @@ class GpuReport(Part, frozen=True, kw_only=True):
     ecc_uncorrected_count: NonNegativeInt | None = None
     throttle_reasons: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] | None = ()
-    """Also those on its MIG instances. None: not told, which differs from nobody."""
+    """Includes those on its MIG instances. None: not reported, which differs from none."""
     xids: tuple[NonNegativeInt, ...] = ()
     """XID codes seen since the last report."""
     is_mig: bool | None = False
-    """It is in MIG mode: nobody can have the whole of it. None: not told, and it is not given out
-    either."""
+    """It is in MIG mode: no job can have the whole of it. None: not reported, and it is not
+    assigned either."""
     mig: tuple[MigInstance, ...] = ()
     """Its instances in MIG mode, by GPU instance and compute instance; there may be none."""
     xid_counts: tuple[XidCount, ...] = ()
     """By code, since the agent started: a report that is lost loses none. Empty where there was
     none."""
     recovery_action: RecoveryAction | None = None
-    """None: the driver does not tell."""
+    """None: the driver does not report it."""
 
 
 def whole(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
-    """Those that one worker can have as they are: none in MIG mode."""
+    """The GPUs that one worker can have as a whole: none in MIG mode."""
     return tuple(gpu for gpu in gpus if gpu.is_mig is False)
 
 
 def units(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
-    """What workers can have: whole GPUs, and the MIG instances of those in MIG mode."""
+    """The units that workers can have: whole GPUs, and the MIG instances of those in MIG mode."""
     return tuple(unit for gpu in gpus for unit in (instances(gpu) if gpu.is_mig else whole([gpu])))
 
 
 def instances(gpu: GpuReport) -> tuple[GpuReport, ...]:
-    """Its MIG instances, each as a GPU of its own: whose type, memory and processes are its own,
-    and whose health and faults are those of the device. How busy one is, no driver tells."""
+    """A GPU's MIG instances, each as a GPU of its own.
+
+    Type, memory and processes are the instance's own; health and faults are those of the device. No
+    driver reports how busy an instance is.
+    """
     return tuple(
         GpuReport(
             uuid=part.uuid,
@@ -136,7 +139,7 @@ class HostReport(Part, frozen=True, kw_only=True):
 
 
 class InferenceReport(Part, frozen=True, kw_only=True):
-    """What the inference server's own metrics page says; counters are since its start."""
+    """The content of the inference server's own metrics page; counters are since its start."""
 
     running_count: NonNegativeFloat
     waiting_count: NonNegativeFloat
@@ -145,7 +148,7 @@ class InferenceReport(Part, frozen=True, kw_only=True):
 
 
 class CollectorReport(Part, frozen=True, kw_only=True):
-    """How one collector fared; a failure is data, never a crash."""
+    """The result of one collector; a failure is data, never a crash."""
 
     name: str
     is_success: bool
@@ -154,17 +157,17 @@ class CollectorReport(Part, frozen=True, kw_only=True):
 
 
 class CostReport(Part, frozen=True, kw_only=True):
-    """What the agent itself costs since its start."""
+    """The agent's own cost since its start."""
 
     cpu_s: NonNegativeFloat
     rss_bytes: NonNegativeInt
 
 
 class AgentReport(Part, frozen=True, kw_only=True):
-    """How the agent itself fares, counted since its start; all of it should stay near zero."""
+    """The state of the agent itself, counted since its start; all of it should stay near zero."""
 
     bad_messages: NonNegativeInt = 0
-    """Messages that did not fit, and were dropped."""
+    """Invalid messages, which were dropped."""
     lease_failures: NonNegativeInt = 0
     """Renewals without a usable answer, and last resorts that could not be armed or disarmed."""
     bus_errors: NonNegativeInt = 0

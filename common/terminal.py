@@ -1,7 +1,7 @@
-"""Text of jobs, nodes and files that no terminal obeys: control codes become visible characters.
+"""Makes text of jobs, nodes and files safe for a terminal: control codes become visible characters.
 
-A name, an error or a log may hold escape sequences that move the cursor, retitle a window, or
-answer as if a person typed. Line ends and tabs stay.
+A name, an error or a log may hold escape sequences that move the cursor, retitle a window, or send
+input as if a person typed. Line ends and tabs stay.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import re
 
 _KEPT = "\n\t"
 _BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Marks that turn the direction of text: what follows reads otherwise than it is."""
+"""Marks that change the direction of text: the following text looks different from its content."""
 _VISIBLE: dict[int, int] = (
     {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT}
     | {0x7F: 0x2421}
     | dict.fromkeys((*range(0x80, 0xA0), *_BIDI), 0xFFFD)
 )
-"""Control pictures (U+2400 and on) for what has one, the replacement character for the rest."""
+"""Control pictures (U+2400 and on) for codes that have one, the replacement character for the
+rest."""
 
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
-"""Most logs have nothing but colors; these are left out, not shown."""
+"""Most logs have only color codes; these are left out, not shown."""
 
 
 def visible(text: str) -> str:
@@ -29,7 +30,7 @@ def visible(text: str) -> str:
 
 
 def visible_log(text: str) -> str:
-    """The same of a log: without its colors, and a progress bar's carriage return is a new line."""
+    """The same for a log, without its colors; a progress bar's carriage return ends a line."""
     text = _COLOR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return visible(text)
 

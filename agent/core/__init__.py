@@ -1,5 +1,5 @@
-"""What one node decides: roles, workers, the lease, GPUs that change hands. No I/O here.
+"""The decisions of one node: roles, workers, the lease, GPUs that change hands. No I/O here.
 
 Start at `node_lifecycle`, one step of a node; `state` has the data that each rule reads and writes.
-`agent.driver` carries the actions out.
+`agent.driver` carries out the actions.
 """

@@ -1,8 +1,7 @@
-"""When GPUs may go from a server to workers, and back to it. Pure; must not know roles or time
-limits.
+"""When GPUs may pass from a server to workers, and back to the server. Pure.
 
-GPU processes of nobody who was given the GPUs: told, and remembered while the GPUs change hands.
-Pure; must not know how whose they are is found out.
+The module also tracks foreign GPU processes, which belong to no assigned worker: it reports them
+and remembers them while the GPUs change hands.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from agent.core.state import Facts, Memory
 from common.messages import UNTOLD_PID, GpuHealth, GpuReport, Trespass, process_named
 
 MAX_TRESPASSES = 32
-"""A report names no more of them: one is enough to send somebody there."""
+"""A report names no more of them: one is enough to send an operator there."""
 
 
 def told(facts: Facts) -> tuple[Trespass, ...]:
-    """Those that are seen now, as a report has them."""
+    """The foreign processes seen now, in the form of a report."""
     return tuple(
         Trespass(pid=pid, gpu_uuid=gpu, owner=facts.owners.get(pid, ""))
         for pid, gpu in facts.trespassers[:MAX_TRESPASSES]
@@ -25,8 +24,11 @@ def told(facts: Facts) -> tuple[Trespass, ...]:
 
 
 def in_words(trespasses: Sequence[Trespass], memory: Memory) -> str:
-    """The first of them and how many more; empty without any. One that its settings call the
-    server's, and that no stop of it ends, can be told by this alone."""
+    """Describe the first foreign process and count the others; empty without any.
+
+    A process that its settings assign to the server, and that outlives a stop of the server, shows
+    up here alone.
+    """
     if not trespasses:
         return ""
     first, more = trespasses[0], len(trespasses) - 1
@@ -37,19 +39,23 @@ def in_words(trespasses: Sequence[Trespass], memory: Memory) -> str:
 
 
 def keep(memory: Memory, pids: Iterable[int]) -> None:
-    """Remember strangers, or whoever is on a GPU after the time that a server or a worker has to
-    leave it: it is none of either, or one that will not end."""
+    """Remember foreign processes, and processes that stay on a GPU after their time to leave.
+
+    A process that stays belongs neither to the server nor to a worker, or it will not end.
+    """
     memory.left_behind = sorted({*memory.left_behind, *pids} - {UNTOLD_PID})
 
 
 def known(memory: Memory, facts: Facts) -> frozenset[int]:
-    """Processes whose end nobody can know: a server is not kept waiting for them."""
+    """Processes whose end cannot be foreseen: the server does not wait for them."""
     return frozenset({*memory.left_behind, *(pid for pid, _ in facts.trespassers)})
 
 
 def forget_gone(memory: Memory, facts: Facts) -> None:
-    """Forget who was left behind and has ended; a GPU that does not answer, or does not tell who is
-    on it, shows nobody."""
+    """Forget remembered processes that have ended.
+
+    Nothing is forgotten while a GPU does not answer or does not list its processes.
+    """
     if not memory.left_behind or not facts.gpus:
         return
     if any(gpu.health != GpuHealth.OK or gpu.processes is None for gpu in facts.gpus):
@@ -60,12 +66,12 @@ def forget_gone(memory: Memory, facts: Facts) -> None:
 
 _UNUSABLE = (GpuHealth.LOST, GpuHealth.FAULTY)
 IDLE_BUSY_RATIO = 0.05
-"""A GPU that is busy for more than this share of the time is used, by whomever: one whose processes
-are not told shows them by this and by its memory alone."""
+"""A GPU that is busy for more than this share of the time is in use. Where its processes are not
+listed, only this and its memory show that."""
 
 
 def busy(gpu: GpuReport, *, free_memory_ratio: float) -> str:
-    """Why a GPU is not free for a worker, by what the device says; empty when it is."""
+    """Why the device's state shows that a GPU is not free for a worker; empty when it is free."""
     return _sick(gpu) or _used(gpu, free_memory_ratio)
 
 
@@ -74,7 +80,7 @@ def _sick(gpu: GpuReport) -> str:
 
 
 def parted(gpu: GpuReport) -> str:
-    """Why nobody can have the whole of it; empty when one worker can."""
+    """Why no worker can have the whole GPU (MIG); empty when one worker can."""
     if gpu.is_mig is None:
         return f"GPU {gpu.uuid} does not tell whether it is in MIG mode"
     return f"GPU {gpu.uuid} is in MIG mode" if gpu.is_mig else ""
@@ -88,7 +94,7 @@ def _used(gpu: GpuReport, free_memory_ratio: float, beside: frozenset[int] = fro
 
 
 def use_by_nobody(gpu: GpuReport, free_memory_ratio: float) -> str:
-    """How a GPU shows that it is used, where no process does; empty when it does not."""
+    """How a GPU without listed processes shows that it is in use; empty when it does not."""
     used, busy_ratio = gpu.memory_used_bytes or 0, gpu.gpu_busy_ratio or 0.0
     by = ", and its driver does not tell by whom" if gpu.processes is None else ""
     if used > free_memory_ratio * gpu.memory_total_bytes:
@@ -99,8 +105,10 @@ def use_by_nobody(gpu: GpuReport, free_memory_ratio: float) -> str:
 
 
 def are_unused(gpus: Sequence[GpuReport], *, free_memory_ratio: float) -> bool:
-    """Whether it is certain that no process is on any of the GPUs; what a device does not tell is
-    not certain."""
+    """True if certainly no process is on any of the GPUs.
+
+    A value that a device withholds is not certain.
+    """
     return bool(gpus) and all(
         gpu.memory_used_bytes is not None
         and (gpu.processes is not None or gpu.gpu_busy_ratio is not None)
@@ -110,7 +118,7 @@ def are_unused(gpus: Sequence[GpuReport], *, free_memory_ratio: float) -> bool:
 
 
 def unusable(facts: Facts) -> str:
-    """Which GPU no worker could have, however long one waits for it; empty when there is none."""
+    """A GPU that no worker could have however long it waits, as text; empty when there is none."""
     sick = next((_sick(gpu) for gpu in facts.gpus or () if gpu.health in _UNUSABLE), "")
     if sick or not facts.trespassers:
         return sick
@@ -119,13 +127,15 @@ def unusable(facts: Facts) -> str:
 
 
 def is_beside(facts: Facts, *, since_s: float) -> bool:
-    """Whether somebody is on a GPU who was there beside the server, by a sample after `since_s`: to
-    wait for its end could take for ever."""
+    """True if a sample newer than `since_s` still shows a process that ran alongside the server.
+
+    That process may never exit, so the caller does not wait for it.
+    """
     return facts.sampled_at_s > since_s and bool(facts.trespassers)
 
 
 def to_workers(facts: Facts, *, since_s: float, free_memory_ratio: float) -> str:
-    """Why workers cannot have all GPUs; a sample from before `since_s` proves nothing."""
+    """Why workers cannot have all GPUs yet; a sample from before `since_s` proves nothing."""
     if facts.gpus is None or facts.sampled_at_s <= since_s:
         return "waits for a GPU sample"
     found = (busy(gpu, free_memory_ratio=free_memory_ratio) for gpu in facts.gpus)
@@ -140,13 +150,15 @@ def to_server(
     is_patient: bool = False,
     beside: frozenset[int] = frozenset(),
 ) -> str:
-    """Why the server cannot be started: somebody else is seen on a GPU. Else as `to_workers`.
+    """Why the server cannot start: a sample shows another process on a GPU. Else as `to_workers`.
 
-    A GPU that is lost, and one of which nothing more is told, keep nobody out: the server may do
-    without, and its health check says so. is_patient: wait for those that do not answer, which
-    `unresponsive_gpu_wait_s` bounds; they may yet tell of somebody. beside: processes that the
-    server is started beside, for nobody knows when they end; what memory is in use on their GPUs
-    may be theirs.
+    A GPU that is lost, or that reports nothing more, does not keep the server out: the server may
+    manage without it, and its health check shows the result.
+
+    is_patient: wait for GPUs that do not answer, because they may still show a process;
+        `unresponsive_gpu_wait_s` bounds the wait.
+    beside: processes that the server starts alongside, because their end is unknown; memory in use
+        on their GPUs may be theirs.
     """
     if facts.gpus is None or facts.sampled_at_s <= since_s:
         return "waits for a GPU sample"

@@ -1,6 +1,4 @@
-"""A node's inference server as its life sees it: its commands, its health, whether it is at rest.
-Pure; must not know roles, GPUs or how a command is run.
-"""
+"""A node's inference server in the life cycle: commands, health, and whether it is idle. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +9,17 @@ from common.messages import CommandReport, InferenceReport
 
 RETRY_S = 1.0
 AGAIN_BEFORE_S = 5.0
-"""A command that brings the server back has another try so long before its node must serve."""
+"""A command that brings the server back gets another try this long before its node must serve."""
 SLOW_S = 5.0
-"""A command that runs for longer is told of before it has ended."""
+"""A command that runs for longer is reported before it has ended."""
 PROBES_MISSED_WHEN_DOWN = 3
-"""So many health checks in a row must fail before a server counts as down."""
+"""This many health checks in a row must fail before a server counts as down."""
 SAMPLES_AT_REST = 2
-"""So many samples in a row show that a server has come to rest."""
+"""This many samples in a row show that a server is idle."""
 
 
 class ServerCommands:
-    """The commands that move a server, one at a time; each role of the node begins them anew."""
+    """The commands that move a server, one at a time; each role of the node starts them afresh."""
 
     def __init__(self, now_s: float) -> None:
         self._running: HookKind | None = None
@@ -33,31 +31,31 @@ class ServerCommands:
         self._done_at_s: dict[HookKind, float] = {}
         self._retry_at_s = now_s
         self.error = ""
-        """Of the latest one of this role, in words."""
+        """Error of the latest command of this role."""
         self._failed: HookKind | None = None
-        """Which one `error` is of."""
+        """The command that `error` is about."""
         self.left = ""
-        """Who is left of one that was ended and did not end, in words; it may yet move the server.
-        Told until one of its kind succeeds, whatever role the node has then."""
+        """Processes left of a command that was ended and did not end; they may yet move the server.
+        Reported until a command of its kind succeeds, whatever role the node has then."""
         self._left_of: HookKind | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether none runs."""
+        """True if no command runs."""
         return self._running is None
 
     def done_at_s(self, kind: HookKind) -> float | None:
-        """When it succeeded in this role; None: not yet."""
+        """When a command succeeded in this role; None: not yet."""
         return self._done_at_s.get(kind)
 
     def new_role(self, now_s: float) -> None:
-        """What was done in the one before proves nothing in this one."""
+        """Enter a new role: results from the previous role prove nothing in this one."""
         self._role_count += 1
         self._done_at_s, self.error, self._retry_at_s = {}, "", now_s
         self._was_late = set()
 
     def run(self, kind: HookKind, now_s: float) -> list[Action]:
-        """Start a command, unless one runs or the last failure is too fresh."""
+        """Start a command, unless one runs or the last failure is too recent."""
         if self._running is not None or now_s < self._retry_at_s:
             return []
         self._running, self._running_role_count = kind, self._role_count
@@ -67,14 +65,14 @@ class ServerCommands:
         return [RunHook(kind)]
 
     def slow(self, now_s: float) -> str:
-        """That one runs for long, in words that do not change; empty where none does."""
+        """A text that does not change for a command that runs long; empty when there is none."""
         found = self.report(now_s)
         if found is UNSET:
             return ""
         return f"the {found.name} command runs for more than {SLOW_S:g} s"
 
     def report(self, now_s: float) -> CommandReport | UnsetType:
-        """The one that runs for long, and for how long; unset where none does."""
+        """The command that runs long, and for how long; unset when there is none."""
         running_s = now_s - self._began_at_s
         if self._running is None or running_s <= SLOW_S:
             return UNSET
@@ -83,12 +81,13 @@ class ServerCommands:
     def end_drain(
         self, now_s: float, *, stop_limit_s: float, until_s: float | None
     ) -> list[Action]:
-        """The node is wanted back: what is left of a drain is not waited for; ended once.
+        """End the rest of a drain, because the coordinator wants the node back.
 
-        What takes the server out of its routing is ended at once, as it is undone next. What stops
-        it has its time, so that it is not started while it ends: `stop_limit_s` seconds from its
-        beginning, and no longer than until `until_s`, where whoever wants the node said when.
-        Of what undoes the drain, see `end_late`.
+        Each command is ended once. A command that unroutes the server is ended at once, because the
+        next step reverses it. A command that stops the server has its time, so that the server does
+        not start while it ends: `stop_limit_s` seconds from its start, and no longer than
+        `until_s`, where the order gives a deadline. `end_late` covers the commands that reverse the
+        drain.
         """
         if self._running == HookKind.UNROUTE:
             end_at_s = now_s
@@ -103,11 +102,11 @@ class ServerCommands:
         return [EndHook(self._running)]
 
     def end_late(self, now_s: float, *, until_s: float | None) -> list[Action]:
-        """The node must serve by `until_s`, and the command that brings it there hangs, perhaps.
+        """End a start or route command that may hang, when the node must serve by `until_s`.
 
-        It is ended while there is time for another try, once in a role: half of the time that it
-        had, or all but `AGAIN_BEFORE_S`, whichever is longer. One that takes as long each time is
-        not kept from ever ending well: its second try has its own time limit and no other.
+        It is ended while there is time for another try, once in a role: after half of the time that
+        it had, or all but `AGAIN_BEFORE_S`, whichever is longer. A command that always takes this
+        long can still succeed: its second try has its own time limit and no other.
         """
         kind = self._running
         if kind is None or kind not in (HookKind.START, HookKind.ROUTE) or until_s is None:
@@ -122,8 +121,10 @@ class ServerCommands:
         return [EndHook(kind)]
 
     def answered(self, kind: HookKind, *, error: str, left: str, now_s: float) -> None:
-        """The one that runs has ended, but for who is left of it; one of a role that is over counts
-        for nothing: the present one asks for itself."""
+        """Record that the running command has ended, except for the processes in `left`.
+
+        A command of an earlier role does not count: the present role issues its own.
+        """
         self._running = None
         if left:
             self.left, self._left_of = f"{kind} command: {left}", kind
@@ -140,9 +141,9 @@ class ServerCommands:
 
 
 class Health:
-    """Whether a server that should serve is down.
+    """Health of a server that should serve: decides whether it is down.
 
-    One missed check may be a server that is busy; to be counted out costs its service a node.
+    One missed check may only mean a busy server, and declaring it down costs its service a node.
     """
 
     def __init__(self) -> None:
@@ -151,11 +152,14 @@ class Health:
 
     @property
     def is_down(self) -> bool:
-        """Whether it missed several checks in a row."""
+        """True if the server missed several checks in a row."""
         return self._missed >= PROBES_MISSED_WHEN_DOWN
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
-        """Whether it missed the newest check; each counts once, and none from before `since_s`."""
+        """True if the server missed the newest check.
+
+        Each check counts once, and none before `since_s`.
+        """
         is_missed = facts.sampled_at_s > since_s and not facts.is_healthy
         if not is_missed:
             self._missed = 0
@@ -165,12 +169,12 @@ class Health:
 
 
 class Idleness:
-    """Whether a server that gets no new requests has come to rest: nothing running, nothing
-    waiting, the success counter still, two samples in a row.
+    """Detects that a server without new requests is idle: two samples in a row show no request.
 
-    A page that cannot be read shows no rest, nor does a late health check beside it: a server that
-    stalls has its requests still. No more does a page of which a value was dropped. Of a server
-    that is gone the sample itself says that it has none.
+    Idle means: nothing running, nothing waiting, and an unchanged success counter. An unreadable
+    page, a late health check beside it, or a page with a dropped value does not prove idleness: a
+    server that stalls still has its requests. For a server that is gone, the sample itself reports
+    no requests.
     """
 
     def __init__(self) -> None:
@@ -179,10 +183,10 @@ class Idleness:
         self._samples = 0
         self._unread_since_s: float | None = None
         self.why = ""
-        """What it waits for, in words."""
+        """The current wait, as text."""
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
-        """Whether it is at rest; a sample counts once, and not from before `since_s`."""
+        """True if the server is idle; a sample counts once, and none from before `since_s`."""
         if facts.sampled_at_s <= max(since_s, self._sampled_at_s):
             return False
         self._sampled_at_s = facts.sampled_at_s
@@ -203,9 +207,9 @@ class Idleness:
         return self._samples >= SAMPLES_AT_REST
 
     def given_up(self, facts: Facts, *, limit_s: float) -> str:
-        """Why the drain is to end without rest: the page was not read for too long; mostly empty.
+        """Why the drain ends without an idle server: its page was unreadable for too long.
 
-        Whether the server still has requests nobody knows then, so that it may not be stopped.
+        Usually empty. Without a page the server may still have requests, so it may not be stopped.
         """
         since_s = self._unread_since_s
         if since_s is None or facts.now_s - since_s < limit_s:

@@ -1,6 +1,4 @@
-"""A node's lease: taken, prolonged, refused, given up, over. Pure; must not know how it is renewed,
-nor what a node does without one.
-"""
+"""A node's lease: granted, renewed, refused, given up, expired. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from common.model import LeaseId, NodeRole, TurnBack
 
 
 class Leasehold:
-    """The lease of one memory, and why the node must let go of it."""
+    """The lease of one memory, and why the node must end it."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -31,23 +29,26 @@ class Leasehold:
             return_timing.forget(memory)
 
     def renewed(self, lease_id: LeaseId, until_s: float) -> None:
-        """It was prolonged up to this instant of the boot clock; of another one nothing is."""
+        """Record a renewal up to this instant of the boot clock.
+
+        Another lease's renewal has no effect.
+        """
         lease = self._memory.lease
         if lease is not None and lease.lease_id == lease_id:
             self._memory.lease_until_s = until_s
 
     def refused(self, lease_id: LeaseId, reason: str) -> None:
-        """The coordinator wants the node back."""
+        """Record that the coordinator refused the lease and wants the node back."""
         lease = self._memory.lease
         if lease is not None and lease.lease_id == lease_id:
             self._refusal = f"the lease was refused: {reason or 'no reason given'}"
 
     def over(self, now_s: float, *, given_up: str = "") -> str:
-        """Why the node must not be lent any longer; empty while it may.
+        """Why the node must no longer be on loan; empty while it may.
 
-        given_up: why the node itself cannot begin the loan, as far as nobody else has ended it. It
-            turns back for good then, also where it is told to go on by an agent that starts anew:
-            on its way back nothing is as a drain left it.
+        given_up: why the node itself cannot begin the loan, unless another cause has ended it. The
+        node then turns back for good, even if a restarted agent receives the order to go on: on the
+        way back, nothing is as the drain left it.
         """
         memory = self._memory
         if memory.lease is None:
@@ -67,7 +68,7 @@ class Leasehold:
         return given_up
 
     def end(self) -> None:
-        """It is over, and is never honoured again."""
+        """End the lease; the node never honors it again."""
         memory = self._memory
         if memory.lease is not None:
             memory.ended_leases.append(memory.lease.lease_id)

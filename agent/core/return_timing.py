@@ -1,7 +1,7 @@
-"""How long a node's way home from a loan took, stage by stage. Pure; must not know why it goes.
+"""Measures each stage of a node's return from a loan. Pure.
 
-It is kept in the memory, because more than one process may work on one way: an agent that is ended
-on it, a `--go-home` after that, and the next agent, which tells of it.
+The timing is part of the node's memory, because several processes may work on one return: an agent
+that is killed on the way, `--go-home` after it, and the next agent, which reports the timing.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from common.lifecycle import NodeEvent
 from common.model import NodeRole
 
 LEAST_S = 0.01
-"""Less than this is what the clock's readings differ by, and no stage."""
+"""A smaller difference is clock noise, and no stage."""
 
 
 def forget(memory: Memory) -> None:
-    """There is no way home to tell of."""
+    """Forget the last return: there is none to report."""
     memory.stage_durations_s = {}
     memory.home_due_at_s = memory.home_at_s = None
 
 
 def began(memory: Memory, *, now_s: float) -> None:
-    """The node turns home: from now on, or from the end of its lease if that is past already.
+    """Begin the return: now, or at the end of the lease if that has passed.
 
-    An agent that hung, or a machine that slept, turns late; the service has waited since.
+    An agent that hung, or a machine that slept, turns late; the service has waited since the end of
+    the lease.
     """
     forget(memory)
     ends_at_s = memory.lease_ends_at_s
@@ -31,16 +32,16 @@ def began(memory: Memory, *, now_s: float) -> None:
 
 
 def booted(memory: Memory) -> None:
-    """A boot ended the lease, at its own zero of the clock at the latest."""
+    """Begin the return after a boot, which ended the lease at zero of its clock at the latest."""
     was_away = memory.lease is not None or memory.home_due_at_s is not None
     forget(memory)
     memory.home_due_at_s = 0.0 if was_away else None
 
 
 def saved_at_s(facts: Facts) -> float:
-    """When the last worker had saved, or it was plain that it would not; 0 without any.
+    """When the last worker had saved, or certainly would not; 0 without workers.
 
-    One that says neither was asked until it ended. A rendezvous store has nothing to save.
+    A worker that reports neither counts until its end. A rendezvous store has nothing to save.
     """
     workers = [fact for fact in facts.statuses if not fact.key.is_store]
     ended = [fact.ended_at_s for fact in workers if fact.save_over_at_s is None]
@@ -51,9 +52,10 @@ def saved_at_s(facts: Facts) -> float:
 def vacated(
     memory: Memory, began_at_s: float, saved_at_s: float, emptied_at_s: float, free_at_s: float
 ) -> None:
-    """The workers were asked to save, had saved or refused, were gone, the GPUs were seen free.
+    """Record the stages until the GPUs were free: save, exit of the workers, device free.
 
-    Instants on the boot clock. Who had saved before it was asked needed no time for it.
+    All instants are on the boot clock. A worker that saved before the request needed no time for
+    it.
     """
     over_at_s = min(max(began_at_s, saved_at_s), emptied_at_s)
     memory.stage_durations_s |= {
@@ -64,10 +66,10 @@ def vacated(
 
 
 def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
-    """The node serves again.
+    """Record that the node serves again.
 
-    What no stage covers is `unattended`: nobody worked on the way before it was begun, between two
-    processes, or in quarantine. So the stages are all of the time since the lease was over.
+    `unattended` is the time that no stage covers: before the return began, between two processes,
+    or in quarantine. So the stages add up to all of the time since the end of the lease.
     """
     stages_s = memory.stage_durations_s
     stages_s["server_ready"] = server_ready_s
@@ -90,7 +92,7 @@ _WORDS = {
 
 
 def in_words(memory: Memory, old: NodeRole, event: NodeEvent, why: str) -> str:
-    """One step of a node's life as a line of its log; of an arrival, how long each stage took."""
+    """One step of a node's life as a log line; for an arrival, the duration of each stage."""
     what = _WORDS.get(event, str(event))
     said = f"node {memory.node} {what} ({old} -> {memory.role})"
     if event == NodeEvent.HEALTHY and memory.stage_durations_s:

@@ -1,8 +1,8 @@
-"""What a node remembers, what it sees, and what it may do: data only. Pure, and without rules.
+"""A node's memory, its facts and its actions: data types only, without rules. Pure.
 
-`agent.core.node_lifecycle` holds the rules over these types; `agent.driver` carries the actions
-out. What must outlive a restart is in `Memory`; the driver writes it down before anything else
-happens.
+`agent.core.node_lifecycle` holds the rules over these types; `agent.driver` carries out the
+actions. `Memory` holds all that must outlive a restart; the driver writes it to disk before it
+acts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from common.model import (
 
 
 class Refusal(Struct, frozen=True):
-    """Why a node does not run a worker, for people; whose fault that is, and what its job names
-    that is not there: `workdir`, `checkpoint.path`, `command`, or empty where the job is not to
-    blame."""
+    """Why a node does not run a worker, as text for people, and whose fault that is.
+
+    It also names what the job refers to and the node lacks: `workdir`, `checkpoint.path`,
+    `command`, or empty where the job is not at fault.
+    """
 
     error: str
     fault: Fault = Fault.NODE
@@ -47,7 +49,7 @@ class Refusal(Struct, frozen=True):
 
 
 MEMORY_VERSION = 1
-"""Raised by a change that an older agent would read wrong, and not merely without what is new."""
+"""Raised by a change that an older agent would misread, not by one that it would merely miss."""
 FORGOTTEN_KEPT = 4096
 ENDED_LEASES_KEPT = 256
 
@@ -61,7 +63,7 @@ class HookKind(StrEnum):
     UNROUTE = "unroute"
 
 
-# --- what is remembered -----------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------
 
 
 class WorkerState(Struct, kw_only=True):
@@ -93,21 +95,24 @@ class WorkerState(Struct, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended, or never could begin."""
+        """True if the worker ended, or could never start."""
         return self.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it is to stop though it was not seen to run, and its shim may be on its way."""
+        """True if the worker is to stop before it was seen running.
+
+        Its shim may still be starting.
+        """
         return self.stop is not None and self.is_begun and not self.is_started
 
     def refuse(self, error: str, fault: Fault, refused_for: str = "") -> None:
-        """The node cannot run it, for this reason."""
+        """Record that the node cannot run the worker, with the reason."""
         self.phase, self.error = WorkerPhase.REFUSED, error
         self.fault, self.refused_for = fault, refused_for
 
     def take_end(self, fact: WorkerFact) -> None:
-        """It is over, as its shim says."""
+        """Record the worker's end, as its shim reports it."""
         self.exit_code, self.error = fact.exit_code, fact.error
         self.stop_reason, self.failure, self.fault = fact.stop_reason, fact.failure, fact.fault
         self.checkpoint, self.running_s = fact.checkpoint, fact.running_s
@@ -115,10 +120,10 @@ class WorkerState(Struct, kw_only=True):
 
 
 class Memory(Struct, kw_only=True):
-    """What outlives the agent's process; one record of the ledger."""
+    """The state that outlives the agent's process; one record of the ledger."""
 
     version: int = MEMORY_VERSION
-    """That of whoever wrote it; a newer one is not read, see `agent.storage.ledger`."""
+    """The writer's version; a newer one is not read, see `agent.storage.ledger`."""
     node: str
     boot_id: str
     instance: str | None = None
@@ -132,31 +137,32 @@ class Memory(Struct, kw_only=True):
     validation: int = 0
     """The latest order to leave quarantine that it obeyed."""
     is_quarantine_over: bool = False
-    """It need not stay there for `quarantine_s`."""
+    """It need not stay in quarantine for `quarantine_s`."""
     lease: Lease | None = None
     lease_until_s: float | None = None
     """End of the TTL on the boot clock; None before the first renewal was answered."""
     lease_unconfirmed_until_s: float | None = None
-    """When a lease that no renewal was answered of is over: its TTL after it was taken."""
+    """When a lease without an answered renewal is over: its TTL after it was taken."""
     ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
     turned_back: TurnBack | None = None
-    """That the node itself gave up its latest loan before it began, and why; until the next one."""
+    """Why the node gave up its latest loan before it began; kept until the next one."""
     left_behind: list[int] = field(default_factory=list[int])
-    """GPU processes that outlived the server or the workers for longer than those may take; until
-    they are gone."""
+    """GPU processes that outlived the server or the workers beyond the allowed time; until they are
+    gone."""
     strangers: list[int] = field(default_factory=list[int])
-    """GPU processes of nobody's that were seen last: whoever starts next could tell a server's from
-    others only by its second sample, and its coordinator would lend the node before that."""
+    """The foreign GPU processes seen last. A restarted agent could distinguish a server's processes
+    from foreign ones only by its second sample, and its coordinator would lend the node before
+    that."""
     is_server_stopped: bool = False
-    """The server of an inference node was told to stop and not yet to start again."""
+    """The server of an inference node was ordered to stop and not yet to start again."""
     serve_by_s: float | None = None
-    """By when it was told to serve again, on the boot clock; None: nobody said."""
+    """The deadline for serving again, on the boot clock; None: no order gave one."""
     home_due_at_s: float | None = None
-    """While it is on its way home: when its lease was over, on the boot clock."""
+    """While it is on its way home: the end of its lease, on the boot clock."""
     home_at_s: float | None = None
-    """When its latest way home was over, on the boot clock."""
+    """The end of its latest return, on the boot clock."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its latest way home; see `agent.core.return_timing`."""
+    """Stages of its latest return; see `agent.core.return_timing`."""
     gpus: list[GpuIdentity] = field(default_factory=list[GpuIdentity])
     """Its GPUs by the last reading of NVML, for an agent that starts while NVML cannot be read.
     Empty before the first reading."""
@@ -173,7 +179,7 @@ class Memory(Struct, kw_only=True):
 
 
 def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
-    """A node that was never seen before."""
+    """The memory of a new node."""
     inference = settings.home_pool == Pool.INFERENCE
     return Memory(
         node=settings.node,
@@ -188,7 +194,7 @@ def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True):
-    """What a worker's shim says; instants are on the boot clock, None: not known."""
+    """A worker's state by its shim; instants are on the boot clock, None: not known."""
 
     key: WorkerKey
     phase: WorkerPhase
@@ -208,20 +214,20 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """The world at one instant, as far as it is known.
 
-    sampled_at_s: when the sample was begun that gpus, inference and is_healthy are of.
+    sampled_at_s: when the sample of gpus, inference and is_healthy began.
     gpus: None before the first sample.
-    inference, is_healthy: of the inference server. is_page_whole: each value of its page that
-        matters is a count; else the last good ones stand for some in `inference`. page_error: why
-        its metrics page cannot be read, or not all of it; empty where it can, or was not asked.
-    trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU):
-        `agent.telemetry.gpu_attribution`.
-    owners: of those, their user and program, by pid.
-    suspects: those beside a server that will be among them if they stay.
-    others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
-        change hands; empty at other times.
-    unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
-    leaving: workers that were told to stop before any status spoke of them, and may be there still.
-    listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
+    inference, is_healthy: of the inference server.
+    is_page_whole: each value of its page that matters is a count; otherwise the last good values
+        stand for some in `inference`.
+    page_error: why its metrics page cannot be read in whole; empty where it can, or was not asked.
+    trespassers: foreign GPU processes as (pid, GPU): `agent.telemetry.gpu_attribution`.
+    owners: user and program of the foreign processes, by pid.
+    suspects: processes beside a server that become foreign if they stay.
+    others: GPU processes that are alive and of no granted worker, whichever owner they have, while
+        the GPUs change hands; empty at other times.
+    unknown_server: why the settings do not identify the server's GPU processes; usually empty.
+    leaving: workers that got a stop before any status showed them, and may still exist.
+    listening_ports: TCP ports with a listener; empty while nothing waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
 
@@ -244,19 +250,19 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class CheckReserve(Struct, frozen=True):
-    """See whether the node can run this worker at all; answer by `Holding.checked`."""
+    """Check whether the node can run this worker at all; answered by `WorkerTable.checked`."""
 
     order: WorkerOrder
 
 
 class StartWorker(Struct, frozen=True):
-    """Start it; idempotent by key; answer by `Holding.started`."""
+    """Start the worker; idempotent by key; answered by `WorkerTable.started`."""
 
     order: WorkerOrder
 
 
 class StopWorker(Struct, frozen=True):
-    """Stop it by the grace protocol; idempotent by key."""
+    """Stop the worker by the grace protocol; idempotent by key."""
 
     key: WorkerKey
     reason: StopReason
@@ -264,33 +270,33 @@ class StopWorker(Struct, frozen=True):
 
 
 class ResizeWorker(Struct, frozen=True):
-    """Tell it how many workers its gang has now."""
+    """Send a worker the new size of its gang."""
 
     key: WorkerKey
     worker_count: int
 
 
 class PauseWorker(Struct, frozen=True):
-    """Suspend it, or let it compute again; idempotent by key."""
+    """Suspend the worker, or let it compute again; idempotent by key."""
 
     key: WorkerKey
     is_suspended: bool
 
 
 class ForgetWorker(Struct, frozen=True):
-    """Remove its files: the coordinator's journal has its end."""
+    """Remove the worker's files: the coordinator's journal has its end."""
 
     key: WorkerKey
 
 
 class RunHook(Struct, frozen=True):
-    """Run one server command in the background; answer by `Life.hook_done`."""
+    """Run one server command in the background; answered by `Life.hook_done`."""
 
     kind: HookKind
 
 
 class EndHook(Struct, frozen=True):
-    """End the server command that runs; it is answered by `Life.hook_done` like any other."""
+    """End the server command that runs; answered by `Life.hook_done` like any other."""
 
     kind: HookKind
 
@@ -304,16 +310,17 @@ AWAY_ROLES = (NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.VACATING, NodeRole.W
 
 HUNG_TTL_RATIO = 0.5
 """An agent that hung when coordinator and NATS died has been silent for at least the two thirds of
-its TTL that were left then: with half of it the way home begins no later than with a dead agent."""
+its TTL that were left then. With half of the TTL the return begins no later than with a dead
+agent."""
 
 
 def is_away(memory: Memory) -> bool:
-    """Whether a node is on loan, or on its way there or home."""
+    """True if a node is on loan, or on its way into or out of a loan."""
     return memory.role in AWAY_ROLES
 
 
 def hung_after_s(settings: AgentSettings, memory: Memory) -> float:
-    """Seconds of silence after which whoever holds this node is in its way home."""
+    """Seconds of silence after which this node's holder counts as hung, and blocks its return."""
     after_s = settings.hung_after_s
     if memory.lease is not None:
         after_s = min(after_s, HUNG_TTL_RATIO * memory.lease.ttl_s)

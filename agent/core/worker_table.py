@@ -1,10 +1,7 @@
-"""The workers and rendezvous stores of one node: from order to end. Pure; must not know roles,
-leases or processes.
+"""The workers and rendezvous stores of one node, from order to end. Pure.
 
-Why a worker cannot have its GPUs now: who has them, and what the devices say. Pure; must not
-know roles, leases or what is done about it.
-
-What a node says of one worker. Pure; must not know orders to come or who reads it.
+The table also explains why a worker cannot have its GPUs yet, from the GPUs' owners and the
+devices' state. It builds the part of a report that describes each worker.
 """
 
 from __future__ import annotations
@@ -45,7 +42,10 @@ from common.telemetry import instances
 
 
 def phase_of(held: WorkerState, fact: WorkerFact, facts: Facts) -> WorkerPhase:
-    """As its shim says; a store is only on its way until it listens, else nobody could join it."""
+    """The phase that the shim reports.
+
+    A store is starting until it listens, so that no worker joins early.
+    """
     is_new = fact.phase == WorkerPhase.RUNNING and held.phase != WorkerPhase.RUNNING
     if not (held.order.key.is_store and is_new):
         return fact.phase
@@ -56,9 +56,10 @@ def phase_of(held: WorkerState, fact: WorkerFact, facts: Facts) -> WorkerPhase:
 def worker_report(
     held: WorkerState, fact: WorkerFact | None, *, waits_for: str, now_s: float
 ) -> WorkerReport:
-    """What is said of a held worker at an instant.
+    """The report of a held worker at an instant.
 
-    fact: the last word of its shim, if there was one. waits_for: why it cannot begin yet.
+    fact: the last status of its shim, if there was one.
+    waits_for: why it cannot begin yet.
     """
     saved_at_s = held.saved_at_s if held.is_over or fact is None else fact.saved_at_s
     return WorkerReport(
@@ -89,9 +90,10 @@ P = WorkerPhase
 
 
 def who_holds(held: WorkerState, live: Iterable[WorkerState]) -> str:
-    """Which other worker has its GPUs and must leave them first; empty when none must.
+    """The other worker that has its GPUs and must leave them first; empty when there is none.
 
-    On shared GPUs only those must that are leaving, or are to be suspended and are not yet.
+    On shared GPUs it waits only for workers that are leaving, or that are to be suspended and still
+    run.
     """
     wanted, is_sharing = set(held.order.gpu_uuids), held.order.is_sharing
     for other in live:
@@ -112,13 +114,13 @@ def why_not_free(
     left_at_s: float,
     free_memory_ratio: float,
 ) -> str:
-    """Why its GPUs are not free by what the devices say; empty when they are.
+    """Why the devices show that its GPUs are not free; empty when they are free.
 
-    known: all GPUs of the node by a sample begun at `sampled_at_s`. left_at_s: when the last worker
-    left one of those wanted; an older sample proves nothing.
+    known: all GPUs of the node by a sample begun at `sampled_at_s`.
+    left_at_s: when the last worker left one of the wanted GPUs; an older sample proves nothing.
     """
     wanted = sorted(set(order.gpu_uuids))
-    if order.is_sharing:  # what the others have there is no sign of anything
+    if order.is_sharing:  # the other jobs' memory there proves nothing
         bad = [uuid for uuid in wanted if known[uuid].health != GpuHealth.OK]
     elif sampled_at_s <= left_at_s:
         return "waits for a GPU sample after the last worker left"
@@ -129,14 +131,14 @@ def why_not_free(
 
 
 SHORTEN_MARGIN_S = 1.0
-"""A stop is not told anew for less than this: steps come often and time passes between them."""
+"""A stop is not repeated for a smaller gain: steps come often and time passes between them."""
 
 
 class WorkerTable:
     """Every worker that the node holds, or held until its end is acknowledged.
 
     Args:
-        memory: its `workers` and `forgotten` are changed here and nowhere else.
+        memory: only this table changes its `workers` and `forgotten`.
         free_memory_ratio: a GPU without processes and with less memory used counts as free.
     """
 
@@ -147,7 +149,7 @@ class WorkerTable:
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
         self._starting: set[WorkerKey] = set()
-        self._answered: set[WorkerKey] = set()  # since the last step, whose look may be older
+        self._answered: set[WorkerKey] = set()  # since the last step, whose sample may be older
         self._told_count: dict[WorkerKey, int] = {}
         self._told_suspended: dict[WorkerKey, bool] = {}
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
@@ -156,10 +158,10 @@ class WorkerTable:
         self._doubted: set[WorkerKey] = set()
         """Workers that may be over, and run elsewhere, as far as the memory can tell."""
 
-    # --- what is wanted -----------------------------------------------------------------------
+    # --- desired state ------------------------------------------------------------------------
 
     def take(self, desired: DesiredState) -> None:
-        """Fold a newer desired state in. Absence from it ends nothing; only a stop does."""
+        """Fold in a newer desired state. Absence of a worker ends nothing; only a stop does."""
         for key in desired.acknowledged:
             self._forget(key)
         for order in desired.workers:
@@ -174,7 +176,7 @@ class WorkerTable:
                 held.stop = stop
 
     def _forget(self, key: WorkerKey) -> None:
-        """The journal has its end: no trace is needed but that it must never start again."""
+        """Forget a worker whose end is in the journal, except that it must never start again."""
         held = self._memory.workers.get(str(key))
         if held is not None:
             if not held.is_over:
@@ -190,23 +192,26 @@ class WorkerTable:
         self._to_forget.append(key)
 
     def doubt(self) -> None:
-        """The memory is behind: an agent may have told that a worker is over which is not so here.
-        A worker that was not seen to run, and is not seen now, never begins."""
+        """Doubt the memory, which may be old.
+
+        An agent may have reported an end that it does not have. A worker that was not seen running,
+        and is not seen now, never begins.
+        """
         self._doubted = {held.order.key for held in self.live() if not held.is_started}
 
-    # --- what is asked ------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------
 
     def held(self) -> list[WorkerState]:
-        """All of them, by key."""
+        """All workers, by key."""
         return sorted(self._memory.workers.values(), key=lambda held: held.order.key)
 
     def live(self) -> list[WorkerState]:
-        """Those that have not ended."""
+        """The workers that have not ended."""
         return [held for held in self.held() if not held.is_over]
 
     @property
     def is_in_transition(self) -> bool:
-        """Whether some worker is on its way from one phase to another."""
+        """True if some worker is between two phases."""
         return any(
             held.phase in (P.RESERVING, P.READY, P.STOPPING)
             or held.stop is not None
@@ -216,7 +221,7 @@ class WorkerTable:
 
     @property
     def awaits_store(self) -> bool:
-        """Whether some rendezvous store was started and was not yet seen to listen."""
+        """True if some rendezvous store has started and has not been seen to listen."""
         return any(
             held.order.key.is_store and held.is_started and held.phase == P.RESERVING
             for held in self.live()
@@ -224,17 +229,20 @@ class WorkerTable:
 
     @property
     def withdrawn(self) -> list[WorkerKey]:
-        """Begun, and to stop before they were seen to run; no start of this agent is under way."""
+        """Workers begun, and to stop before they were seen running.
+
+        No start of this agent is under way.
+        """
         keys = (held.order.key for held in self.live() if held.is_withdrawn)
         return [key for key in keys if key not in self._starting]
 
     @property
     def checking(self) -> set[WorkerKey]:
-        """Whose check somebody still waits for; that of a withdrawn order may be dropped."""
+        """Workers whose check is still awaited; the check of a withdrawn order may be dropped."""
         return {key for key in self._checking if self._is_wanted(key)}
 
     def is_to_start(self, key: WorkerKey) -> bool:
-        """Whether a start that was asked for is still wanted."""
+        """True if a requested start is still wanted."""
         return key in self._starting and self._is_wanted(key)
 
     def _is_wanted(self, key: WorkerKey) -> bool:
@@ -243,7 +251,10 @@ class WorkerTable:
 
     @property
     def least_stop_after_s(self) -> float | None:
-        """The shortest `stop_after_s` of what is held; None: nobody ends for want of contact."""
+        """The shortest `stop_after_s` of the held workers.
+
+        None: no worker ends for lack of contact.
+        """
         found = (held.order.spec.stop_after_s for held in self.live())
         return min((stop_after_s for stop_after_s in found if stop_after_s), default=None)
 
@@ -252,17 +263,17 @@ class WorkerTable:
         return max((self._gpu_left_at_s.get(uuid, 0.0) for uuid in gpus), default=0.0)
 
     def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
-        """What the node's report of an instant says of them."""
+        """The workers' part of the node's report at an instant."""
         latest, waits_for = self._latest, self._waits_for
         return tuple(
             worker_report(held, latest.get(key), waits_for=waits_for.get(key, ""), now_s=now_s)
             for key, held in ((held.order.key, held) for held in self.held())
         )
 
-    # --- what is done -------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------
 
     def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
-        """The answer to `CheckReserve`: where the gang may meet, or why it cannot run here."""
+        """Take the answer to `CheckReserve`: the gang's endpoint, or a refusal."""
         self._checking.discard(key)
         held = self._memory.workers.get(str(key))
         if held is None or held.phase != P.RESERVING:
@@ -273,9 +284,10 @@ class WorkerTable:
             held.endpoint = endpoint
 
     def started(self, key: WorkerKey, *, error: str, fault: Fault = Fault.NODE) -> None:
-        """The answer to `StartWorker`; it may come late, and what its shim said meanwhile counts.
+        """Take the answer to `StartWorker`, which may come late.
 
-        Of a worker that was to stop meanwhile the next step decides. fault: whose the error is.
+        The shim's status in between counts. For a worker that got a stop in between, the next step
+        decides. fault: whose the error is.
         """
         self._starting.discard(key)
         held = self._memory.workers.get(str(key))
@@ -290,24 +302,24 @@ class WorkerTable:
             held.refuse(f"cannot start the worker: {error}", fault)
 
     def _is_there(self, held: WorkerState) -> None:
-        """Its shim lives, which may not have heard of a stop while it came to life."""
+        """Keep the worker: its shim lives, and may have missed a stop while it started."""
         if not held.is_started:
             held.is_started = True
             self._told_stop_ends_at_s.pop(held.order.key, None)
 
     def end_all(self, error: str, *, now_s: float) -> None:
-        """Nothing runs any more, whatever was known: the machine booted anew."""
+        """End all workers: the machine has rebooted, so nothing runs."""
         for held in self.live():
             held.error, held.fault = held.error or error, Fault.NODE
             self._end(held, now_s)
-        for held in self.held():  # whatever was then was before this boot, where its clock begins
+        for held in self.held():  # an earlier value is of an earlier boot's clock
             held.ended_at_s = held.saved_at_s = 0.0
 
     def vacate(self, *, grace_s: float, now_s: float) -> None:
-        """The node must be empty: stop every worker within its own grace and the node's.
+        """Empty the node: stop every worker within its own grace and the node's.
 
-        A stop that is under way and would end later is shortened: a return has a deadline. A
-        rendezvous store leaves after the workers, which may need it for their last save.
+        A stop under way that would end later is shortened: a return has a deadline. A rendezvous
+        store leaves after the workers, which may need it for their last save.
         """
         for held in self.live():
             key, stop = held.order.key, held.stop
@@ -328,7 +340,7 @@ class WorkerTable:
         return any((key.job_id, key.attempt) == attempt and not key.is_store for key in keys)
 
     def not_done(self, action: WorkerAction) -> None:
-        """An action failed for now: what its worker was not told is told again by the next step."""
+        """Record that an action failed for now: the next step repeats the order to its worker."""
         match action:
             case CheckReserve():
                 self._checking.discard(action.order.key)
@@ -344,7 +356,7 @@ class WorkerTable:
                 pass
 
     def step(self, facts: Facts, *, closed: str) -> list[WorkerAction]:
-        """Look at every worker. closed: why nothing may start on this node; empty when it may."""
+        """Examine every worker. closed: why nothing may start on this node; empty when it may."""
         actions: list[WorkerAction] = [ForgetWorker(key) for key in self._to_forget]
         actions += self._given_up(facts)
         self._to_forget = []
@@ -359,7 +371,7 @@ class WorkerTable:
             elif held.is_over:  # it was given up
                 continue
             elif held.is_started and held.order.key in self._answered:
-                continue  # this look may have been begun before its start was answered
+                continue  # this sample may have begun before its start was answered
             elif held.is_started:
                 held.error, held.fault = "the worker and its supervisor are gone", Fault.SHIM_LOST
                 self._end(held, facts.now_s)
@@ -371,16 +383,18 @@ class WorkerTable:
         return actions
 
     def _give_up(self, held: WorkerState) -> None:
-        """End a doubted worker as a fault of its node, or stop one whose shim may be on its way."""
+        """End a doubted worker as a fault of its node, or stop one whose shim may yet start."""
         if not held.is_begun:
             held.refuse("the ledger could not be written when its agent ended", Fault.NODE)
         elif held.stop is None:
             held.stop = StopOrder(key=held.order.key, reason=StopReason.PREEMPT, grace_s=0.0)
 
     def _withdrawn(self, held: WorkerState, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
-        """To stop before it was seen to run. A start that was begun cannot be called back, so its
-        worker is told to stop, and keeps its GPUs until a start of this agent is answered and, of
-        any agent's, nobody may be there. It has computed nothing that it could save.
+        """Handle a worker that is to stop before it was seen running.
+
+        A start under way cannot be cancelled. So the worker gets a stop, and keeps its GPUs until
+        this agent's start is answered. After a start of another agent it keeps them until no
+        process can be left. It has computed nothing that it could save.
         """
         key = held.order.key
         if held.is_begun and key not in self._told_stop_ends_at_s:
@@ -392,10 +406,10 @@ class WorkerTable:
         return []
 
     def _given_up(self, facts: Facts) -> list[WorkerAction]:
-        """What is there of workers that the coordinator was told are over, or has forgotten.
+        """Find the remains of workers that the node reported as over, or has forgotten.
 
-        A shim that came to life after its start was given up runs what may run elsewhere by now;
-        the files of a forgotten worker stay behind when the agent dies before it removes them.
+        A shim that started after its start was given up runs a worker that may run elsewhere by
+        now. The files of a forgotten worker stay behind when the agent dies before it removes them.
         """
         actions: list[WorkerAction] = []
         for fact in facts.statuses:
@@ -433,7 +447,7 @@ class WorkerTable:
         return actions
 
     def _paused(self, held: WorkerState) -> list[WorkerAction]:
-        """Suspend it as ordered; let it go on when those that it gives its turn to have left."""
+        """Suspend the worker as ordered; resume it once the jobs that had its turn have left."""
         key, wanted = held.order.key, held.order.is_suspended
         is_so = held.phase == P.SUSPENDED
         if wanted == is_so:
@@ -470,14 +484,14 @@ class WorkerTable:
             self._checking.add(key)
             return [CheckReserve(held.order)]
         self._waits_for.pop(key, None)
-        if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
+        if key.is_store:  # at its final endpoint; the gang has none yet
             return self._begin(held, structs.replace(held.order, endpoint=held.endpoint))
         held.phase = P.READY
         is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
         return self._begin(held, held.order) if is_to_run else []
 
     def _begin(self, held: WorkerState, order: WorkerOrder) -> list[WorkerAction]:
-        """Start it; an agent before this one may have begun it, and a shim is started once."""
+        """Start the worker; an earlier agent may have begun it, and a shim is started once."""
         self._starting.add(order.key)
         if not held.is_begun:
             self._told_count[order.key] = order.worker_count
@@ -485,7 +499,7 @@ class WorkerTable:
         return [StartWorker(order)]
 
     def _not_yet(self, held: WorkerState, facts: Facts) -> str:
-        """Why its GPUs are not to be had now; one that never can be is refused."""
+        """Why its GPUs are not available now; a worker that can never have them is refused."""
         if facts.gpus is None:
             return "no GPU sample yet"
         stop_after_s, contact_at_s = held.order.spec.stop_after_s, facts.contact_at_s

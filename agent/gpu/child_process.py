@@ -1,4 +1,7 @@
-"""The NVML child as a process of this machine: pipes and argv. Must not import `agent.gpu.nvml`."""
+"""The NVML child as an operating-system process: its pipes and its command line.
+
+This module does not import `agent.gpu.nvml`, which would bring pynvml into the agent.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class ChildProcess:
 
         Raises:
             OSError, EOFError: the child has ended.
-            ProtocolError: what came is no frame.
+            ProtocolError: the child's output is not a frame.
         """
         self._stdin.write(ASK)
         await self._stdin.drain()
@@ -60,12 +63,12 @@ def child_starter(
     fake_fleet: Path | None = None,
     gpu_deadline_s: float = 0.5,
 ) -> ProcessStarter:
-    """What starts the child of this node; with `fake_fleet`, on fake GPUs.
+    """A function that starts the child of this node; with `fake_fleet`, on fake GPUs.
 
-    The script of the fakes begins with the first child and goes on over a restart.
+    The script of the fakes begins with the first child and continues over a restart.
 
     Raises:
-        ConfigError: the fleet file does not fit; better now than in the child.
+        ConfigError: the fleet file is invalid; better now than in the child.
     """
     if fake_fleet is not None:
         load_fleet(fake_fleet)
@@ -91,7 +94,7 @@ def child_starter(
             msgspec.json.encode(settings).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # `-m` looks in the working directory first: the child is of the agent's own release.
+            # `-m` searches the working directory first: the child is of the agent's own release.
             cwd=Path(agent.__file__).parents[1],
         )
         return ChildProcess(process)

@@ -1,13 +1,12 @@
-"""XIDs from the kernel log: its lines -> which GPU and code, followed over the death of a reader.
+"""XIDs from the kernel log: each line gives a GPU and a code; a reader that dies is replaced.
 
-Must not know NVML, nor where the log is read: an opener hands in its entries. The log has what NVML
-lacks: XIDs that the driver does not count as critical, of a GPU that is already gone, or of before
-NVML answered (DCGM#235; dcgm-exporter#190, #500).
+The log has XIDs that NVML lacks: those that the driver does not count as critical, those of a GPU
+that has already dropped off, and those from before NVML answered (DCGM#235; dcgm-exporter#190,
+#500).
 
-Where a kernel log is read: from a `journalctl` child, else from /dev/kmsg. An edge.
-
-Must not know what is looked for in it. The journal comes first: its group is a smaller right than
-the kernel's own ring buffer, and it holds what was logged while nobody read.
+The log comes from a `journalctl` child, else from /dev/kmsg. The journal is preferred: its group
+grants less than access to the kernel's own ring buffer, and it holds entries from times without a
+reader.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ MAX_REASON_CHARS = 200
 
 
 class _Line(Struct):
-    """What is read of a line of `journalctl --output=json` (systemd's Journal JSON Format).
+    """The fields used from a line of `journalctl --output=json` (systemd's Journal JSON Format).
 
-    A message that is no text is a list of bytes; one that is too large, null.
+    A message that is not text is a list of bytes; one that is too large, null.
     """
 
     cursor: str = field(name="__CURSOR")
@@ -64,7 +63,7 @@ _SEQUENCE = re.compile(rb"[0-9]{1,20}")
 def journal_command(place: str) -> tuple[str, ...]:
     """The command that follows the kernel's messages of this boot.
 
-    Without a place it gives the last message first, as the place from which it goes on.
+    Without a place it prints the last message first, as the place to continue from.
     """
     start = ("--no-tail", f"--after-cursor={place}") if place else ("--lines=1",)
     return (
@@ -76,18 +75,21 @@ def journal_command(place: str) -> tuple[str, ...]:
 def journal_opener(
     clock: Clock, command: Callable[[str], Sequence[str]] = journal_command
 ) -> LogOpener:
-    """A log that a child writes as `journalctl` does; `command` is its command line."""
+    """Opens a log through a child that writes as `journalctl` does.
+
+    `command` is its command line.
+    """
 
     async def open_log(place: str) -> LogReader:
         process = await asyncio.create_subprocess_exec(
             *command(place),
             # Held open and never written: a child that watches it ends with this agent. journalctl
-            # ends as soon as nobody reads it.
+            # ends as soon as its output has no reader.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=MAX_LINE_BYTES,
-            # `-m` looks in the working directory first: a fake is of the agent's own release.
+            # `-m` searches the working directory first: a fake is of the agent's own release.
             cwd=Path(agent.__file__).parents[1],
         )
         return JournalReader(process, clock, is_new=not place)
@@ -96,7 +98,7 @@ def journal_opener(
 
 
 def fake_opener(clock: Clock, fleet: Path) -> LogOpener:
-    """The kernel log of fake GPUs; its script begins when it is first opened, and goes on."""
+    """Opens the kernel log of fake GPUs; its script begins at the first opening, and goes on."""
     path = str(fleet.resolve())  # the child has another working directory
     first_open_s: float | None = None
 
@@ -117,7 +119,7 @@ def fake_opener(clock: Clock, fleet: Path) -> LogOpener:
 
 
 class JournalReader:
-    """The lines of a running child; `is_new`: its first one was there before."""
+    """The lines of a running child; `is_new`: its first line was there before."""
 
     def __init__(self, process: asyncio.subprocess.Process, clock: Clock, *, is_new: bool) -> None:
         assert process.stdout is not None
@@ -134,8 +136,8 @@ class JournalReader:
         """The next message.
 
         Raises:
-            EOFError: the child has ended; what it said last is the text.
-            ProtocolError: a line that is none of a journal.
+            EOFError: the child has ended; the text is its last output.
+            ProtocolError: the line is not one of a journal.
         """
         try:
             data = await self._stdout.readline()
@@ -163,7 +165,7 @@ class JournalReader:
         return f"{JOURNALCTL} {ended}{': ' if lines else ''}{' '.join(lines)[-MAX_REASON_CHARS:]}"
 
     async def close(self) -> None:
-        """SIGTERM, and SIGKILL if that is not heard."""
+        """Send SIGTERM, and SIGKILL if the child does not end."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             send_signal(self._process, number)
             with suppress(TimeoutError):
@@ -180,7 +182,7 @@ def _text(message: str | list[int] | None) -> str:
 
 
 def kmsg_opener(path: Path = KMSG) -> LogOpener:
-    """The kernel's ring buffer, without a child."""
+    """Opens the kernel's ring buffer, without a child."""
 
     async def open_log(place: str) -> LogReader:
         return KmsgReader(_open_kmsg(path), place)
@@ -196,7 +198,7 @@ class KmsgReader:
     """Records of /dev/kmsg by an open file: `priority,sequence,time,flags;message`, one a read.
 
     Args:
-        place: the sequence number of the last one that is known; empty for the end of the buffer.
+        place: the sequence number of the last known record; empty for the end of the buffer.
     """
 
     pid = None
@@ -205,17 +207,17 @@ class KmsgReader:
         self._fd = fd
         self._known = int(place) if place else -1
         self._has_news = asyncio.Event()
-        with suppress(OSError):  # a pipe of a test has no places
+        with suppress(OSError):  # a pipe in a test has no places
             os.lseek(fd, 0, os.SEEK_SET if place else os.SEEK_END)
         asyncio.get_running_loop().add_reader(fd, self._has_news.set)
 
     async def next(self) -> Entry:
-        """The next record; those that the kernel has overwritten are lost.
+        """The next record; records that the kernel has overwritten are lost.
 
         Raises:
-            OSError: it cannot be read.
-            EOFError: it has an end, which /dev/kmsg has not.
-            ProtocolError: a record that is none.
+            OSError: the file cannot be read.
+            EOFError: the file has an end, which /dev/kmsg does not have.
+            ProtocolError: the data is not a record.
         """
         while True:
             try:
@@ -236,7 +238,7 @@ class KmsgReader:
                 return Entry(place=str(sequence), message=message)
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)
 
@@ -245,7 +247,7 @@ def kmsg_record(data: bytes) -> tuple[int, str]:
     """Sequence number and first line of a record; the lines below are properties of a device.
 
     Raises:
-        ProtocolError: it is no record.
+        ProtocolError: the data is not a record.
     """
     head, semicolon, text = data.partition(b";")
     fields = head.split(b",")
@@ -261,10 +263,10 @@ def find_kernel_log(
     journal_dirs: Iterable[Path] = JOURNAL_DIRS,
     kmsg: Path = KMSG,
 ) -> LogOpener | None:
-    """Where this machine's kernel log is read; None where it is not.
+    """Find where to read this machine's kernel log; None where that is impossible.
 
-    With `auto`, a machine that lets this account read neither is said once, here; one that was told
-    to read a certain one says in each report why it cannot.
+    With `auto`, a machine that lets this account read neither source logs that once, here. With a
+    named source, each report carries the reason why it cannot be read.
     """
     match choice:
         case KernelLogChoice.OFF:
@@ -290,7 +292,10 @@ def find_kernel_log(
 
 
 def _can_read_journal(directories: Iterable[Path]) -> bool:
-    """Whether the system's own journal is ours to read; journalctl shows less without a word."""
+    """True if this account may read the system's journal.
+
+    Without the right, journalctl shows less and no error.
+    """
     return any(
         os.access(path, os.R_OK)
         for directory in directories
@@ -301,9 +306,9 @@ def _can_read_journal(directories: Iterable[Path]) -> bool:
 log = logging.getLogger(__name__)
 
 MAX_PENDING_XIDS = 256
-"""XIDs that wait for a report; a storm says nothing more after that."""
+"""XIDs that wait for a report; in a storm more would add nothing."""
 ENTRIES_PER_TURN = 64
-"""After so many entries without a pause everybody else has a turn: reports must not wait."""
+"""After this many entries without a pause other tasks have a turn: reports must not wait."""
 
 # NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.
@@ -316,7 +321,7 @@ _XID = re.compile(
 
 
 class XidLine(Struct, frozen=True):
-    """One XID as the kernel tells it; the address as `agent.gpu.wire` writes it."""
+    """One XID from the kernel log; `agent.gpu.wire` defines the form of the address."""
 
     pci_address: str
     code: int
@@ -325,7 +330,7 @@ class XidLine(Struct, frozen=True):
 class Entry(Struct, frozen=True, kw_only=True):
     """One entry of a log; `place` finds it again in another reading of the same log.
 
-    is_old: was there before anybody began to read; only its place is of interest.
+    is_old: it was there before reading began; only its place matters.
     """
 
     place: str
@@ -338,19 +343,20 @@ class LogReader(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The child that reads it; None where there is none."""
+        """The child that reads the log; None without one."""
         ...
 
     async def next(self) -> Entry:
         """The next entry, as soon as there is one.
 
         Raises:
-            OSError, EOFError, ProtocolError: the log cannot be read on; the text says why.
+            OSError, EOFError, ProtocolError: the log cannot be read further; the text gives the
+                reason.
         """
         ...
 
     async def close(self) -> None:
-        """End it; returns when nothing of it runs."""
+        """Close the log; returns when no part of the reader runs."""
         ...
 
 
@@ -359,9 +365,9 @@ LogOpener = Callable[[str], Awaitable[LogReader]]
 
 
 def parse_xid(message: str) -> XidLine | None:
-    """The XID that a kernel message tells, or None.
+    """The XID in a kernel message, or None.
 
-    Only a message that begins so: the name of a process may hold anything.
+    Only the start of a message counts, because the name of a process may hold any text.
     """
     found = _XID.match(message)
     if found is None:
@@ -371,10 +377,11 @@ def parse_xid(message: str) -> XidLine | None:
 
 
 class KernelLog:
-    """Follows the kernel log in a task of its own; nobody ever waits for it.
+    """Follows the kernel log in a task of its own; no caller waits for it.
 
-    A reader that ends is opened again after `backoff_s`, doubled up to `max_backoff_s` while none
-    gives an entry, and goes on behind the last one: what was logged meanwhile is not lost.
+    A reader that ends is opened again after `backoff_s`, doubled up to `max_backoff_s` while
+    readers give no entry. It continues behind the last entry, so entries logged in between are not
+    lost.
     """
 
     def __init__(
@@ -403,18 +410,18 @@ class KernelLog:
 
     @property
     def child_pid(self) -> int | None:
-        """The child that reads now; None where there is none."""
+        """The child that reads now; None without one."""
         return None if self._reader is None else self._reader.pid
 
     def start(self) -> None:
-        """Begin to follow it, once; a defect of the follower is raised here, not swallowed."""
+        """Start to follow the log, once; a defect of the follower is raised here, not swallowed."""
         if self._task is None:
             self._task = asyncio.create_task(self._follow(), name="kernel-log")
         elif self._task.done():
             self._task.result()
 
     def take(self) -> tuple[XidLine, ...]:
-        """Every XID since the last call, in their order."""
+        """Every XID since the last call, in order."""
         taken, self._pending = tuple(self._pending), []
         return taken
 
@@ -436,8 +443,8 @@ class KernelLog:
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _read_until_it_ends(self) -> str:
-        """Returns why there is no more to read."""
-        # A task of its own: a child whose start is interrupted would be nobody's.
+        """Read entries until the reader ends; return the reason."""
+        # A task of its own: a child whose start is interrupted would have no owner.
         opening = asyncio.ensure_future(self._open_log(self._place))
         try:
             reader = await asyncio.shield(opening)
@@ -467,7 +474,7 @@ class KernelLog:
 
 
 async def _end(opening: asyncio.Future[LogReader]) -> None:
-    """Close what was opened, or is about to be; a cancellation waits for that."""
+    """Close an open reader, or one that is being opened; a cancellation waits for that."""
 
     async def close() -> None:
         with suppress(OSError):  # it could not be opened

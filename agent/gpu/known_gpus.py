@@ -1,4 +1,4 @@
-"""What is remembered of GPUs that once answered. Must not know NVML, processes or time."""
+"""Remembers the GPUs that have answered before, so that one that stops answering is reported."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ GPU_COLLECTOR = "gpu"
 
 
 def identity_only(report: GpuReport, health: GpuHealth, xids: tuple[int, ...] = ()) -> GpuReport:
-    """The same GPU with nothing but who it is and how it is parted: what may still be said of one
-    that is silent."""
+    """The same GPU reduced to its identity and its MIG instances, which hold while it is silent."""
     return GpuReport(
         uuid=report.uuid,
         index=report.index,
@@ -46,7 +45,7 @@ class GpuIdentity(Struct, frozen=True, kw_only=True):
 
 
 def identities(gpus: Iterable[GpuReport]) -> list[GpuIdentity]:
-    """What the ledger keeps of these GPUs."""
+    """These GPUs in the form of the ledger."""
     return [
         GpuIdentity(
             uuid=gpu.uuid,
@@ -67,9 +66,9 @@ def completed(
     is_whole: bool,
     lost_indices: Collection[int] = (),
 ) -> tuple[GpuReport, ...]:
-    """A reading, with each GPU of the ledger that it lacks as UNRESPONSIVE, or as LOST.
+    """A reading, with each missing GPU of the ledger added as UNRESPONSIVE or as LOST.
 
-    lost_indices: where NVML says that a GPU is lost, which the reading cannot name.
+    lost_indices: where NVML reports a lost GPU, which the reading cannot name.
     is_whole: the reading had no error, so a GPU that it lacks is no longer in the machine. A GPU
         whose index another GPU has now was replaced.
     """
@@ -118,7 +117,7 @@ class KnownGpus:
         return tuple(sorted((*present.values(), *missing), key=lambda gpu: (gpu.index, gpu.uuid)))
 
     def unresponsive(self) -> tuple[GpuReport, ...]:
-        """All of them as they are named, and nothing said about what they do."""
+        """All GPUs by identity, without any state."""
         return tuple(
             identity_only(gpu, GpuHealth.UNRESPONSIVE)
             for gpu in sorted(self._gpus.values(), key=lambda gpu: (gpu.index, gpu.uuid))

@@ -1,7 +1,7 @@
-"""CUDA's Multi-Process Service: which GPU processes only compute for others. An edge: asks /proc.
+"""CUDA's Multi-Process Service: finds the GPU processes that only compute for others, in /proc.
 
-Must not know roles, or whose the others are. NVML tells a server's clients as processes of their
-own, from the Volta generation on, so that nobody hides behind one; before, only memory shows them.
+From the Volta generation on, NVML lists an MPS server's clients as processes of their own, so no
+client hides behind the server. On older GPUs only memory use shows the clients.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from agent.proc.process_tree import PROC
 from common.messages import GpuReport
 
 SERVER = "nvidia-cuda-mps"
-"""How a server is called, cut to what the kernel keeps of a name (15 bytes)."""
+"""The name of a server, cut to the length that the kernel keeps (15 bytes)."""
 
 
 def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[GpuReport, ...]:
-    """The GPUs without the servers among their processes: such a server is whosever its clients
-    are, ends with none of them, and takes the next ones; what memory it has in use still shows."""
+    """The GPUs without the MPS servers among their processes.
+
+    An MPS server belongs to the owner of its clients, ends with none of them, and takes the next
+    ones. The memory that it uses still shows.
+    """
     return tuple(
         structs.replace(
             gpu,
@@ -35,6 +38,6 @@ def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[Gp
 def _is_server(pid: int, proc: Path) -> bool:
     try:
         name = (proc / str(pid) / "comm").read_text(errors="replace")
-    except OSError:  # it has ended, or is of a namespace that nobody sees from here
+    except OSError:  # it has ended, or is in an invisible namespace
         return False
     return name.startswith(SERVER)

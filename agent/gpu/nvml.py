@@ -1,9 +1,10 @@
-"""NVML at its edge: the only importer of pynvml; what leaves here is in SI units.
+"""NVML at its edge: the only importer of pynvml; all values leave here in SI units.
 
-Must not know processes, deadlines or the bus: a call may hang, and whoever calls must expect it.
+A call may hang for ever, and every caller must expect that.
 
-What a driver does not say is unknown, never zero and never nobody: so is a value that no device can
-have, and one that NVML has an error for. A GPU is faulty for an error that is of all of it.
+A value that the driver does not report is unknown, never zero and never an empty list. A value that
+no device can have, or for which NVML returns an error, is unknown too. Only an error of the whole
+GPU makes the GPU faulty.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ T = TypeVar("T")
 TEMPERATURE_GPU: int = pynvml.NVML_TEMPERATURE_GPU
 ECC_UNCORRECTED: int = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 ECC_VOLATILE: int = pynvml.NVML_VOLATILE_ECC
-"""Errors since the driver was loaded; the aggregate never goes back and would blame for ever."""
+"""Errors since the driver was loaded; the aggregate never goes back and would count for ever."""
 MEMORY_V2: int = pynvml.nvmlMemory_v2
 EVENT_XID: int = pynvml.nvmlEventTypeXidCriticalError
 MAX_EVENTS_PER_READ = 64
@@ -44,13 +45,13 @@ MAX_XID = 0xFFFF
 """Their codes have three digits today."""
 MAX_MEMORY_BYTES = 1 << 50
 MAX_POWER_W = 10_000.0
-"""Ten times what a GPU draws today; drivers have answered 2**32 - 1 for what they do not know."""
+"""Ten times the draw of a GPU today; drivers have answered 2**32 - 1 for unknown values."""
 TEMPERATURES_C = (-50, 200)
 MAX_ECC_COUNT = (1 << 32) - 2
 MAX_PID = 1 << 22
 """Linux's own limit (PID_MAX_LIMIT, 64 bits)."""
 MAX_MIG_INSTANCES = 64
-"""A device says how many it can have; 7 today."""
+"""A device reports its maximum; 7 today."""
 
 RECOVERY_FIELD: int = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
@@ -77,7 +78,7 @@ THROTTLE_REASONS: dict[str, int] = {
 """Bits of nvmlDeviceGetCurrentClocksEventReasons that slow a GPU; `idle` is not one of them."""
 
 
-# Handles and event sets are opaque: nobody but the API looks inside.
+# Handles and event sets are opaque: only the API looks inside.
 Handle = object
 EventSet = object
 
@@ -99,7 +100,7 @@ class Memory(Protocol):
 
 
 class ComputeProcess(Protocol):
-    """nvmlProcessInfo_t; memory in bytes, None where the driver may not say."""
+    """nvmlProcessInfo_t; memory in bytes, None where the driver cannot give it."""
 
     @property
     def pid(self) -> int: ...
@@ -119,14 +120,14 @@ class PciInfo(Protocol):
 
 
 class Values(Protocol):
-    """nvmlValue_t, a union; what NVML wrote is of the member that the field has."""
+    """nvmlValue_t, a union; NVML writes the member that belongs to the field."""
 
     @property
     def uiVal(self) -> int: ...
 
 
 class FieldValue(Protocol):
-    """nvmlFieldValue_t; `nvmlReturn` says whether there is a value."""
+    """nvmlFieldValue_t; `nvmlReturn` shows whether there is a value."""
 
     @property
     def nvmlReturn(self) -> int: ...
@@ -193,11 +194,14 @@ class NvmlApi(Protocol):
 
 
 class LibraryFailed(Unavailable):
-    """Not one GPU but the library or the driver as a whole; it has to be opened anew."""
+    """A failure of the whole library or driver, not of one GPU.
+
+    The library must be opened again.
+    """
 
 
 class LostUnseen(Unavailable):
-    """One GPU that NVML says is lost, and that was never seen to name it."""
+    """NVML reports a lost GPU that no reading has named."""
 
 
 class NvmlError(Exception):
@@ -220,7 +224,7 @@ UNKNOWN: int = pynvml.NVML_ERROR_UNKNOWN
 MIG_ENABLED: int = pynvml.NVML_DEVICE_MIG_ENABLE
 UNINITIALIZED: int = pynvml.NVML_ERROR_UNINITIALIZED
 
-# The device or its driver does not say, and will not: that is worth no word.
+# The device or its driver does not report it, and never will: that is not worth a log line.
 _SILENT = frozenset(
     {
         NOT_SUPPORTED,
@@ -234,7 +238,7 @@ _SILENT = frozenset(
     }
 )
 _LOST = frozenset({GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND})
-# Not one GPU but the library or the driver as a whole.
+# A failure of the library or the driver, not of one GPU.
 _LIBRARY = frozenset(
     {
         UNINITIALIZED,
@@ -243,7 +247,7 @@ _LIBRARY = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
-# Of all of a GPU, whichever value was asked for. Any other error is of that value.
+# An error of the whole GPU, whatever the call. Any other error is of that value alone.
 _WHOLE = _LOST | _LIBRARY | {TIMEOUT, pynvml.NVML_ERROR_RESET_REQUIRED}
 
 
@@ -271,9 +275,9 @@ def real_api() -> NvmlApi:
 
 
 class GpuProbe:
-    """One GPU by its index; remembers who it was, so that it can be named when it is lost.
+    """One GPU by its index; remembers its identity, so that a lost GPU can be named.
 
-    Each probe has an NVML event set of its own: an event then belongs to a GPU without asking a
+    Each probe has an NVML event set of its own: an event then belongs to a GPU without a query to a
     device that may be gone.
     """
 
@@ -282,11 +286,11 @@ class GpuProbe:
         self.index = index
         self.identity: GpuReport | None = None
         self.pci: tuple[str, GpuUuid] | None = None
-        """Its PCI address and UUID, at once: it is read by another thread."""
+        """Its PCI address and UUID in one value, because another thread reads it."""
         self.error = ""
-        """Why the last read found it to be faulty, in words; else empty."""
+        """Why the last read found it to be faulty; else empty."""
         self.unread: dict[str, str] = {}
-        """What the last read has an error or nonsense for and reports as not known, and why."""
+        """Values that the last read could not get or trust and reports as unknown, and why."""
         self._is_mig: bool | None = None
         self._event_set: EventSet | None = None
         self._has_tried_events = False
@@ -296,7 +300,7 @@ class GpuProbe:
 
         Raises:
             LibraryFailed: the whole library failed.
-            LostUnseen: this GPU is lost, and was never seen to name it.
+            LostUnseen: this GPU is lost, and no earlier reading can name it.
             Unavailable: this GPU was never seen and cannot be named.
         """
         self.error, self.unread = "", {}
@@ -311,7 +315,7 @@ class GpuProbe:
             health = _health_of(error)
             if health == GpuHealth.FAULTY:
                 self.error = f"GPU {self.index} is faulty: {error}"
-            # A lost GPU often says why by its last XID (79: fell off the bus).
+            # A lost GPU often gives the cause by its last XID (79: fell off the bus).
             return identity_only(self.identity, health, self._xids())
 
     def _read(self) -> GpuReport:
@@ -330,7 +334,7 @@ class GpuProbe:
         return report
 
     def _identify(self, handle: Handle) -> GpuReport:
-        """Who it is, before anything that may fail or hang: it can then be named."""
+        """Read the identity before any call that may fail or hang, so that the GPU can be named."""
         api, known = self._api, self.identity
         uuid = GpuUuid(_text(api.nvmlDeviceGetUUID(handle)))
         if known is not None and known.uuid != uuid:
@@ -360,7 +364,7 @@ class GpuProbe:
         parts = reading.mig_instances(handle) if is_mig else ()
         processes = reading.processes(handle)
         if processes is None and is_mig:
-            # Who may not ask for the whole of a device may ask for its instances.
+            # An account that may not query the whole device may query its instances.
             processes = _together(part.processes for part in parts)
         return GpuReport(
             uuid=identity.uuid,
@@ -384,7 +388,10 @@ class GpuProbe:
         )
 
     def _mig_mode(self, handle: Handle, reading: _Reading) -> bool | None:
-        """As it was last told where an error hides it: an instance would be taken for a GPU."""
+        """The MIG mode, the last known one after an error.
+
+        Otherwise an instance would pass for a GPU.
+        """
         is_mig = reading.is_mig(handle)
         if is_mig is not None:
             self._is_mig = is_mig
@@ -415,16 +422,16 @@ class GpuProbe:
                 if event.eventType & EVENT_XID and 0 <= event.eventData <= MAX_XID:
                     codes.append(int(event.eventData))
         except NvmlFault:
-            # TIMEOUT is how "no more events" is said; any other error has shown in the reads.
+            # TIMEOUT means "no more events"; any other error has shown in the reads.
             pass
         return tuple(codes)
 
 
 def gpu_count(api: NvmlApi) -> int:
-    """GPUs that NVML says this machine has.
+    """The number of GPUs in this machine, by NVML.
 
     Raises:
-        Unavailable: NVML does not say.
+        Unavailable: NVML does not report it.
     """
     try:
         return api.nvmlDeviceGetCount()
@@ -438,7 +445,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _supported(call: Callable[[], T]) -> T | None:
-    """The answer, or None where there is none; an error of the whole GPU is raised."""
+    """The answer, or None if the call is not supported; an error of the whole GPU is raised."""
     try:
         return call()
     except NvmlFault as error:
@@ -456,7 +463,7 @@ def _health_of(error: NvmlError) -> GpuHealth:
 
 
 class _Reading:
-    """The values of one device, or of a MIG instance, each by itself.
+    """The values of one device, or of a MIG instance, each read by itself.
 
     Args:
         name: of the device, for people.
@@ -474,11 +481,11 @@ class _Reading:
 
     @property
     def has_failed(self) -> bool:
-        """Nothing but errors came, and several: that is no want of one value."""
+        """True if several calls returned only errors: that is more than one missing value."""
         return self._failure_count > 1 and self._answer_count == 0
 
     def _ask(self, what: str, *calls: Callable[[], T]) -> T | None:
-        """The first answer of calls for the same, newest first: an older driver has not all.
+        """The first answer of equivalent calls, newest first: an older driver does not have all.
 
         Raises:
             NvmlFault: an error of the whole GPU, or of the library.
@@ -495,7 +502,7 @@ class _Reading:
                 self._failure_count += 1
                 self._leave(what, str(error))
                 return None
-            except ValueError as error:  # a text that is none
+            except ValueError as error:  # a text that is not one
                 self._leave(what, str(error))
                 return None
             self._answer_count += 1
@@ -506,17 +513,20 @@ class _Reading:
         self.unread[f"{self._name}: {what}"] = why
 
     def _within(self, what: str, value: int | None, least: float, most: float) -> int | None:
-        """None in place of what no device can have: drivers fill in what they do not know."""
+        """The value, or None if no device can have it.
+
+        Drivers fill in values that they do not know.
+        """
         if value is None or least <= value <= most:
             return value
         self._leave(what, f"{value} is out of range")
         return None
 
     def memory_bytes(self, handle: Handle) -> tuple[int, int | None]:
-        """All of it, by an earlier reading if need be, and what is used."""
+        """Total memory, by an earlier reading if need be, and used memory."""
         api = self._api
-        # Version 2 does not count what the driver keeps for itself as used; with version 1 an
-        # idle GPU never looks free.
+        # Version 2 does not count the driver's own memory as used; with version 1 an idle GPU never
+        # looks free.
         memory = self._ask(
             "memory",
             lambda: api.nvmlDeviceGetMemoryInfo(handle, MEMORY_V2),
@@ -567,7 +577,7 @@ class _Reading:
         return tuple(name for name, bit in THROTTLE_REASONS.items() if bits and bits & bit)
 
     def recovery_action(self, handle: Handle) -> RecoveryAction | None:
-        """What the driver asks for; drivers that know no such field tell nothing.
+        """The recovery action that the driver requests; drivers without the field report none.
 
         It is no reading of the device, so it does not show that the device answers.
         """
@@ -582,8 +592,11 @@ class _Reading:
         return RECOVERY_ACTIONS.get(values[0].value.uiVal, RecoveryAction.UNKNOWN)
 
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...] | None:
-        """Each once, by pid; None: not told, which is told. Clients of CUDA's Multi-Process Service
-        are in a list of their own; the other one then has their server."""
+        """Each process once, by pid; None if the driver does not list them, which is reported.
+
+        Clients of CUDA's Multi-Process Service are in a list of their own; the other list then has
+        their server.
+        """
         api = self._api
         compute = self._list(
             "processes",
@@ -606,8 +619,10 @@ class _Reading:
         newest: Callable[[], list[ComputeProcess]],
         older: Callable[[], list[ComputeProcess]],
     ) -> tuple[GpuProcess, ...] | None:
-        """A list of processes, by the older call too where the newest makes no sense: drivers 535
-        before 535.98 fill it with wider records than its type has (nvitop#88)."""
+        """A list of processes, by the older call if the newest returns garbage.
+
+        Drivers 535 before 535.98 fill the list with wider records than its type has (nvitop#88).
+        """
         found = self._ask(what, newest, older)
         if found is not None and not all(self._is_sound(process) for process in found):
             found = self._ask(what, older)
@@ -632,17 +647,17 @@ class _Reading:
         return used if used is not None and 0 <= used <= most else None
 
     def is_mig(self, handle: Handle) -> bool | None:
-        """Whether it is in MIG mode; None: there was an error in place of an answer."""
+        """True if the GPU is in MIG mode; None: the call returned an error."""
         failure_count = self._failure_count
         modes = self._ask("MIG mode", lambda: self._api.nvmlDeviceGetMigMode(handle))
         mode = None if modes is None else self._within("MIG mode", modes[0], 0, MIG_ENABLED)
         if modes is not None:
             return None if mode is None else mode == MIG_ENABLED
-        # A device or a driver without this mode says so: that is an answer.
+        # A device or a driver without this mode reports that: it is a valid answer.
         return None if self._failure_count > failure_count else False
 
     def mig_instances(self, handle: Handle) -> tuple[MigInstance, ...]:
-        """Those there are, in order; one that cannot be named is left out, and told."""
+        """The MIG instances in order; one that cannot be named is left out, and reported."""
         api = self._api
         count = self._ask("MIG instances", lambda: api.nvmlDeviceGetMaxMigDeviceCount(handle))
         found: list[MigInstance] = []
@@ -684,7 +699,7 @@ def _mig_order(part: MigInstance) -> tuple[int, int, str]:
 def _together(
     lists: Iterable[tuple[GpuProcess, ...] | None],
 ) -> tuple[GpuProcess, ...] | None:
-    """All of them once, by pid; None where one of the lists was not told."""
+    """The processes of all lists once, by pid; None if one of the lists is missing."""
     found: dict[int, GpuProcess] = {}
     for processes in lists:
         if processes is None:

@@ -1,8 +1,7 @@
 """The process that touches NVML, so that the agent never does: asked on stdin, answers on stdout.
 
-Run as `python -m agent.gpu.nvml_child SETTINGS`, SETTINGS being `ChildSettings` as JSON. Imports
-little, as its memory is paid on every node. Must not know the agent above it: it ends when stdin
-does.
+Run as `python -m agent.gpu.nvml_child SETTINGS`, SETTINGS being `ChildSettings` as JSON. It imports
+little, because every node pays for its memory. It ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from agent.gpu.wire import HEADER, ChildSettings, Sample, frame_of, payload_byte
 from common.errors import ArylError, Unavailable
 
 EXIT_GRACE_S = 1.0
-"""How long NVML may take to close before the process leaves without it."""
+"""How long NVML may take to close before the process exits without it."""
 
 
 def open_api(settings: ChildSettings) -> NvmlApi:
@@ -33,11 +32,11 @@ def open_api(settings: ChildSettings) -> NvmlApi:
 
     Raises:
         Unavailable: no NVML here.
-        ConfigError: the fleet file does not fit.
+        ConfigError: the fleet file is invalid.
     """
     if not settings.fake_fleet:
         return real_api()
-    # Only where it is wanted: a production child does not pay for the fake.
+    # Imported only where it is used: a production child does not pay for the fake.
     from agent.gpu.fake.fleet import load_fleet
     from agent.gpu.fake.nvml import FakeNvml
     from agent.gpu.fake.processes import ProcessTable
@@ -58,8 +57,8 @@ def open_api(settings: ChildSettings) -> NvmlApi:
 def serve(settings: ChildSettings, asked: queue.SimpleQueue[bool], out: BinaryIO) -> int:
     """Answer each True in `asked` with a frame until a False; returns the exit status.
 
-    A library that fails as a whole is said once and ends the process: the parent starts another
-    one, which opens NVML anew.
+    A failure of the whole library is reported once and ends the process: the parent starts another
+    one, which opens NVML again.
     """
     try:
         api = open_api(settings)
@@ -85,14 +84,17 @@ def _write(out: BinaryIO, sample: Sample) -> None:
 
 
 def _private_stdout() -> BinaryIO:
-    """The pipe to the parent; whatever else writes to stdout goes to stderr from now on."""
+    """Reserve stdout as the pipe to the parent.
+
+    All other output to stdout goes to stderr from now on.
+    """
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return out
 
 
 def _read_questions(stream: BinaryIO, asked: queue.SimpleQueue[bool]) -> None:
-    """Until the parent closes its end, or dies."""
+    """Read questions until the parent closes its end, or dies."""
     while len(header := stream.read(HEADER.size)) == HEADER.size:
         stream.read(payload_bytes(header))
         asked.put(True)
@@ -111,8 +113,8 @@ def main() -> None:
         try:
             status = serve(settings, asked, out)
         except BrokenPipeError:
-            pass  # the parent has gone, and nobody is left to be told
-        except Exception:  # leaving without the interpreter's own last words must not hide it
+            pass  # the parent has gone, so there is no reader
+        except Exception:  # the exit skips the interpreter's own last message
             traceback.print_exc()
         finally:
             # The main thread waits in read(): only this ends it from here.

@@ -1,6 +1,7 @@
 """The agent's view of its NVML child: GPUs within a deadline, whatever state the driver is in.
 
-Must not import `agent.gpu.nvml`: that would bring pynvml, and its faults, into the agent.
+This module does not import `agent.gpu.nvml`, which would bring pynvml and its faults into the
+agent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from common.model import GpuUuid
 logger = logging.getLogger(__name__)
 
 MAX_KEPT_XIDS = 64
-"""Events of one GPU that wait for a report; a storm says nothing more after that."""
+"""Events of one GPU that wait for a report; in a storm more would add nothing."""
 
 
 class ReaderProcess(Protocol):
@@ -38,15 +39,15 @@ class ReaderProcess(Protocol):
         ...
 
     def close_input(self) -> None:
-        """Tell it to end in good order."""
+        """Close the child's input, so that it ends in good order."""
         ...
 
     def urge(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing where it has ended."""
+        """Send it a signal; no effect if it has ended."""
         ...
 
     async def wait(self) -> int:
-        """Exit status, once it has ended."""
+        """Its exit status, once it has ended."""
         ...
 
 
@@ -56,13 +57,14 @@ ProcessStarter = Callable[[], Awaitable[ReaderProcess]]
 class GpuReader:
     """Samples GPUs through a child process that may hang or crash.
 
-    A child that does not answer is waited for, as a driver often comes back; after
-    `restart_after_s` it is asked to end, then made to, and another one is started. It is not
-    killed at once: killing a process inside NVML has frozen GPUs (dcgm-exporter#84). After a
-    crash the next start waits `backoff_s`, doubled up to `max_backoff_s`. One that was ended before
-    it ever gave a good answer may only have been slow, on a machine without a free core or at a
-    driver that takes long to open: the next one has twice as long, up to `max_restart_after_s`,
-    or none would ever get there.
+    The reader waits for a child that does not answer, as a driver often recovers. After
+    `restart_after_s` it asks the child to end, then forces it, and starts another one. It does not
+    kill at once: killing a process inside NVML has frozen GPUs (dcgm-exporter#84). After a crash
+    the next start waits `backoff_s`, doubled up to `max_backoff_s`.
+
+    A child that was ended before its first good answer may only have been slow: a machine may have
+    no free core, or a driver may take long to open. So the next child has twice as long, up to
+    `max_restart_after_s`; otherwise none would ever get there.
     """
 
     def __init__(
@@ -104,29 +106,32 @@ class GpuReader:
 
     @property
     def error(self) -> str:
-        """What the last sample could not read, in words; empty when it read everything."""
+        """The part of the last sample that could not be read, as text; empty when all was read."""
         return self._error
 
     @property
     def lost_indices(self) -> tuple[int, ...]:
-        """GPUs of the last sample that are lost and have no name here; an older reader had one."""
+        """Lost GPUs of the last sample that this reader cannot name; an older reader could."""
         return self._lost_indices
 
     @property
     def uuid_by_pci_address(self) -> Mapping[str, GpuUuid]:
-        """Every GPU that was ever read, also one that is gone: the kernel names it so."""
+        """Every GPU that was ever read, even one that is gone.
+
+        The kernel names GPUs by PCI address.
+        """
         return self._uuid_by_pci_address
 
     @property
     def child_pid(self) -> int | None:
-        """The child that reads now; None between two of them."""
+        """The child that reads now; None between two children."""
         return None if self._process is None else self._process.pid
 
     async def sample(self, deadline_s: float | None = None) -> tuple[GpuReport, ...]:
-        """Every GPU; those last known as UNRESPONSIVE when no answer comes within the deadline.
+        """Every GPU; the last known ones as UNRESPONSIVE when no answer comes within the deadline.
 
         Raises:
-            Unavailable: no answer of any GPU, and none has ever been seen; or the reader is closed.
+            Unavailable: no GPU answers and none has ever been seen, or the reader is closed.
         """
         if self._is_closed:
             raise Unavailable("the GPU reader is closed")
@@ -154,8 +159,8 @@ class GpuReader:
     async def close(self) -> None:
         """End the child; it has `end_grace_s` for each step from asking to killing.
 
-        One that is being started is waited for and then ended in the same way: if its start were
-        cancelled half-way, it would be killed while it opens the driver, or be left running.
+        A child that is starting is awaited and then ended in the same way: a cancelled start would
+        kill it while it opens the driver, or leave it running.
         """
         self._is_closed = True
         if self._task is not None:
@@ -167,7 +172,7 @@ class GpuReader:
             await self._end(process)
 
     async def _started_late(self) -> ReaderProcess | None:
-        """The child whose start nobody waits for any more; None when there is none to end."""
+        """The child of a start that was abandoned; None when there is none to end."""
         starting, self._starting = self._starting, None
         if starting is None:
             return None
@@ -178,7 +183,8 @@ class GpuReader:
         backoff_s, patience_s = self._backoff_s, self._restart_after_s
         while True:
             self._is_down = self._has_good_answer = False
-            # A task of its own: a child whose start is interrupted would be nobody's, or killed.
+            # A task of its own: a child whose start is interrupted would have no owner, or be
+            # killed.
             starting = self._starting = asyncio.ensure_future(self._start())
             await asyncio.wait([starting])
             self._starting = None
@@ -201,8 +207,10 @@ class GpuReader:
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _serve(self, process: ReaderProcess, first_after_s: float) -> tuple[str, bool]:
-        """Ask whenever somebody wants to know; returns why that came to an end, and whether it was
-        for want of an answer. The first good one may take `first_after_s`."""
+        """Ask the child for each requested sample until it ends.
+
+        Return why, and whether it timed out. The first good answer may take `first_after_s`.
+        """
         last_error = ""
         while True:
             await self._wanted.wait()
@@ -242,18 +250,24 @@ class GpuReader:
         self._news.set()
 
     def _tell_unread(self, unread: Mapping[str, str]) -> None:
-        """Once, until it is read again: a report without a value does not say why."""
+        """Log a missing value once, until it is read again.
+
+        A report without a value gives no reason.
+        """
         for what in sorted(unread.keys() - self._unread):
             logger.warning("gpu reader: %s is not known: %s", what, unread[what])
         self._unread = set(unread)
 
     def _with_xids(self, gpu: GpuReport) -> GpuReport:
-        """With every event since the last report, also those of answers that came too late."""
+        """The sample with every event since the last report, including those of late answers."""
         xids = self._xids_by_uuid.pop(gpu.uuid, ())
         return gpu if xids == gpu.xids else msgspec.structs.replace(gpu, xids=xids)
 
     async def _end(self, process: ReaderProcess) -> None:
-        """Ask, then urge, then force; a process that the kernel holds is left to the kernel."""
+        """Ask the child to end, then signal it, then kill it.
+
+        A process stuck in the kernel is left to it.
+        """
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             with suppress(OSError):
                 process.close_input() if number is None else process.urge(number)

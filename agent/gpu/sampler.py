@@ -1,6 +1,6 @@
-"""All GPUs of a machine in one sample, each read by a thread of its own.
+"""Samples all GPUs of a machine at once, each read by a thread of its own.
 
-Must not know processes or the wire: it runs inside the child that may be lost to a sick driver.
+It runs inside the NVML child, which a faulty driver may hang.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from common.messages import GpuHealth, GpuReport
 
 
 class _Reader:
-    """A thread that reads one GPU when asked; a call that hangs costs this thread and no other.
+    """A thread that reads one GPU on request; a call that hangs costs this thread and no other.
 
-    pynvml lets go of the GIL while it is in the driver (measured), so threads are enough: a
-    process per GPU would cost 8 times the memory.
+    pynvml releases the GIL while it is in the driver (measured), so threads are enough: a process
+    per GPU would cost 8 times the memory.
     """
 
     def __init__(self, probe: GpuProbe) -> None:
@@ -46,7 +46,7 @@ class _Reader:
             if self._is_busy:
                 return
             if self._report is not None:
-                # An answer that nobody waited for: its events must not be lost with it.
+                # A late answer: its events must not be lost with it.
                 self._late_xids += self._report.xids
             self._is_busy = True
             self._report, self._error, self.is_lost_unseen = None, "", False
@@ -56,9 +56,8 @@ class _Reader:
     def take(self, timeout_s: float) -> tuple[GpuReport | None, str]:
         """The report, or why there is none; waits at most `timeout_s`.
 
-        A read that was waited for in vain has had its time: it does not delay the others again.
-        One that is merely unfinished, as when another GPU's failure ended the sample before its
-        turn, has not.
+        A read that timed out once does not delay the others again. A read that is merely
+        unfinished, as when another GPU's failure ended the sample early, may still do so.
 
         Raises:
             LibraryFailed: the read found that NVML as a whole does not work.
@@ -130,10 +129,10 @@ class GpuSampler:
         self._known = KnownGpus()
 
     def sample(self) -> Sample:
-        """All GPUs now, and those that were there and are gone as LOST.
+        """All GPUs now, and as LOST those that have disappeared.
 
         Raises:
-            Unavailable: NVML as a whole does not work, or does not say how many there are.
+            Unavailable: NVML as a whole does not work, or does not report the number of GPUs.
         """
         count = gpu_count(self._api)
         for index in range(len(self._readers), count):

@@ -1,9 +1,9 @@
-"""What the agent and its NVML child say to each other. Must not know pipes, NVML or time.
+"""The protocol between the agent and its NVML child, and the common spelling of PCI addresses.
 
 A frame is four bytes of length, big-endian, and a MessagePack payload. An empty frame asks for a
-sample; a `Sample` answers. One question is under way at a time.
+sample; a `Sample` answers. At most one question is under way. Pure.
 
-The one spelling of a PCI address that NVML's and the kernel's are compared in. Pure.
+NVML and the kernel spell PCI addresses differently; both are compared in the spelling defined here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.model import GpuUuid, NonNegativeFloat, PositiveFloat
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:
-    """`0000:3b:00`; without the function, which is always 0 of a GPU."""
+    """The address as `0000:3b:00`, without the function, which is always 0 for a GPU."""
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
@@ -31,12 +31,13 @@ ASK = HEADER.pack(0)
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All GPUs once; `error` says what could not be read, in words.
+    """All GPUs once; `error` is the reason for any part that could not be read.
 
-    unread: values that NVML has an error or nonsense for, and why; they are reported as not known.
-    lost_indices: GPUs that NVML says are lost, and that this child never saw to name them.
-    uuid_by_pci_address: as the kernel log names them, where NVML says; spelled as
-        `agent.gpu.wire` does.
+    unread: values for which NVML returned an error or nonsense, and why; they are reported as
+        unknown.
+    lost_indices: GPUs that NVML reports as lost, and that this child cannot name.
+    uuid_by_pci_address: as the kernel log names them, where NVML gives it; spelled as in
+        `agent.gpu.wire`.
     """
 
     gpus: tuple[GpuReport, ...] = ()

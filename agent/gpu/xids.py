@@ -1,6 +1,4 @@
-"""XIDs of a GPU from both who tell them, each once: NVML's events and the kernel log. Must not
-know how either is read, nor time but as an argument.
-"""
+"""Merges the XIDs of both sources, NVML's events and the kernel log, and counts each one once."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from common.model import GpuUuid
 log = logging.getLogger(__name__)
 
 SAME_XID_WINDOW_S = 60.0
-"""One XID told twice comes within this: NVML's answer may wait for a driver that hangs, and after
-30 s its reader is started anew and hears of it no more."""
+"""Both reports of one XID come within this time. NVML's answer may wait for a driver that hangs,
+and after 30 s its reader is restarted and does not see it again."""
 MAX_KEPT_XIDS = 64
-"""Of one GPU and teller; a storm says nothing more after that."""
+"""For one GPU and source; in a storm more would add nothing."""
 MAX_COUNTED_CODES = 64
-"""Of one GPU; there are not many more codes, and a report has its bounds."""
+"""For one GPU; there are not many more codes, and a report has its bounds."""
 
 
 class _Teller(Enum):
@@ -37,16 +35,16 @@ class _Teller(Enum):
 
 
 class _Told(Struct, frozen=True):
-    """An XID that one of the two has told and the other has not."""
+    """An XID that one source has reported and the other has not."""
 
     code: int
     at_s: float
 
 
 class UntoldXids:
-    """XIDs that no report has told yet: looks and reports have periods of their own.
+    """XIDs that no report has carried yet: samples and reports have periods of their own.
 
-    How often each was seen is told by every report, as nobody hears all of them.
+    Every report carries the count of each XID, because a receiver may miss some reports.
     """
 
     def __init__(self) -> None:
@@ -54,7 +52,7 @@ class UntoldXids:
         self._counts_by_uuid: dict[GpuUuid, Counter[int]] = {}
 
     def saw(self, gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
-        """A look's GPUs, with what earlier looks saw and nobody was told."""
+        """Add a sample's GPUs to the unreported XIDs of earlier samples."""
         seen = tuple(gpus)
         for gpu in seen:
             if gpu.xids:
@@ -64,14 +62,14 @@ class UntoldXids:
         return self.untold(seen)
 
     def told(self, gpus: Iterable[GpuReport]) -> None:
-        """A report with these GPUs was sent."""
+        """Record that a report with these GPUs was sent."""
         for gpu in gpus:
             left = self._codes_by_uuid.pop(gpu.uuid, ())[len(gpu.xids) :]
             if left:
                 self._codes_by_uuid[gpu.uuid] = left
 
     def untold(self, gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
-        """These GPUs with what the next report has to tell."""
+        """These GPUs with the XIDs that the next report must carry."""
         return tuple(
             self._with_counts(_with_xids(gpu, self._codes_by_uuid.get(gpu.uuid, ())))
             for gpu in gpus
@@ -94,7 +92,7 @@ class UntoldXids:
 class GpuXids:
     """Adds the kernel log's XIDs to those of NVML.
 
-    Each XID of the one cancels one equal XID of the other within the window, and no more: two
+    Each XID of one source cancels one equal XID of the other within the window, and no more: two
     processes that fail alike are two XIDs in both.
     """
 
@@ -110,9 +108,10 @@ class GpuXids:
         uuid_by_pci_address: Mapping[str, GpuUuid],
         now_s: float,
     ) -> tuple[GpuReport, ...]:
-        """The same GPUs, with every XID that is new.
+        """The same GPUs, with every new XID.
 
-        A line of a GPU that has not been seen yet waits; once some were seen, it is of another.
+        A line about a GPU that has not been seen yet waits; once some GPUs are known, an unknown
+        one is not ours.
         """
         codes_by_uuid = self._codes(lines, uuid_by_pci_address)
         if not codes_by_uuid and not any(gpu.xids for gpu in gpus):
@@ -145,7 +144,7 @@ class GpuXids:
         return _with_xids(gpu, new)
 
     def _new(self, uuid: GpuUuid, teller: _Teller, codes: Iterable[int], now_s: float) -> list[int]:
-        """Those that the other one has not told already."""
+        """The XIDs that the other source has not reported already."""
         mine = self._recent(uuid, teller, now_s)
         others = self._recent(uuid, teller.other, now_s)
         new: list[int] = []

@@ -3,8 +3,8 @@
     aryl-route haproxy add|remove|state --socket PATH|HOST:PORT --backend NAME [--server NAME]
     aryl-route nginx add|remove|state --upstream FILE --server HOST:PORT
 
-Each is idempotent and returns once it holds. It stays on the standard library: it also runs on a
-router's own machine, by ssh, where nothing else of Aryl is.
+Each command is idempotent and returns once its change is in effect. The module uses the standard
+library only, because it also runs by ssh on a router's machine, without the rest of Aryl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 
 
 class Refused(Exception):  # noqa: N818 - said to an operator, in one line
-    """The router is there and does not do it."""
+    """The router is there and refuses the change."""
 
 
 class Unreachable(Exception):  # noqa: N818 - as above
@@ -45,12 +45,12 @@ class Unreachable(Exception):  # noqa: N818 - as above
 
 
 def haproxy_ask(where: str, command: str, timeout_s: float) -> str:
-    """What the runtime API of one haproxy answers to one command.
+    """The answer of one haproxy's runtime API to one command.
 
     where: path of a Unix socket, or HOST:PORT of a TCP one (`stats socket ... level admin`).
 
     Raises:
-        Unreachable: nobody listens, or no whole answer came in time.
+        Unreachable: nothing listens, or no whole answer came in time.
     """
     try:
         with _connected(where, timeout_s) as connection:
@@ -77,10 +77,12 @@ def _connected(where: str, timeout_s: float) -> Generator[socket.socket]:
 
 
 def haproxy_is_routed(where: str, backend: str, server: str, timeout_s: float) -> bool:
-    """Whether an operator's hand lets new requests go to this server; health is another matter.
+    """True if haproxy's administrative state lets new requests go to this server.
+
+    Health does not count.
 
     Raises:
-        Refused: haproxy knows no such backend or server.
+        Refused: haproxy knows no backend or server of this name.
         Unreachable: as `haproxy_ask`.
     """
     lines = haproxy_ask(where, f"show servers state {backend}", timeout_s).splitlines()
@@ -96,13 +98,13 @@ def haproxy_is_routed(where: str, backend: str, server: str, timeout_s: float) -
 def haproxy_set(
     where: str, backend: str, server: str, *, is_routed: bool, timeout_s: float
 ) -> None:
-    """Let new requests go to a server, or none; those that are in flight end as they are.
+    """Let new requests go to a server, or stop them; requests in flight finish.
 
     Raises:
-        Refused: haproxy says why, or it does not hold afterwards.
+        Refused: haproxy gives a reason, or the change is not in effect afterwards.
         Unreachable: as `haproxy_ask`.
     """
-    haproxy_is_routed(where, backend, server, timeout_s)  # a wrong name is told as one
+    haproxy_is_routed(where, backend, server, timeout_s)  # a wrong name is reported as one
     state = "ready" if is_routed else "drain"
     said = haproxy_ask(where, f"set server {backend}/{server} state {state}", timeout_s)
     if said:
@@ -116,8 +118,9 @@ def haproxy_set_all(
 ) -> None:
     """The same at each of several haproxys.
 
-    One that does not answer may still send requests, so that no node leaves the routing without it.
-    A node that comes back needs one that answers: the other one begins with what its file says.
+    A haproxy that does not answer may still send requests, so no node leaves the routing without
+    its answer. A node that comes back needs one that answers: the others start with their
+    configuration file.
 
     Raises:
         Refused: one of them refuses.
@@ -142,7 +145,7 @@ def with_server(text: str, address: str, *, is_routed: bool) -> str:
     """The text of an upstream with or without `down` at one of its servers.
 
     Raises:
-        Refused: there is none with this address, or two.
+        Refused: no server has this address, or two have.
     """
     pattern = re.compile(
         rf"^(?P<head>[^#\n]*?\bserver\s+{re.escape(address)})(?P<rest>(?:\s+[^;#\n]*)?);",
@@ -158,7 +161,7 @@ def with_server(text: str, address: str, *, is_routed: bool) -> str:
 
 
 def nginx_is_routed(upstream: Path, address: str) -> bool:
-    """Whether the file lets new requests go to this server.
+    """True if the file lets new requests go to this server.
 
     Raises:
         Refused: as `with_server`, or the file cannot be read.
@@ -173,11 +176,11 @@ def nginx_set(
 ) -> None:  # fmt: skip
     """Write the file, have nginx check it, and return once no old worker takes connections.
 
-    nginx's own runtime interface is not in its free edition, so it is a file and a reload.
+    nginx's free edition has no runtime API, so the change is a file and a reload.
 
     Raises:
-        Refused: nginx refuses the file, which is as before then.
-        Unreachable: no nginx runs, or its new workers do not come.
+        Refused: nginx refuses the file; the old file is then in place.
+        Unreachable: no nginx runs, or its new workers do not start.
     """
     with _only_one(upstream):
         before = _read(upstream)
@@ -188,7 +191,7 @@ def nginx_set(
         if said:
             _replace(upstream, before)
             raise Refused(f"nginx refuses {upstream}: {said}")
-        # Also where the file is as it should be: whoever wrote it may have ended before this.
+        # Also where the file is right already: its writer may have ended before this.
         master, old = _workers(pid_file)
         if said := _run([*nginx, "-s", "reload"], timeout_s):
             raise Unreachable(f"nginx -s reload: {said}")
@@ -203,7 +206,7 @@ def _read(path: Path) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """The whole text or the old one, with the mode and the owner that the file has."""
+    """Replace a file as a whole or not at all, keeping its mode and owner."""
     status = path.stat()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -218,7 +221,7 @@ def _replace(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _only_one(upstream: Path) -> Generator[None]:
-    """The nodes of a service change one file: one after the other."""
+    """Lock the file: the nodes of a service change one file, one after the other."""
     folder = os.open(upstream.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -228,7 +231,7 @@ def _only_one(upstream: Path) -> Generator[None]:
 
 
 def _run(argv: Sequence[str], timeout_s: float) -> str:
-    """What a command that failed says, in one line; empty when it did not."""
+    """A failed command's output, in one line; empty when it succeeded."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -311,7 +314,7 @@ def _seconds(text: str) -> float:
 
 
 def _name(text: str) -> str:
-    """A name of haproxy; anything else could be a command of its own to the runtime API."""
+    """A valid haproxy name; any other text could be a command of its own to the runtime API."""
     if not re.fullmatch(r"[A-Za-z0-9_.:-]+", text):
         raise argparse.ArgumentTypeError(f"{text!r}, expected a name of A-Z a-z 0-9 _ . : -")
     return text
@@ -349,7 +352,7 @@ def _nginx(given: argparse.Namespace) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 done, 2 usage, 3 refused, 4 unreachable."""
+    """Return the exit status: 0 done, 2 usage, 3 refused, 4 unreachable."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.server is None:

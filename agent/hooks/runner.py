@@ -1,4 +1,4 @@
-"""Commands that the operator configured, run with a time limit. An edge; must not know why."""
+"""Runs the operator's commands, each with a time limit. An edge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from common.clock import Clock
 ERROR_TEXT_BYTES = 300
 LEAST_OUTPUT_BYTES = 64 * 1024
 WAITS = 'read -r word && exec "$@" </dev/null'
-"""The first words of a command's process: it becomes the command once it is written down, and ends
-where its agent ended before that."""
+"""The first words of a command's process: it becomes the command once it is recorded, and exits if
+its agent ends before that."""
 WAITER = Path(__file__).parents[1] / "proc/waiting_command.py"
-"""Does the same for twenty times the cost, 6 to 13 ms, and without an agent's interpreter not at
-all; a shell such as dash drops a variable whose name it could not use itself."""
+"""Does the same for twenty times the cost, 6 to 13 ms, and not at all without an agent's
+interpreter. A shell such as dash drops a variable whose name it could not use itself."""
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -35,23 +35,22 @@ class Commands(Protocol):
     async def run(
         self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
     ) -> str:
-        """Empty when it exited with 0, else what went wrong in one line.
+        """Run a command; empty when it exited with 0, else the error in one line.
 
         variables: added to the environment.
 
         Raises:
-            TimeoutError: it had not ended within `timeout_s`, and is ended; who is left of it then
-                is told as by `agent.proc.commands.left_behind`, and of one that is cancelled as
-                well.
+            TimeoutError: it had not ended within `timeout_s`, and is ended. Its remains are
+                reported as by `agent.proc.commands.left_behind`, also after a cancellation.
         """
         ...
 
 
 class Record(Protocol):
-    """Where the command that runs is written down; see `agent.hooks.running_command`."""
+    """Records the running command on disk; see `agent.hooks.running_command`."""
 
     def write(self, pid: int) -> None:
-        """Name the leader of a command's session, before it does anything."""
+        """Record the leader of a command's session, before it does anything."""
         ...
 
 
@@ -62,8 +61,7 @@ class SystemCommands:
     a pipe open for ever.
 
     Args:
-        record: where the one that runs is written down for the agent that comes next; None:
-            nowhere.
+        record: where the running command is recorded for the next agent; None: nowhere.
     """
 
     def __init__(self, clock: Clock, *, record: Record | None = None) -> None:
@@ -73,7 +71,7 @@ class SystemCommands:
     async def run(
         self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
     ) -> str:
-        """Empty when it exited with 0, else what went wrong in one line.
+        """Run a command; empty when it exited with 0, else the error in one line.
 
         variables: added to the environment.
 
@@ -95,7 +93,7 @@ class SystemCommands:
     async def _start(
         self, argv: Sequence[str], output: IO[bytes], variables: Mapping[str, str]
     ) -> asyncio.subprocess.Process:
-        """The command's process, which does nothing before it is written down.
+        """Start the command's process, which waits until it is recorded.
 
         Raises:
             OSError: it cannot be started.
@@ -130,12 +128,12 @@ class OneCommand:
         self._commands = commands
         self._running: asyncio.Task[str] | None = None
         self.left = ""
-        """Who is left of the latest one if it was ended, by whomever, and did not end; in words."""
+        """Processes left of the latest command if it was ended and did not end, as text."""
 
     async def run(
         self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
     ) -> str:
-        """Like `Commands.run`; of one that was ended, or took too long, it says so."""
+        """Like `Commands.run`; the error of a command that was ended or timed out states that."""
         self.left = ""
 
         async def doing() -> str:
@@ -159,23 +157,23 @@ class OneCommand:
             return f"{argv[0]} was ended: its node is wanted back"
 
     def end(self) -> None:
-        """End the one that runs, if one does; `run` returns when it is gone."""
+        """End the running command, if any; `run` returns when it is gone."""
         if self._running is not None:
             self._running.cancel()
 
 
 def _waiting(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command line of a process that becomes this command when it is told to."""
+    """The command line of a process that waits and then becomes this command."""
     if all(map(SHELL_NAME.fullmatch, environment)):
         return ["/bin/sh", "-c", WAITS, argv[0], *argv]
     return [sys.executable, "-I", "-S", str(WAITER), *argv]
 
 
 def _find(program: str) -> None:
-    """Look whether there is such a program; the shell that becomes it would not say which it was.
+    """Check that the program exists; the shell that becomes it would not name a missing one.
 
     Raises:
-        OSError: there is none, or it cannot be run.
+        OSError: the program is missing, or it cannot be run.
     """
     if shutil.which(program) is None:
         code = errno.EACCES if Path(program).exists() else errno.ENOENT
@@ -183,9 +181,9 @@ def _find(program: str) -> None:
 
 
 def _output() -> IO[bytes]:
-    """Where a command writes: a file that no directory has, or memory where no disk takes it.
+    """A file for a command's output: one without a name, or memory where no disk takes it.
 
-    A command that could not say what it does would fail, and its node would not come home.
+    A command without a place for its output would fail, and its node would not come home.
     """
     with contextlib.ExitStack() as stack:
         try:

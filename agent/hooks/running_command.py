@@ -1,8 +1,8 @@
-"""Which server command a node runs now, in a file beside the node's lock, and the end of one that
-outlived its agent. Must not know what commands do, nor when a node moves.
+"""Records the server command that a node runs now, and ends one that outlived its agent.
 
-An agent that is killed takes no command along: it is a session of its own. One that takes a
-node out of its routing would do so long after the next agent has brought the node home.
+The record is a file beside the node's lock. A command has a session of its own, so it survives an
+agent that is killed. A leftover unroute command could otherwise take the node out of its routing
+long after the next agent has brought the node home.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ log = logging.getLogger(__name__)
 NODE_VARIABLE = "ARYL_NODE"
 """Each command has it in its environment."""
 OUTPUT_PREFIX = "aryl-command-"
-"""What the name of its output begins with, which the kernel still tells when no directory has it
+"""The start of its output's name, which the kernel still shows when no directory has it
 (proc(5))."""
 
 
 class CommandRecord:
-    """The file; the node's lock must be held. What it names is proven by boot, pid and start, or
-    where the boot has two names by what the process itself has of an agent."""
+    """The record file; the caller holds the node's lock.
+
+    Boot, pid and start time identify the recorded process. Where the boot has two ids, the marks
+    that the process has from an agent identify it.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "command"
 
     def write(self, pid: int) -> None:
-        """Name the leader of a command's session, before it does anything.
+        """Record the leader of a command's session, before it does anything.
 
-        Written in place and not synced: it must outlive a process, no boot. On a full disk it has
-        the blocks of the one before. One that has ended needs no removal: no process is it again.
+        Written in place and not synced: it must outlive a process, not a boot. On a full disk it
+        reuses the blocks of the record before. The record of a command that has ended need not be
+        removed: no later process matches it.
         """
         line = f"{boot_id()} {pid:010d} {start_ticks(pid):020d}\n".encode("ascii")
         try:
@@ -46,7 +50,7 @@ class CommandRecord:
                 os.pwrite(fd, line, 0)
             finally:
                 os.close(fd)
-        except OSError as error:  # a node that did not come home for it would be the greater harm
+        except OSError as error:  # a node that stays away because of this would be the greater harm
             log.warning("%s: %s; a command would outlive its agent", self._path, error)
 
     def running(self) -> int | None:
@@ -62,13 +66,15 @@ class CommandRecord:
 
 
 def _is_command(pid: int) -> bool:
-    """Whether a process was begun as a server command: it leads a session, and has the variable or
-    writes where commands do. `env -i` takes the one from it, a redirection the other.
+    """True if a process was begun as a server command.
 
-    Another boot id is no proof that it is another's: in a container the file may be masked for who
-    wrote it or for whoever looks. No process outlives a boot, and none of another boot has the
-    number, the start and the marks of this one. Of one that waits in the kernel its environment,
-    which is in its own memory, is not asked for: whoever did might wait with it.
+    It leads a session, and it has the variable or writes where commands do. `env -i` removes the
+    first, a redirection the second.
+
+    Another boot id does not prove another process: in a container the boot id may be masked for the
+    writer or for the reader. No process outlives a boot, and none of another boot has the number,
+    the start and the marks of this one. The environment of a process that waits in the kernel is
+    not read: it is in that process's memory, so the reader might wait with it.
     """
     if leaders(pid) != {pid}:
         return False
@@ -83,7 +89,7 @@ def _has_variable(pid: int) -> bool:
 
 
 def _is_output(pid: int, fd: int) -> bool:
-    """Whether this is the file, or the memory, that an agent gave a command to write to."""
+    """True if this is the file, or the memory, that an agent gave a command to write to."""
     try:
         target = Path(f"/proc/{pid}/fd/{fd}").readlink()
     except OSError:  # as above, or it is closed
@@ -92,10 +98,9 @@ def _is_output(pid: int, fd: int) -> bool:
 
 
 async def end_left(state_dir: Path, *, clock: Clock) -> None:
-    """SIGKILL the command that an agent before this one left running, and wait until it is gone.
+    """SIGKILL a command that an earlier agent left running, and wait until it is gone.
 
-    Whatever a command leaves behind that has ended by itself is its own affair, as ever: it may be
-    the server.
+    The remains of a command that has ended by itself are left alone: they may be the server.
     """
     leader = CommandRecord(state_dir).running()
     if leader is None:

@@ -1,5 +1,5 @@
-"""How a lease ends on the node: its renewal, and what brings the node home without its agent.
+"""The end of a lease on the node: its renewal, and the timer that returns a node without its agent.
 
 Start at `renewal`. `last_resort` arms a timer outside the agent; `last_resort_process` is that
-timer where systemd has none.
+timer on nodes without systemd.
 """

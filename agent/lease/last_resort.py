@@ -1,7 +1,7 @@
-"""The last resort, as an agent arms it: a process that waits, or a timer of systemd. Must not know
-leases or what going home means; both are `agent.lease.renewal.LastResort`.
+"""Arms the last resort, which brings the node home if its agent dies: a process or a systemd timer.
 
-Which last resort a node has, and the command that it runs. Must not know leases.
+The module also chooses which of the two a node uses, and the command that it runs. Both kinds
+implement `agent.lease.renewal.LastResort`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.errors import Unavailable
 def go_home_argv(config: Path, state_dir: Path, fake_nvml: Path | None) -> tuple[str, ...]:
     """The command that brings a node home by itself.
 
-    It names the state directory too: by then the file may not say it any more.
+    It names the state directory too, because the settings file may no longer name it by then.
     """
     fake = () if fake_nvml is None else ("--fake-nvml", str(fake_nvml.resolve()))
     return (
@@ -33,7 +33,7 @@ def go_home_argv(config: Path, state_dir: Path, fake_nvml: Path | None) -> tuple
         "agent.daemon",
         "--go-home",
         "--config",
-        str(config.absolute()),  # drop-ins are beside a link, not beside what it leads to
+        str(config.absolute()),  # drop-ins are beside a link, not beside its target
         "--state-dir",
         str(state_dir.absolute()),
         *fake,
@@ -43,7 +43,7 @@ def go_home_argv(config: Path, state_dir: Path, fake_nvml: Path | None) -> tuple
 def last_resort(
     settings: AgentSettings, *, config: Path, fake_nvml: Path | None, clock: Clock
 ) -> LastResort:
-    """The last resort of this node, as its settings say."""
+    """The last resort of this node, by its settings."""
     state_dir = Path(settings.state_dir)
     argv = go_home_argv(config, state_dir, fake_nvml)
     if settings.last_resort == Starter.SYSTEMD:
@@ -57,20 +57,21 @@ ARM_LIMIT_S = 3 * START_TIMEOUT_S
 """For all commands of one arming, of which an agent's first has a fourth."""
 RETRY_S = last_resort_process.RETRY_S
 NOT_LOADED_EXIT_CODE = 5
-"""systemctl's answer when there is no such unit, which is what a disarm wants."""
+"""systemctl's answer for a unit that does not exist, which is the aim of a disarm."""
 SLOTS = ("a", "b")
 """Of a node's two timers; an agent finds one armed by the agent before it, under either name."""
 KEEPER = Path(last_resort_process.__file__)
 OWN_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
-"""What systemd gives to the agent alone: another process that used it would speak for the agent."""
+"""Variables that systemd gives to the agent alone: another process that used them would speak for
+the agent."""
 
 
 class KeeperLastResort:
-    """A small detached process, one per file, that runs `argv` when the file's instant has come.
+    """A small detached process, one per file, that runs `argv` at the instant in the file.
 
     Args:
         path: where the instant is kept; its directory must exist and outlive the agent.
-        argv: the command; run again and again until it succeeds or somebody disarms.
+        argv: the command; run again and again until it succeeds or an agent disarms it.
     """
 
     def __init__(self, path: Path, argv: tuple[str, ...], *, clock: Clock) -> None:
@@ -108,8 +109,7 @@ class KeeperLastResort:
             )
 
     async def disarm(self) -> None:
-        """As `agent.lease.renewal.LastResort.disarm`; a command that runs already is not
-        stopped."""
+        """As `agent.lease.renewal.LastResort.disarm`; does not stop a command that already runs."""
         async with self._lock:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
@@ -149,7 +149,7 @@ def arm_argv(
 def disarm_argv(
     node: str, slots: tuple[str, ...], *, is_user_manager: bool = False
 ) -> tuple[str, ...]:
-    """The command line that stops timers, and not what one of them may have started already."""
+    """The command line that stops timers, but no command that one has already started."""
     user = ["--user"] if is_user_manager else []
     return ("systemctl", *user, "stop", *(f"{timer_unit(node, slot)}.timer" for slot in slots))
 
@@ -163,14 +163,14 @@ def is_armed_argv(node: str, slot: str, *, is_user_manager: bool = False) -> tup
 class SystemdLastResort:
     """A transient timer of PID 1.
 
-    A transient unit cannot be changed, so there are two names that take turns: the new timer runs
-    before the old one is stopped, and an agent that dies in between leaves at least one. So does
-    one that was started again: it asks first which name has the timer of the agent before it.
+    A transient unit cannot be changed, so two names take turns: the new timer runs before the old
+    one is stopped, and an agent that dies in between leaves at least one. A restarted agent keeps
+    this rule: it first asks which name has the timer of the agent before it.
 
     Args:
         node: the node's name; part of the units' names.
         argv: the command; PID 1 runs it again until it succeeds.
-        log: where what systemd says is kept.
+        log: file for the messages of systemd.
     """
 
     def __init__(
@@ -188,16 +188,16 @@ class SystemdLastResort:
         self._log = log
         self._is_user_manager = is_user_manager
         self._slots: tuple[str, str] | None = None
-        """What is armed, and what comes next; None until this one has armed."""
+        """The armed timer and the next one; None until this process has armed one."""
         self._is_next_free = False
-        """Stopping what is not there costs a line of the log, which nobody cuts."""
+        """Stopping a missing unit costs a line of the log, which is never cut."""
         self._lock = asyncio.Lock()
 
     async def arm(self, after_s: float) -> None:
         """As `agent.lease.renewal.LastResort.arm`.
 
         Raises:
-            Unavailable: systemd did not take it; an earlier timer is still armed then.
+            Unavailable: systemd refused it; an earlier timer is still armed then.
         """
         async with self._lock:
             try:
@@ -230,7 +230,10 @@ class SystemdLastResort:
             await self._stop(*SLOTS)
 
     async def _is_armed(self, slot: str) -> bool:
-        """Whether systemd says so; one that does not answer says nothing."""
+        """True if systemd reports the timer as armed.
+
+        A systemd that does not answer reports nothing.
+        """
         argv = is_armed_argv(self._node, slot, is_user_manager=self._is_user_manager)
         try:
             await self._run(argv, (0,))

@@ -1,9 +1,9 @@
-"""The process that brings a lent node home when its agent is dead and there is no systemd. Must
-not know leases: it runs a command at an instant unless somebody puts the instant off.
+"""The process that brings a lent node home when its agent is dead and the node has no systemd.
 
     python -I -S agent/lease/last_resort_process.py [--detach] FILE
 
-Standard library only and without `typing`, so that it costs next to nothing while it waits.
+It runs a command at a given instant unless the agent postpones that instant. It uses the standard
+library only and no `typing`, so it costs next to nothing while it waits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DETACH_FLAG = "--detach"
 LONGEST_NAP_S = 1.0
 """How late a disarm may be noticed; an expiry is met exactly."""
 RETRY_S = 5.0
-"""Pause before a command that failed is run again: nobody else is left to try."""
+"""Pause before a command that failed is run again: no other process is left to try."""
 
 
 class Orders:
-    """What a keeper's file asks for: run `argv` at an instant of this boot."""
+    """The content of the keeper's file: run `argv` at an instant of this boot."""
 
     def __init__(self, boot_id: str, fire_at_s: float, argv: list[str]) -> None:
         self.boot_id = boot_id
@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 
 def read_orders(path: str) -> Orders | None:
-    """What a file asks for; None when it is gone or holds nothing that fits."""
+    """The orders in a file; None when it is gone or holds nothing valid."""
     try:
         with open(path, "rb") as file:
             value: dict[str, object] = json.loads(file.read())
@@ -54,7 +54,7 @@ def read_orders(path: str) -> Orders | None:
 def nap_s(orders: Orders | None, this_boot_id: str, now_s: float) -> float | None:
     """Seconds until the next look: 0 to fire, None to leave because nothing is due.
 
-    Orders of another boot are void: its instants mean nothing, and a boot ended the loan anyway.
+    Orders of another boot are void: their instants mean nothing, and a boot ended the loan anyway.
     """
     if orders is None or orders.boot_id != this_boot_id:
         return None
@@ -75,11 +75,11 @@ def take_lock(path: str) -> int | None:
 def keep(path: str) -> None:
     """Be the one keeper of a file until nothing is due.
 
-    The last look comes after the lock is given up: whoever arms writes first and looks at the
-    lock then, so either it sees the lock free or this sees what it wrote.
+    The last look comes after the lock is released. An agent that arms writes first and looks at the
+    lock then. So either the agent sees the lock free, or this process sees what the agent wrote.
 
-    The file is found by its directory, also where that is moved to: the lock goes there as well,
-    and whoever arms there takes it for the lock of a keeper that will see it.
+    The file is found by its directory, even if that is moved: the lock moves along, and an agent
+    that arms there takes it for the lock of a keeper that will see its file.
     """
     directory_fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     path = f"/proc/self/fd/{directory_fd}/{os.path.basename(path)}"
@@ -109,19 +109,19 @@ def _wait_and_fire(path: str, this_boot_id: str) -> None:
 
 
 def _remove_done(path: str, orders: Orders) -> None:
-    """Remove what was asked for and is done; what somebody armed meanwhile stays armed.
+    """Remove orders that are done; orders that an agent armed meanwhile stay.
 
-    It is taken aside before it is looked at: what comes into its place after the look is another
+    The file is moved aside before it is read: a file that replaces it after the read is another
     file, which this does not remove.
     """
     aside = f"{path}.done"
     try:
         os.rename(path, aside)
-    except FileNotFoundError:  # somebody disarmed while the command ran
+    except FileNotFoundError:  # an agent disarmed while the command ran
         return
     if _is_same(orders, read_orders(aside)):
         os.unlink(aside)
-    else:  # at worst over what was armed since: too early an instant does less harm than none
+    else:  # at worst over newer orders: too early an instant does less harm than none
         os.rename(aside, path)
 
 
@@ -145,7 +145,7 @@ def run(argv: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 when there is nothing to wait for any more; 2 for a wrong call."""
+    """Exit status 0 when there is nothing left to wait for; 2 for a wrong call."""
     if not arguments or arguments[-1].startswith("-"):
         os.write(2, b"usage: last_resort_process.py [--detach] FILE\n")
         return 2

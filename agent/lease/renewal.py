@@ -1,7 +1,6 @@
-"""The lease loop: a lent node asks to stay lent, and arms what brings it home if the agent dies.
+"""The lease loop: a lent node renews its lease, and arms the last resort in case the agent dies.
 
-Must not know how a node vacates; `agent.core.node_lifecycle` decides that from what is told it
-here.
+The loop reports to `agent.core.node_lifecycle`, which decides how and when the node vacates.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 12
-"""After a renewal that failed it is asked again so soon: with every third of the TTL alone, a
-change of the leader that takes longer than that third could cost a loan."""
+"""After a failed renewal it asks again this soon. With every third of the TTL alone, a change of
+the leader that takes longer than that third could cost a loan."""
 LAST_RESORT_MARGIN_S = 1.0
-"""So long after the lease the last resort fires: an agent that is alive is first."""
+"""The last resort fires this long after the lease, so that a live agent acts first."""
 RESORT_LIMIT_S = 30.0
 """No last resort takes longer to arm: systemd's has this limit for all of its commands."""
 DISARM_RETRY_S = 10.0
@@ -33,10 +32,10 @@ DISARM_RETRY_S = 10.0
 
 
 class LastResort(Protocol):
-    """Brings the node home when nobody disarms it in time; survives the agent."""
+    """Brings the node home unless it is disarmed in time; survives the agent."""
 
     async def arm(self, after_s: float) -> None:
-        """Fire in `after_s`, instead of whenever it would have fired before."""
+        """Fire in `after_s`, in place of the earlier instant."""
         ...
 
     async def disarm(self) -> None:
@@ -45,11 +44,10 @@ class LastResort(Protocol):
 
 
 class LeaseKeeper:
-    """Renews the lease every third of its TTL from the moment that it was taken, sooner after a
-    failure.
+    """Renews the lease every third of its TTL from its start, sooner after a failure.
 
-    The last resort is armed before the first request, and before the node leaves its routing: one
-    whose agent dies in the drain, and whose coordinator never answered, must come home too.
+    The last resort is armed before the first request, and before the node leaves its routing. A
+    node whose agent dies in the drain, and whose coordinator never answered, must come home too.
 
     Args:
         changed: called after each answer, when there may be something to write down or to do.
@@ -94,14 +92,18 @@ class LeaseKeeper:
         return max(0.0, self._next_at_s - self._clock.now_s())
 
     def may_begin(self, lease_id: LeaseId) -> bool:
-        """Whether the last resort was armed for a lease, or could not be: a node that nobody would
-        bring home but its agent still has that."""
+        """True if the last resort was armed for a lease, or could not be armed.
+
+        In the second case only the agent can bring the node home.
+        """
         return self._tried_for == lease_id
 
     @property
     def step_limit_s(self) -> float:
-        """What the time limits inside a step add up to: of one renewal, and of the last resort,
-        which it may arm twice or disarm once."""
+        """The sum of the time limits inside a step.
+
+        These are one renewal, and the last resort, which a step may arm twice or disarm once.
+        """
         lease = self._lease()
         asking_s = 0.0 if lease is None else lease.ttl_s / (RENEWALS_PER_TTL + 1)
         return asking_s + 2 * RESORT_LIMIT_S
@@ -168,7 +170,7 @@ class LeaseKeeper:
         if not reply.is_granted:
             self._life.refused(lease.lease_id, reply.reason)
         else:
-            # The TTL that the answer allows can only be shorter than the one agreed on.
+            # The TTL in an answer can only be shorter than the agreed one.
             ttl_s = min(lease.ttl_s, reply.ttl_s) if reply.ttl_s else lease.ttl_s
             self._life.renewed(lease.lease_id, sent_at_s + ttl_s)
             self._next_at_s = min(self._next_at_s, sent_at_s + ttl_s / RENEWALS_PER_TTL)
@@ -176,7 +178,7 @@ class LeaseKeeper:
         await self._changed()
 
     async def _arm(self, lease: Lease) -> None:
-        """Have the last resort fire some time after the end of the lease as it is known now."""
+        """Have the last resort fire some time after the end of the lease as known now."""
         ends_at_s = self._life.lease_ends_at_s
         if ends_at_s is None:
             return  # it ended meanwhile
@@ -186,7 +188,10 @@ class LeaseKeeper:
             self._armed_for = lease.lease_id
 
     async def _try(self, doing: Awaitable[None], what: str) -> bool:
-        """Whether it went well; if not it is tried again, with the next renewal or some time on."""
+        """Run one attempt; True if it succeeded.
+
+        A failed one is repeated, with the next renewal or later.
+        """
         try:
             await doing
         except (Unavailable, OSError) as error:
@@ -198,4 +203,5 @@ class LeaseKeeper:
 
 _HOME = (NodeRole.SERVING, NodeRole.TRAINING)
 _LENT = (NodeRole.SERVING, NodeRole.DRAINING, NodeRole.ON_LOAN)
-"""Where a lease counts; SERVING for the moment between taking it and leaving the routing."""
+"""Roles in which a lease counts; SERVING for the moment between taking it and leaving the
+routing."""

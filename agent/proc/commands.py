@@ -1,4 +1,4 @@
-"""How a command that takes too long, or that nobody waits for, ends. Must not know what it does."""
+"""Ends a command that takes too long or has lost its caller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 async def started(
     starting: Coroutine[object, object, Process], *, name: str, clock: Clock
 ) -> Process:
-    """The process that is being started; one whose caller is cancelled meanwhile ends as well.
+    """Start a process; if the caller is cancelled meanwhile, the process ends as well.
 
     A start that is cancelled half-way would end the process and leave its children running.
 
@@ -37,7 +37,7 @@ async def started(
 
 
 def _started(task: asyncio.Future[Process]) -> Process | None:
-    """What a start that is over has started; None of one that failed."""
+    """The process that a finished start has started; None if the start failed."""
     return None if task.cancelled() or task.exception() is not None else task.result()
 
 
@@ -47,11 +47,11 @@ def _kill_started(task: asyncio.Future[Process]) -> None:
 
 
 async def ended(process: Process, *, name: str, clock: Clock, timeout_s: float) -> int:
-    """The exit code of a process that leads a session of its own, once it has ended.
+    """Wait for the end of a process that leads its own session; return its exit code.
 
-    Whatever ends the wait ends the process and its session with it: none goes on that nobody waits
-    for, but for one that the kernel holds, which is left to the kernel and told of: in the log, and
-    by a note of the error, see `left_behind`.
+    However the wait ends, the process and its session end with it, so none goes on without a
+    waiter. The exception is a process that the kernel holds. It is left to the kernel and reported
+    in the log and by a note of the error, see `left_behind`.
 
     name: of the command, for people.
 
@@ -70,13 +70,16 @@ async def ended(process: Process, *, name: str, clock: Clock, timeout_s: float) 
 
 
 def left_behind(error: BaseException) -> list[str]:
-    """What did not end of a command whose `ended` raised this; in words, mostly nothing."""
+    """The processes that survived a command whose `ended` raised this, as text; usually empty."""
     return list(getattr(error, "__notes__", ()))
 
 
 async def _gone(process: Process, *, name: str, clock: Clock) -> str:
-    """Return when a process that was sent SIGKILL is gone with its session; who is left of them
-    after `sessions.END_S`: of a script mostly not the shell, but the step that it waited for."""
+    """Return when a process that got SIGKILL is gone with its session.
+
+    Returns the processes left after `sessions.END_S`. For a script that is usually not the shell,
+    but the step that it waited for.
+    """
     try:
         async with clock.timeout(sessions.END_S):
             await process.wait()
@@ -89,7 +92,7 @@ async def _gone(process: Process, *, name: str, clock: Clock) -> str:
 
 
 def _kill(process: Process) -> None:
-    """The process and its session; it may end in this very moment."""
+    """Kill the process and its session; it may end in this very moment."""
     try:
         sessions.end(process.pid)
     except PermissionError as error:

@@ -1,4 +1,4 @@
-"""Who is whose child on this machine, from /proc. An edge; must not know GPUs' owners by name."""
+"""The parents and children of processes on this machine, from /proc. An edge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
 def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
     """The states of a process's threads, one letter each (proc(5)); empty when it is gone."""
     found: set[str] = set()
-    with contextlib.suppress(OSError):  # it ends while it is looked at
+    with contextlib.suppress(OSError):  # it ended during the read
         for thread in (proc / str(pid) / "task").iterdir():
             stat = (thread / "stat").read_bytes()
             found.add(stat.rpartition(b")")[2].split()[0].decode("ascii"))
@@ -54,7 +54,7 @@ def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
 def environ_of(pid: int, *, proc: Path = PROC, max_bytes: int = -1) -> bytes:
     """A process's environment, or its first bytes; empty when it is gone or may not be read.
 
-    Where the main thread has ended before the others, they have it.
+    If the main thread has ended before the others, theirs is read.
     """
     data = b""
     with contextlib.suppress(OSError):
@@ -72,8 +72,8 @@ def environ_of(pid: int, *, proc: Path = PROC, max_bytes: int = -1) -> bytes:
 def name_of(pid: int, *, proc: Path = PROC) -> str:
     """A process's name, 15 characters at most; empty when it is gone.
 
-    Not its command line, which the kernel reads from the process's own memory: whoever asks for
-    that of one that waits in the kernel may wait with it.
+    Its command line is not read: the kernel reads that from the process's own memory, so a reader
+    may wait with a process that waits in the kernel.
     """
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
@@ -83,22 +83,22 @@ def name_of(pid: int, *, proc: Path = PROC) -> str:
 
 
 def has_lock(pid: int, path: Path, *, proc: Path = PROC) -> bool:
-    """Whether a process has a file locked by flock(2), as the kernel says in /proc/locks (proc(5)).
+    """True if a process has a file locked by flock(2), by the kernel's /proc/locks (proc(5)).
 
-    By the number of the file alone, for a file system may have another one of itself for that table
-    than it has for stat(2).
+    Only the inode number counts, because a file system may give another device number in that table
+    than stat(2) does.
     """
     try:
         inode = path.stat().st_ino
         lines = (proc / "locks").read_text("ascii").splitlines()
     except OSError:
         return False
-    # Who waits for one has an arrow in the second place.
+    # The target of a lock's waiter has an arrow in the second place.
     found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
     return any(words[4] == str(pid) and words[5].split(":")[-1] == str(inode) for words in found)
 
 
 def strangers(pids: Iterable[int], owners: Iterable[int], *, proc: Path = PROC) -> set[int]:
-    """Those of `pids` that are alive and descend from none of `owners`."""
+    """The processes among `pids` that are alive and descend from none of `owners`."""
     known = set(owners)
     return {pid for pid in pids if (family := lineage(pid, proc=proc)) and not family & known}

@@ -1,7 +1,7 @@
-"""The processes of a session, and the end of all of them. Must not know whose session it is.
+"""Finds and ends all processes of a session.
 
-A process group is not enough: `timeout` in a script makes one of its own within the session, as
-does each shell with job control. Whoever makes a session of its own, as a daemon does, has left.
+A process group is not enough: `timeout` in a script makes a group of its own within the session, as
+does each shell with job control. A process that starts its own session, as a daemon does, has left.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from common.clock import Clock
 
 PROC = Path("/proc")
 END_S = 5.0
-"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
+"""A process that got SIGKILL is gone by then, or waits in the kernel for a device."""
 LOOK_S = 0.02
 NAMED_COUNT = 3
-"""So many of those that are left are named; a message is for people."""
+"""This many of the processes left are named; a message is for people."""
 
 
 def living(session: int, *, proc: Path = PROC) -> frozenset[int]:
-    """Pids of this session's processes; a zombie does nothing and is none of them, unless it is a
-    main thread that has ended before the others."""
+    """Pids of this session's live processes.
+
+    A zombie does nothing and does not count, unless it is a main thread that ended before the
+    others.
+    """
     found: set[int] = set()
     for directory in proc.iterdir():
         if not directory.name.isdigit():
@@ -43,25 +46,29 @@ def living(session: int, *, proc: Path = PROC) -> frozenset[int]:
 
 
 def _is_alive(pid: int, proc: Path) -> bool:
-    """Whether one of its threads has not ended."""
+    """True if one of its threads has not ended."""
     return not thread_states(pid, proc=proc).issubset(TERMINAL_STATES)
 
 
 async def emptied(session: int, clock: Clock) -> None:
-    """Return when none of its processes is left; one that even SIGKILL does not end keeps it."""
+    """Return when none of its processes is left.
+
+    A process that survives SIGKILL delays the return.
+    """
     while living(session):
         await clock.sleep(LOOK_S)
 
 
 def end(session: int, *, proc: Path = PROC) -> None:
-    """SIGKILL each of them, and who was begun meanwhile; the leader must not be reaped yet.
+    """SIGKILL each process, and those begun meanwhile; the leader must not be reaped yet.
 
-    All of them stand still before the first is killed: a shell whose child is killed goes on with
-    its script, and has moved the server, perhaps, when its own turn comes. The leader is killed
-    last: whoever comes after a caller that died half-way finds by it those that stand still.
+    All of them are stopped before the first is killed. Otherwise a shell whose child is killed goes
+    on with its script, and may have moved the server before its own turn comes. The leader is
+    killed last: if the caller dies half-way, its successor finds the stopped processes by their
+    leader.
 
     Raises:
-        PermissionError: some are of another account, and named; all others were sent the signal.
+        PermissionError: some are of another account, and named; all others got the signal.
     """
     told: set[int] = set()
     refused: set[int] = set()
@@ -76,7 +83,7 @@ def end(session: int, *, proc: Path = PROC) -> None:
 
 
 def _refused(pids: Iterable[int], number: signal.Signals) -> set[int]:
-    """Those that it may not be sent; all others were, but for those that are gone."""
+    """The processes that may not be signalled; all others were, except those that are gone."""
     refused: set[int] = set()
     for pid in pids:
         try:
@@ -89,11 +96,11 @@ def _refused(pids: Iterable[int], number: signal.Signals) -> set[int]:
 
 
 def left(leader: int, *, proc: Path = PROC) -> str:
-    """Who is left of a session, in words: pid, name and the states of the threads (proc(5)); `D`
-    waits in the kernel for a disk or a device, and no signal reaches it.
+    """The remains of a session, as text: pid, name and the states of the threads (proc(5)).
 
-    The leader is named first, also where its main thread alone has ended; one that is gone only
-    where nobody else is left either.
+    `D` waits in the kernel for a disk or a device, and no signal reaches it. The leader is named
+    first, even if its main thread alone has ended; a leader that is gone is named only if no other
+    process is left.
     """
     others = sorted(living(leader, proc=proc) - {leader})
     pids = [leader, *others] if not others or _is_alive(leader, proc) else others
@@ -101,7 +108,7 @@ def left(leader: int, *, proc: Path = PROC) -> str:
 
 
 def _few(named: list[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first processes, and the number of the others."""
     more = f" and {len(named) - NAMED_COUNT} more" if len(named) > NAMED_COUNT else ""
     return f"process {', '.join(named[:NAMED_COUNT])}{more}"
 

@@ -1,8 +1,8 @@
-"""A process that waits for a word on its input and then becomes a command, with each variable of
-its environment as it was. Must not know agents; needs no other module, as `agent.hooks.runner` runs
-it by its path.
+"""A process that waits for a line on its input and then becomes a command.
 
-It does what `agent.hooks.runner.WAITS` does, for an environment that a shell would change.
+It keeps the environment unchanged. It does the same as `agent.hooks.runner.WAITS`, for an
+environment that a shell would change. It imports no other module of Aryl, because
+`agent.hooks.runner` runs it by its path.
 """
 
 import errno
@@ -12,28 +12,28 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Become the command; return where the input ended without a word.
+    """Become the command; return if the input ends without a line.
 
     Raises:
         OSError: it cannot be run.
     """
     if not os.read(0, 1):
         return
-    # Of the process as it was made: an interpreter adds LC_CTYPE where no locale is set.
+    # The environment as the process got it: an interpreter adds LC_CTYPE where no locale is set.
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - pathlib costs half the start
         pairs = [text.partition(b"=") for text in file.read().split(b"\0") if text]
     environment = {name: value for name, _, value in pairs}
     null_fd = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_fd, 0)
     os.close(null_fd)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an interpreter ignores it, and hands that on
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an interpreter ignores it, and passes that on
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-    os.execve("/bin/sh", ["/bin/sh", *argv], environment)  # a script that does not say whose
+    os.execve("/bin/sh", ["/bin/sh", *argv], environment)  # a script without an interpreter line
 
 
 if __name__ == "__main__":

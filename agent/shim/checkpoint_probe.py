@@ -1,5 +1,4 @@
-"""Looking at checkpoints from a process of its own, because storage may hang for ever. Must not
-know who asks or why.
+"""Looks at checkpoints from a separate process, because storage may hang for ever.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -31,7 +30,7 @@ class Probe:
         os.close(write_fd)
 
     def answer(self) -> tuple[int, bool]:
-        """Newest change in nanoseconds on the storage's clock, and whether it looked complete.
+        """The newest change in nanoseconds on the storage's clock, and whether it looked complete.
 
         Raises:
             BlockingIOError: it is still looking.
@@ -47,14 +46,14 @@ class Probe:
         return (newest_ns if isinstance(newest_ns, int) else 0), is_complete is True
 
     def close(self) -> None:
-        """Stop waiting; a child that hangs in the storage dies when the storage lets it."""
+        """Stop waiting; a child that hangs in the storage dies when the storage responds."""
         os.close(self.fd)
         with contextlib.suppress(ProcessLookupError):  # reaped already
             os.kill(self.pid, signal.SIGKILL)
 
 
 def _look_and_leave(path: str, write_fd: int, *, is_settling: bool, root: str) -> None:
-    """In the child: answer and end, without ever touching what belongs to the shim."""
+    """In the child: answer and end, without ever touching the shim's resources."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Giving a shim an order, as the agent does. Must not know what it means, nor wait for a shim."""
+"""Sends an order to a shim, without waiting for the shim to act."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.model import WorkerKey
 
 
 def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
-    """Give a shim an order; one that is gone needs none.
+    """Send a shim an order; a shim that is gone needs none.
 
     Raises:
         Unavailable: the shim lives and does not listen.
@@ -24,7 +24,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
         return
     except OSError as error:
         if shim_files.is_disk_error(error):
-            return  # it cannot be told; once its time is over it is found by its processes
+            return  # it cannot be reached; once its time is over its processes are looked up
         raise
     try:
         # By descriptor, because a socket's path may have 107 bytes at most.
@@ -33,7 +33,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
             control.setblocking(False)
             control.sendto(json.dumps(order).encode(), name)
     except (FileNotFoundError, ConnectionRefusedError):
-        return  # it has ended; if it should not have, `statuses` says so
+        return  # it has ended; if it should not have, `statuses` shows that
     except OSError as error:  # it is busy; or its job has put something else in that place
         raise Unavailable(f"{key}: its shim does not take orders now: {error}") from None
     finally:

@@ -1,5 +1,4 @@
-"""What a shim reads and writes: its directory, /proc, the worker's log and checkpoints. Must not
-know sockets or the agent's types.
+"""Files that a shim reads and writes: its directory, /proc, the worker's log and checkpoints.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -30,9 +29,9 @@ CONTROL_SOCKET = "control.sock"
 JOB_SOCKET = "job.sock"
 
 SPARE_BYTES = 16_384
-"""More than any status has: its texts are short, and a path may have 4096 bytes."""
+"""More than any status needs: its texts are short, and a path may have 4096 bytes."""
 COPY_BYTES = 256 * 1024
-"""Of a log at a time; a shim stays small."""
+"""Bytes of a log copied at a time; a shim stays small."""
 MAX_PROBED_FILES = 100_000
 UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
@@ -45,15 +44,16 @@ def boot_time_s() -> float:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Whether a disk is full, read-only or broken: a state of the world, and no mistake of a job or
-    of its node's settings."""
+    """True if a disk is full, read-only or broken: no fault of a job or of its node's settings."""
     is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
     return isinstance(error, OSError) and error.errno in is_disk
 
 
 def descendants(root_pid: int) -> dict[int, int]:
-    """Every process below `root_pid`, zombies left out, whatever its session or group; and when
-    each of them started, as `start_ticks`: a number can be another process's after the look."""
+    """Every process below `root_pid` without zombies, whatever its session or group, and its start.
+
+    The start is as in `start_ticks`: a number can be another process's after the look.
+    """
     children: dict[int, list[int]] = {}
     started: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -73,7 +73,7 @@ def descendants(root_pid: int) -> dict[int, int]:
 
 
 def _encoded(value: dict[str, object]) -> bytes:
-    """As JSON that every reader takes: `\\ud800` is none, so half a surrogate pair becomes `?`."""
+    """JSON that every reader accepts: an unpaired surrogate, `\\ud800`, becomes `?`."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="replace")
 
@@ -91,10 +91,10 @@ def write_json(
     owned: gets the new file's descriptor before the file has its name, to give it to its owner.
 
     Raises:
-        OSError: the disk does not take it; the old file is whole.
+        OSError: the disk refuses it; the old file is whole.
     """
     temporary = f"{path}.new"
-    # Never into what is there: the agent writes too, and a job could lead it to any file by a link.
+    # Never into an existing file: the agent writes too, and a job could place a link to any file.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -107,7 +107,7 @@ def write_json(
         if is_durable:
             os.fsync(fd)
     except OSError:
-        with contextlib.suppress(OSError):  # a full disk needs what it took
+        with contextlib.suppress(OSError):  # a full disk needs that space back
             os.unlink(temporary)
         raise
     finally:
@@ -122,7 +122,7 @@ def write_json(
 
 
 def make_spare(path: str) -> None:
-    """Take the room on the disk that one more file will need, while there is some.
+    """Reserve the disk space that one more file will need, while there is some.
 
     Raises:
         OSError: there is none.
@@ -135,13 +135,13 @@ def make_spare(path: str) -> None:
 
 
 def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
-    """Replace a file in one step on a disk that may be full: the spare's room is used, once.
+    """Replace a file in one step on a disk that may be full: the spare's space is used, once.
 
     spare: a file whose content is needed no more. No link is followed, and no file with a second
-        name is written: the directory is its job's, and the caller may be root.
+    name is written: the directory is its job's, and the caller may be root.
 
     Raises:
-        OSError: there is no spare, or the disk does not take even that; the old file is whole.
+        OSError: there is no spare, or the disk refuses even that; the old file is whole.
     """
     fd = os.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -160,8 +160,9 @@ def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
 
 
 def write_anyhow(path: str, value: dict[str, object], *spares: str, is_durable: bool) -> None:
-    """Replace a file in one step; on a full disk with the room of the first of these files that has
-    enough. That file is gone then.
+    """Replace a file in one step; on a full disk, use the space of the first large enough spare.
+
+    That spare is gone then.
 
     Raises:
         OSError: why the disk took neither.
@@ -177,11 +178,12 @@ def write_anyhow(path: str, value: dict[str, object], *spares: str, is_durable: 
 
 
 def overwrite(path: str, value: dict[str, object]) -> None:
-    """Put an object over the one in a file, in the room that it has: for a disk that is full when
-    no spare is left. The rest is filled with spaces, so the file holds one object at any time.
+    """Write an object over the one in a file, within its space: for a full disk with no spare left.
+
+    Spaces fill the rest, so the file holds one object at any time.
 
     Raises:
-        OSError: it has not enough room, or the disk is read-only; the old object is whole.
+        OSError: the space is too small, or the disk is read-only; the old object is whole.
     """
     data = _encoded(value)
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,7 +198,7 @@ def overwrite(path: str, value: dict[str, object]) -> None:
 
 
 def read_json(path: str) -> dict[str, object] | None:
-    """The object in a file; None when there is no such file or it holds no object."""
+    """The object in a file; None when the file is missing or holds no object."""
     try:
         with open(path, "rb") as file:
             value: object = json.loads(file.read())
@@ -206,7 +208,7 @@ def read_json(path: str) -> dict[str, object] | None:
 
 
 def as_object(value: object) -> dict[str, object] | None:
-    """A JSON object as what it is; None for anything else."""
+    """A value as a JSON object; None for anything else."""
     if not isinstance(value, dict):
         return None
     return {str(key): item for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
@@ -224,9 +226,9 @@ def take_lock(path: str) -> int | None:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody holds a file's lock, looked at and not taken; it goes with its process.
+    """True if a process holds a file's lock, without taking it; a lock ends with its process.
 
-    A file that is there and cannot be looked at counts as locked: that proves no end.
+    A file that exists and cannot be inspected counts as locked: that proves no end.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -252,13 +254,13 @@ def open_log(path: str) -> int:
 
 
 def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
-    """Move a log that outgrew its size aside; whether it did.
+    """Move a log that outgrew its size aside; True if it did.
 
-    Workers write straight into the file, so that no death of a shim can give them SIGPIPE; the
-    file is copied and emptied in place. What is written between the two is lost; the note says so.
+    Workers write straight into the file, so that no death of a shim can give them SIGPIPE; the file
+    is copied and emptied in place. Output between the two is lost; a note in the log records that.
 
     Raises:
-        OSError: the disk has no room for the copy, and the log is as it was.
+        OSError: the disk has no room for the copy, and the log is unchanged.
     """
     size = os.fstat(log_fd).st_size
     if size <= max_bytes:
@@ -284,9 +286,9 @@ def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
 
 
 def cut_log(path: str, max_bytes: int) -> bool:
-    """Keep only the end of a log that nobody writes any more; whether it was too long.
+    """Keep only the end of a log without writers; True if it was too long.
 
-    In place, front to back: it needs no room on the disk, which that very log may have filled.
+    It works in place, front to back, because that very log may have filled the disk.
 
     Raises:
         OSError: the file cannot be read or written.
@@ -313,8 +315,9 @@ def cut_log(path: str, max_bytes: int) -> bool:
 def newest_mtime_ns(path: str) -> int:
     """When the newest file at a path last changed; 0 when there is none.
 
-    A directory counts as its newest non-empty file. Read on the storage's own clock and only ever
-    compared with an earlier reading of the same storage: clocks of two machines never are.
+    A directory counts as its newest non-empty file. The time is on the storage's own clock and is
+    only ever compared with an earlier reading of the same storage: clocks of two machines are not
+    compared.
     """
     return look(path)[0]
 
@@ -354,7 +357,7 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
 
 
 def is_complete(path: str) -> bool:
-    """Whether a save looks finished: named as such, not empty, and no longer changing."""
+    """True if a save looks finished: named as such, not empty, and no longer changing."""
     if path.rstrip("/").endswith(UNFINISHED_SUFFIXES):
         return False
     before = look(path)
@@ -363,6 +366,6 @@ def is_complete(path: str) -> bool:
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether a path is `root` or lies in it, links resolved."""
+    """True if a path is `root` or lies in it, links resolved."""
     path, root = os.path.realpath(path), os.path.realpath(root)
     return path == root or path.startswith(root.rstrip("/") + "/")

@@ -1,11 +1,10 @@
-"""The shim: supervisor of one worker, alive without its agent. Must not know the bus, the
-coordinator or any other worker.
+"""The shim: supervisor of one worker, which lives on without its agent.
 
     python -I -S agent/shim/main.py [--detach] DIRECTORY
 
 It runs the command of DIRECTORY/spec.json, keeps DIRECTORY/status.json true, takes orders on
-DIRECTORY/control.sock and ends by itself after its worker. Contract: docs/job-contract.md.
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+DIRECTORY/control.sock and ends by itself after its worker. Contract: docs/job-contract.md. Standard
+library only and without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ PR_SET_CHILD_SUBREAPER = 36
 READY_FLAG = "--ready"
 DETACH_FLAG = "--detach"
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""What holds the package `agent`: a script has the folder of its file alone."""
+"""The directory with the package `agent`: a script has only its file's folder on its path."""
 
 
 def become_reaper() -> None:
-    """Be the parent of every orphan below: torchrun gives each rank a session of its own, which
-    no kill of a process group reaches."""
-    import ctypes  # only here: the shim itself, started anew, does without its memory
+    """Become the parent of every orphan below.
+
+    torchrun gives each rank a session of its own, which no kill of a process group reaches.
+    """
+    import ctypes  # only here: the restarted shim does without its memory
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -32,13 +33,14 @@ def become_user(directory: str, account: dict[str, object]) -> None:
     """Give up root for the job's user, who then owns the directory; its group still reads it.
 
     Raises:
-        OSError: not root, or no such directory.
-        ValueError: the account is root's, or the directory is not.
+        OSError: not root, or the directory is missing.
+        ValueError: the account is root's, or the path is not a directory.
     """
     uid, gid, name = account.get("uid"), account.get("gid"), account.get("name")
     if not isinstance(uid, int) or not isinstance(gid, int) or uid <= 0:
         raise ValueError(f"account: {account!r}, expected uid and gid of a user who is not root")
-    # Looked at after the account was read: it never becomes root's again, so nobody else wrote it.
+    # Checked after the account was read: it never becomes root's again, so only that account wrote
+    # it.
     if os.lstat(directory).st_uid != os.geteuid():
         raise ValueError(f"{directory}: a job was let in already, and could lead root anywhere")
     os.chown(os.path.join(directory, "spec.json"), uid, -1)
@@ -53,14 +55,14 @@ def become_user(directory: str, account: dict[str, object]) -> None:
 
 
 def detach() -> None:
-    """Become nobody's child, so that no death of the starter reaches here."""
+    """Leave the parent, so that the starter's death has no effect here."""
     if os.fork():
         os._exit(0)
     os.setsid()
 
 
 def prepare(arguments: list[str]) -> None:
-    """Do what only a first process can, then start anew with a small memory."""
+    """Do what only a first process can do, then start again with a small memory."""
     directory = os.path.abspath(arguments[-1])
     if DETACH_FLAG in arguments:
         detach()

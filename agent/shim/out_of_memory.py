@@ -1,9 +1,9 @@
-"""Whether the kernel ended a process of a worker for want of memory. Must not know who asks.
+"""Detects whether the kernel killed a process of a worker because memory ran out.
 
 The kernel counts such kills for each control group (cgroup-v2, "Memory Interface Files",
-`memory.events`; cgroup-v1, `memory.oom_control`), those for want of memory in the whole machine
-among them. Only the group of a worker's own unit tells of that worker: where there is no systemd
-the group is everybody's.
+`memory.events`; cgroup-v1, `memory.oom_control`), including kills caused by a lack of memory in the
+whole machine. Only the group of a worker's own unit counts that worker alone. Without systemd all
+workers share a group, which proves nothing.
 
 A worker that came to its own limit would come to it everywhere. One that the kernel chose when the
 machine had no memory left may have met a neighbour that was too large.
@@ -16,7 +16,8 @@ from __future__ import annotations
 UNIT_PREFIX = "aryl-worker-"
 """As `agent.workers.starters.unit_name` begins."""
 KILLED = frozenset({-9, 137})
-"""How a process ends that the kernel chose, and how a launcher or a shell tells of its child."""
+"""Exit codes of a process that the kernel killed, direct and as a launcher or a shell reports
+them."""
 _PLACES = (("0::", "", "memory.events"), (":memory:", "/memory", "memory.oom_control"))
 """Where a line of /proc/self/cgroup names the group, below what it lies, and which file counts."""
 _LIMIT_HITS = "/memory.failcnt"

@@ -1,7 +1,6 @@
-"""Whether the paths and the command of a worker are there for whoever looks, and whose fault it is
-if not. Must not know orders or GPUs; needs no other module, as `agent.workers.reserve_check` runs
-it by its path.
+"""Checks that a worker's paths and command exist for its user; if not, decides whose fault it is.
 
+It imports no other module of Aryl, because `agent.workers.reserve_check` runs it by its path.
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
 
@@ -14,7 +13,7 @@ import stat
 import sys
 
 NODE_ERROR = "this node cannot start it"
-"""How the error of a worker begins that its node, not its command, is to blame for."""
+"""The start of a worker's error if its node, not its command, is at fault."""
 JOB_ERRNOS = frozenset(
     [
         errno.E2BIG,
@@ -31,15 +30,15 @@ JOB_ERRNOS = frozenset(
         errno.ETXTBSY,
     ]
 )
-"""What a path or a command that the job names can be wrong by (path_resolution(7), execve(2)). Of
-anything else, such as a stale mount or memory, its node has to be mended."""
+"""Errors of a wrong path or command in a job (path_resolution(7), execve(2)). For any other, such
+as a stale mount or memory, the node has to be repaired."""
 
 
 def find_command(command: str, search_path: str, workdir: str) -> str:
     """The program that a command names, as execvpe would find it; empty when there is none.
 
     Raises:
-        OSError: there may be one on storage that is not well.
+        OSError: there may be one, on storage that fails.
     """
     candidates = (
         [os.path.join(workdir, command)]
@@ -59,14 +58,14 @@ def find_command(command: str, search_path: str, workdir: str) -> str:
 
 
 def _mode(path: str) -> int:
-    """Kind and rights of what a path names; 0 when there is nothing that the job could use.
+    """Kind and rights of a path; 0 when there is nothing that the job could use.
 
     Raises:
-        OSError: nobody can say, as its storage is not well.
+        OSError: the storage fails, so the answer is unknown.
     """
     try:
         return os.stat(path).st_mode
-    except ValueError:  # a zero byte, or no text of this machine
+    except ValueError:  # a zero byte, or text that this machine cannot encode
         return 0
     except OSError as error:
         if error.errno in JOB_ERRNOS:
@@ -79,11 +78,12 @@ def _is_dir(path: str) -> bool:
 
 
 def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) -> str:
-    """What a job names that its worker cannot run with here, and in a second line why; the empty
-    string when it can. Asks as whoever calls it.
+    """The path or command of a job that does not work here, and the reason in a second line.
+
+    Empty when all work. The check runs with the caller's rights.
 
     Raises:
-        OSError: its storage is not well.
+        OSError: its storage fails.
     """
     if not _is_dir(workdir):
         return f"workdir\nworkdir {workdir!r} is not a directory on this node"
@@ -104,7 +104,7 @@ def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) 
 
 
 def error_text(number: int) -> str:
-    """An error number as people know it."""
+    """The usual text of an error number."""
     return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
 
 

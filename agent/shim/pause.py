@@ -1,22 +1,22 @@
-"""How one worker is suspended and resumed: asked on its socket, else frozen. Pure: it must not know
-sockets, processes or clocks; the shim tells it what happened and does what it says.
+"""Suspends and resumes one worker: first by a request on its socket, else by freezing it. Pure.
 
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+The shim passes in what happened and carries out the actions returned. Standard library only and
+without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations
 
 ANSWER_S = 5.0
-"""How long a job that said it suspends by itself may take before it is frozen all the same."""
+"""How long a job that suspends by itself may take before it is frozen all the same."""
 
 DO_ASK, DO_TELL_RESUME, DO_FREEZE, DO_THAW = "ask", "tell_resume", "freeze", "thaw"
 
 
 class PauseProtocol:
-    """A job that says `suspends` in its hello gives its device memory up and answers; any other one
-    is stopped by SIGSTOP, which frees the GPU's time and not its memory (docs/job-contract.md).
+    """A job with `suspends` in its hello frees its device memory and answers.
 
-    Orders may be repeated. All instants are seconds since boot.
+    Any other job is stopped by SIGSTOP, which frees the GPU's time and not its memory
+    (docs/job-contract.md). Orders may be repeated. All instants are seconds since boot.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class PauseProtocol:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the worker does not compute now."""
+        """True if the worker does not compute now."""
         return self.is_wanted and (self.is_frozen or self._has_answered)
 
     def suspend(self, now_s: float, *, answers: bool) -> list[str]:
@@ -43,7 +43,7 @@ class PauseProtocol:
         return [DO_ASK]
 
     def on_suspended(self) -> None:
-        """The job says that it has let go of its GPUs; said late it does no harm."""
+        """The job reports that it has freed its GPUs; a late report does no harm."""
         if self._is_asked:
             self._has_answered, self._answer_until_s = True, float("inf")
 
@@ -57,7 +57,7 @@ class PauseProtocol:
         return actions
 
     def due_at_s(self) -> float:
-        """When `due` next has something to say."""
+        """When `due` next has an action."""
         return self._answer_until_s
 
     def due(self, now_s: float) -> list[str]:

@@ -1,8 +1,7 @@
-"""The two sockets of a shim: orders from the agent, newline JSON with the job. Must not know what
-the messages mean.
+"""The two sockets of a shim: orders from the agent, and newline-delimited JSON with the job.
 
-Nothing here waits for a peer: a slow, dead or rude one loses its connection, never the shim's
-time. Standard library only and without `typing`, because a shim must stay under 12 MB.
+Nothing here waits for a peer: one that is slow, dead or misbehaving loses its connection, and costs
+the shim no time. Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from agent.shim import files as shim_files
 MAX_LINE_BYTES = 65_536
 MAX_CLIENTS = 8
 MAX_UNIX_PATH_BYTES = 107
-"""What fits into sockaddr_un on Linux, the ending zero not counted."""
+"""Bytes that fit into sockaddr_un on Linux, without the final zero."""
 FOLDER_NOTE = "job-socket-folder"
 """In a worker's directory: where its job's socket is, if it is elsewhere."""
 FOLDER_PREFIX = "/tmp/aryl-"
-"""Of where that is; the rest are a pid and chance."""
+"""Start of that folder's name; the rest are a pid and a random part."""
 _FOLDER_REST = frozenset("0123456789abcdef-")
 _MAX_NOTE_BYTES = 100
 
 
 def parse(data: bytes) -> dict[str, object] | None:
-    """One message; None for whatever is not a JSON object."""
+    """One message; None for anything that is not a JSON object."""
     try:
         value: object = json.loads(data)
     except (ValueError, RecursionError):
@@ -38,16 +37,16 @@ def parse(data: bytes) -> dict[str, object] | None:
 
 
 def bind_control(path: str) -> socket.socket:
-    """The datagram socket on which the agent gives orders; `path` is relative, so always short."""
+    """The datagram socket for the agent's orders; `path` is relative, so always short."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     control.setblocking(False)
     control.bind(path)
-    os.chmod(path, 0o666)  # the directory decides who gets here
+    os.chmod(path, 0o666)  # the directory decides who has access
     return control
 
 
 def receive_all(control: socket.socket) -> list[bytes]:
-    """Every datagram that waits."""
+    """Every datagram that is waiting."""
     datagrams: list[bytes] = []
     while len(datagrams) < 64:
         try:
@@ -58,19 +57,19 @@ def receive_all(control: socket.socket) -> list[bytes]:
 
 
 class JobClient:
-    """One connection of a worker's process, with what it has half said."""
+    """One connection of a worker's process, with its incomplete line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.has_greeted = False
         self.suspends = False
-        """It gives its GPUs up by itself when it is asked to suspend."""
+        """It frees its GPUs by itself when it gets an order to suspend."""
         self._received = b""
         self._is_skipping = False
         self._unsent = b""
 
     def receive(self) -> tuple[list[bytes], int, bool]:
-        """Whole lines that have come, how many were too long, and whether it is still there."""
+        """The complete lines, how many were too long, and whether the peer is still there."""
         try:
             data = self.connection.recv(MAX_LINE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -95,12 +94,12 @@ class JobClient:
         return fitting, too_long + len(lines) - len(fitting), True
 
     def send(self, line: bytes) -> bool:
-        """Say a line as far as the peer takes it; false when it takes nothing any more."""
+        """Send a line as far as the peer takes it; false when it takes nothing any more."""
         self._unsent += line
         return self.flush()
 
     def flush(self) -> bool:
-        """Say what is left; false when the peer is gone or too far behind."""
+        """Send the rest; false when the peer is gone or too far behind."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self.connection.send(self._unsent) :]
@@ -112,12 +111,12 @@ class JobClient:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something waits to be sent."""
+        """True if something waits to be sent."""
         return bool(self._unsent)
 
 
 class JobSocket:
-    """The listening socket named in the worker's environment, and everyone who connected."""
+    """The listening socket named in the worker's environment, and all its connections."""
 
     def __init__(self, directory: str) -> None:
         self._folder = ""
@@ -126,7 +125,7 @@ class JobSocket:
         if len(os.fsencode(self.path)) > MAX_UNIX_PATH_BYTES:
             # The job gets an absolute path and cannot be asked to use tricks to shorten it.
             self._folder = f"{FOLDER_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-            _note(self._folder)  # first: whoever is killed in between has left only what is named
+            _note(self._folder)  # first: a shim killed in between has left only a named folder
             os.mkdir(self._folder, 0o700)
             self.path = name = os.path.join(self._folder, shim_files.JOB_SOCKET)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -137,8 +136,10 @@ class JobSocket:
         self.clients: dict[int, JobClient] = {}
 
     def accept_all(self) -> Iterator[int]:
-        """Descriptors of all who wait to be let in, one by one; no more than may be there, because
-        a job that connects without end must not keep its shim."""
+        """Descriptors of all waiting connections, one by one, up to the limit.
+
+        The limit keeps a job that connects without end from blocking its shim.
+        """
         for _ in range(MAX_CLIENTS):
             client = self._accept()
             if client is None:
@@ -146,7 +147,7 @@ class JobSocket:
             yield client.connection.fileno()
 
     def _accept(self) -> JobClient | None:
-        """Whoever connects; one too many is turned away at once."""
+        """Accept one connection; one above the limit is closed at once."""
         try:
             connection, _ = self.listener.accept()
         except OSError:
@@ -160,24 +161,27 @@ class JobSocket:
         return client
 
     def drop(self, fd: int) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         client = self.clients.pop(fd, None)
         if client is not None:
             client.connection.close()
 
     @property
     def is_connected(self) -> bool:
-        """Whether any process of the worker has said hello and is still there."""
+        """True if any process of the worker has sent a hello and is still there."""
         return any(client.has_greeted for client in self.clients.values())
 
     @property
     def suspends(self) -> bool:
-        """Whether all who greeted suspend by themselves, and somebody did."""
+        """True if at least one process sent a hello, and all of them suspend by themselves."""
         greeted = [client.suspends for client in self.clients.values() if client.has_greeted]
         return bool(greeted) and all(greeted)
 
     def broadcast(self, message: dict[str, object]) -> list[int]:
-        """Say something to all who greeted; the descriptors of those who do not listen."""
+        """Send a message to all processes that sent a hello.
+
+        Returns the descriptors of those that do not read.
+        """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         return [
             fd
@@ -186,7 +190,7 @@ class JobSocket:
         ]
 
     def close(self) -> None:
-        """Leave nothing in the file system."""
+        """Remove the socket from the file system."""
         for fd in list(self.clients):
             self.drop(fd)
         self.listener.close()
@@ -198,7 +202,7 @@ class JobSocket:
 
 
 def _note(folder: str) -> None:
-    """Name it in the worker's directory, which a shim is in."""
+    """Record the folder in the worker's directory, the shim's working directory."""
     fd = os.open(FOLDER_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         os.write(fd, folder.encode("ascii"))
@@ -207,11 +211,12 @@ def _note(folder: str) -> None:
 
 
 def remove_folder(directory: str) -> None:
-    """Remove the folder that a shim has named in a worker's directory and left; none is no error.
+    """Remove the folder that a shim named in a worker's directory and left behind.
 
-    The directory is its job's, who may have written any name there, and whoever calls may be root.
-    So only a folder of such a name counts, and only one of the account that has the directory; of
-    it only its socket goes. No link is followed: there is none that this account could not remove.
+    A missing folder is no error. The directory is its job's, which may have written any name there,
+    and the caller may be root. So only a folder with a shim's kind of name counts, and only one of
+    the account that owns the directory. Only the socket in it is removed. No link is followed:
+    every removal is one that this account could make itself.
     """
     with contextlib.suppress(OSError):
         owner = os.lstat(directory).st_uid
@@ -232,7 +237,7 @@ def remove_folder(directory: str) -> None:
 
 
 def _noted(path: str) -> str | None:
-    """The name in a note that only a shim can have meant; a fifo or a link is not waited for."""
+    """The name in a note, if only a shim can have written it; a fifo or a link is not opened."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

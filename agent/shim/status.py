@@ -1,5 +1,4 @@
-"""What a shim says of its worker on disk, and what of a job's words fits into it. Must not know
-processes or sockets.
+"""The status file that a shim writes about its worker; text of the job is cut to fit.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -20,11 +19,12 @@ RUNNING, SUSPENDED, STOPPING, EXITED = "running", "suspended", "stopping", "exit
 MAX_STEP = 2**53
 MAX_PATH_BYTES = 4096
 MAX_TEXT_CHARS = 1000
-"""Of a text for people; a job names its command, and anybody may write to its control socket."""
+"""Limit of a text for people; a job names its command, and any process may write to its control
+socket."""
 
 
 def read_number(value: object) -> float | None:
-    """A finite number; None for anything else, truth values among it."""
+    """A finite number; None for anything else, booleans included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= MAX_STEP and math.isfinite(value) else None
@@ -36,10 +36,10 @@ def _read_step(value: object) -> int | None:
 
 
 def read_progress(message: dict[str, object]) -> dict[str, object] | None:
-    """Steps, and steps in all and loss where the job knows them; None when they do not fit.
+    """Steps, and total steps and loss where the job knows them; None when they are invalid.
 
-    A loss that is no finite number is left out and the steps are kept: training that diverges
-    still advances.
+    A loss that is not finite is left out and the steps are kept: training that diverges still
+    advances.
     """
     step = _read_step(message.get("step"))
     if step is None:
@@ -51,7 +51,7 @@ def read_progress(message: dict[str, object]) -> dict[str, object] | None:
 
 
 def read_checkpoint(message: dict[str, object]) -> tuple[int, str] | None:
-    """Step and path of a save; None when they do not fit."""
+    """Step and path of a save; None when they are invalid."""
     step, path = _read_step(message.get("step")), message.get("path")
     if step is None or not isinstance(path, str) or not path or "\0" in path:
         return None
@@ -62,7 +62,7 @@ def read_checkpoint(message: dict[str, object]) -> tuple[int, str] | None:
 
 
 class Status:
-    """The content of status.json; `write` puts it on disk, everything else only changes it."""
+    """The content of status.json; `write` puts it on disk, all other methods only change it."""
 
     def __init__(self, spec: dict[str, object], pid: int, start_ticks: int) -> None:
         self.is_stale = self.is_phase_new = False
@@ -94,10 +94,10 @@ class Status:
         }
 
     def write(self, *, is_durable: bool) -> None:
-        """Put it on disk; a disk that does not take it now is asked again later.
+        """Write the status to disk; if the disk refuses it now, a later call tries again.
 
-        Where no status is on disk, the order gives its room: this process has read it, and a worker
-        of which no status tells is killed.
+        If no status is on disk, the order file gives its space: this process has read it, and a
+        worker without any status is killed.
         """
         self._value["updated_boot_s"] = shim_files.boot_time_s()
         status = shim_files.STATUS_FILE
@@ -116,7 +116,7 @@ class Status:
             self.is_stale = self.is_phase_new = False
 
     def make_spare(self) -> None:
-        """Have room for the last word, whatever fills the disk until then."""
+        """Reserve space for the last status, whatever fills the disk until then."""
         with contextlib.suppress(OSError):
             shim_files.make_spare(shim_files.SPARE_FILE)
 
@@ -127,7 +127,7 @@ class Status:
                 self.is_stale = True
 
     def stopping(self, stop: shim_stop.StopProtocol) -> None:
-        """How far the stop has come."""
+        """Record the progress of the stop."""
         is_new = self._value["phase"] != STOPPING or self._value["stop_stage"] != stop.stage
         self.is_phase_new = self.is_phase_new or is_new
         self._set(
@@ -139,7 +139,10 @@ class Status:
         )
 
     def paused(self, is_suspended: bool) -> bool:
-        """Whether the worker computes; true when that is news. One that stops does neither."""
+        """Record whether the worker computes; true if that changed.
+
+        A worker that stops does neither.
+        """
         phase = SUSPENDED if is_suspended else RUNNING
         if self._value["phase"] not in (RUNNING, SUSPENDED) or self._value["phase"] == phase:
             return False
@@ -148,11 +151,11 @@ class Status:
         return True
 
     def progressed(self, progress: dict[str, object]) -> None:
-        """What the job says of its steps."""
+        """Record the progress that the job reports."""
         self._set(progress=progress)
 
     def saved(self, step: int, path: str, *, is_verified: bool) -> None:
-        """A save that the job claims, or that was seen; it was made when it was claimed."""
+        """Record a save that the job reported, or that was seen; its time is that of the report."""
         self.is_phase_new = True
         if not is_verified:
             self._set(checkpoint_boot_s=shim_files.boot_time_s())
@@ -163,18 +166,19 @@ class Status:
         self._set(worker_count=worker_count)
 
     def count_garbage(self, count: int) -> None:
-        """Messages that did not fit, since the start."""
+        """Count invalid messages since the start."""
         garbage_count = self._value["garbage_count"]
         self._set(garbage_count=count + (garbage_count if isinstance(garbage_count, int) else 0))
 
     def note(self, detail: str) -> None:
-        """Something a person should know that is no error of the worker."""
+        """Add a note for people that is no error of the worker."""
         self._set(detail=detail)
 
     def end(self, exit_code: int | None, error: str) -> None:
-        """The last word; insists until the disk takes it, because nobody can say it again.
+        """Write the last status.
 
-        A node must not wait for it: a lent one has to go home. So there is room kept for it.
+        It insists until the disk takes it, because no later process can write it. A lent node must
+        not wait for it, because it has to go home. So space is reserved for it.
         """
         number = -exit_code if exit_code is not None and exit_code < 0 else None
         name = signal.Signals(number).name if number in set(signal.Signals) else None
@@ -191,8 +195,11 @@ class Status:
             os.unlink(shim_files.SPARE_FILE)
 
     def _has_said_it(self) -> bool:
-        """Whether the disk took the last word: as a new file, in the room of one that is needed no
-        more, or over the word before it."""
+        """True if the disk took the last status.
+
+        It goes into a new file, into the space of one that is no longer needed, or over the earlier
+        status.
+        """
         self._value["updated_boot_s"] = shim_files.boot_time_s()
         status, spares = shim_files.STATUS_FILE, (shim_files.SPARE_FILE, shim_files.SPEC_FILE)
         with contextlib.suppress(OSError):

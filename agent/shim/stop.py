@@ -1,7 +1,7 @@
-"""How one worker is stopped: request, working, saved, released, signal, kill. Pure: it must not
-know sockets, processes or clocks; the shim tells it what happened and does what it says.
+"""Stops one worker in stages: request, working, saved, released, signal, kill. Pure.
 
-Standard library only and without `typing`, because a shim must stay under 12 MB.
+The shim passes in what happened and carries out the actions returned. Standard library only and
+without `typing`, because a shim must stay under 12 MB.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ ANSWER_S = 5.0
 RELEASE_S = 5.0
 """How long a job that has saved may take to leave before it gets its signal."""
 SAVING_REASONS = frozenset({"preempt", "release", "time_limit"})
-"""Reasons for which unsaved work is worth saving; the others end a worker whose work is over."""
+"""Reasons for which unsaved work is worth saving; with the others the worker's work is over."""
 
 REQUESTED, WORKING, SAVED, RELEASED = "requested", "working", "saved", "released"
 SIGNALLED, KILLED = "signalled", "killed"
@@ -22,7 +22,7 @@ DO_REQUEST, DO_STOP, DO_SIGNAL, DO_KILL = "request", "stop", "signal", "kill"
 class StopProtocol:
     """Grace as a protocol (docs/job-contract.md): ask, wait while the job works, then insist.
 
-    A job that says it is working is never signalled, because the signal could end the very save
+    A job that reports it is working is never signalled, because the signal could end the very save
     that the grace is for (pytorch#68258); only the end of the grace ends it. A job that is not
     connected, or stays silent, gets its configured signal. All instants are seconds since boot.
     """
@@ -43,11 +43,17 @@ class StopProtocol:
             self._todo.append(DO_STOP)
 
     def shorten(self, grace_s: float, now_s: float) -> None:
-        """Another order to stop: the earlier deadline holds, so that orders may be repeated."""
+        """Take another order to stop.
+
+        The earlier deadline holds, so that orders may be repeated.
+        """
         self.deadline_s = min(self.deadline_s, now_s + grace_s)
 
     def on_connected(self, now_s: float) -> None:
-        """A job that connects during its grace is asked as well; its signal has gone out."""
+        """A job that connects during its grace gets the request as well.
+
+        Its signal has been sent.
+        """
         if self.stage == SIGNALLED and self.reason in SAVING_REASONS:
             self._todo.append(DO_REQUEST)
 
@@ -64,7 +70,7 @@ class StopProtocol:
                 self._signal_at_s = None
 
     def on_saved(self, now_s: float) -> None:
-        """The job has saved: it is told to leave, and signalled if it does not."""
+        """The job has saved: it gets the request to leave, and a signal if it does not."""
         if self.stage in (RELEASED, KILLED):
             return
         self._reach(SAVED, now_s)
@@ -73,7 +79,7 @@ class StopProtocol:
             self._signal_at_s = now_s + RELEASE_S
 
     def on_released(self, now_s: float) -> None:
-        """The job has let go of its GPUs, whether it saved or not."""
+        """The job has freed its GPUs, whether it saved or not."""
         if self.stage == KILLED:
             return
         self._reach(RELEASED, now_s)
@@ -81,7 +87,7 @@ class StopProtocol:
             self._signal_at_s = now_s + RELEASE_S
 
     def due_at_s(self) -> float:
-        """When `due` next has something to say."""
+        """When `due` next has an action."""
         if self._todo:
             return self.started_at_s
         if KILLED in self.stages:
@@ -91,7 +97,7 @@ class StopProtocol:
         return min(self._signal_at_s, self.deadline_s)
 
     def due(self, now_s: float) -> list[str]:
-        """What to do now, in order; each thing is said once."""
+        """The actions due now, in order, each returned once."""
         actions, self._todo = self._todo, []
         if DO_REQUEST in actions and not self.stage:
             self._reach(REQUESTED, now_s)

@@ -1,5 +1,4 @@
-"""The loop of a shim: orders, what the job says, deadlines, the worker's end. Must not know how a
-shim is started.
+"""The loop of a shim: orders, messages of the job, deadlines, the worker's end.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -33,12 +32,12 @@ from agent.shim.worker_process import Worker
 BASELINE_WAIT_S = 1.0
 """How long a request waits to learn how old the last checkpoint is."""
 VERIFY_WAIT_S = 2.0
-"""How long the end of a worker waits for the look at its last checkpoint."""
+"""How long the end of a worker waits for the check of its last checkpoint."""
 STATUS_PERIOD_S = 0.5
 LOG_PERIOD_S = 5.0
 KILL_PERIOD_S = 0.05
 OUTSIDE_REASON = "preempt"
-"""What a stop that no agent ordered is called: against the job's will, and it may save."""
+"""The name of a stop that no agent ordered: against the job's will, and it may save."""
 
 
 def supervise(directory: str) -> int:
@@ -56,11 +55,14 @@ def supervise(directory: str) -> int:
 
 
 def _leave_to_the_loop(number: int, frame: object) -> None:
-    """The wake-up pipe has the signal's number; acting here could cut into any line."""
+    """Only wake the loop.
+
+    The pipe carries the signal's number, and acting here could cut into any line.
+    """
 
 
 class Supervisor:
-    """Everything one shim holds; `run` returns when nothing of the worker is left."""
+    """All state of one shim; `run` returns when nothing of the worker is left."""
 
     def __init__(self, directory: str, spec: dict[str, object]) -> None:
         self._spec = spec
@@ -118,11 +120,11 @@ class Supervisor:
     # --- the loop -------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the worker and all that it left behind are gone."""
+        """Serve until the worker and all its remains are gone."""
         while not self._has_ended():
             wait_s = max(0.0, self._due_at_s() - shim_files.boot_time_s())
             ready = [fd for fd, _ in self._poll.poll(min(wait_s, 3600.0) * 1000 + 1)]
-            # Orders last: a stop asks who said hello before it, and an earlier save is no answer.
+            # Orders last: a stop uses the hellos before it, and an earlier save is no answer.
             for fd in sorted(ready, key={self._wake_fd, self._control.fileno()}.__contains__):
                 self._on_ready(fd)
             self._on_time(shim_files.boot_time_s())
@@ -131,7 +133,7 @@ class Supervisor:
             os.unlink(shim_files.CONTROL_SOCKET)
         with contextlib.suppress(OSError):  # it may have written a lot since the last look
             shim_files.cut_log(shim_files.LOG_FILE, self._log_max_bytes)
-        # The very last act: whoever reads it may remove the directory.
+        # The very last act: a reader of it may remove the directory.
         code, error = self._worker.exit_code, self._worker.error
         killed = out_of_memory.why_killed(code, self._oom_kills, out_of_memory.oom_kills())
         self._status.end(code, error or killed)
@@ -152,7 +154,7 @@ class Supervisor:
         return bool(probes) or self._worker.is_childless()
 
     def _drain(self) -> None:
-        """Hear what the job said last; it may have left at once after it."""
+        """Read the job's last messages; it may have left right after them."""
         self._on_ready(self._job.listener.fileno())
         for fd in list(self._job.clients):
             while fd in self._job.clients and self._hear(fd):
@@ -241,7 +243,7 @@ class Supervisor:
             self._do_pause(self._pause.resume())
         elif op in ("suspend", "resume"):
             pass  # it is ending, and leaves its GPUs for good
-        elif op == "say":  # what it wrote is there no more
+        elif op == "say":  # its files are gone
             self._status.is_stale, self._status_at_s = True, shim_files.boot_time_s()
         elif op == "ping":
             self._on_ping(read_number((order or {}).get("contact_at_s")))
@@ -249,18 +251,18 @@ class Supervisor:
             self._status.count_garbage(1)
 
     def _on_ping(self, contact_at_s: float | None) -> None:
-        """The agent sent a report at this instant and the coordinator answered it.
+        """Take a ping: the agent sent a report at this instant and the coordinator answered it.
 
-        Nothing else puts `stop_after_s` off, no other order and not the agent's being alive: the
-        coordinator counts its silence from the last report, and would give the job to others while
-        an agent behind a cut cable kept this worker.
+        Only this postpones `stop_after_s`; no other order does, nor a live agent. The coordinator
+        counts silence from the last report. It would give the job to other nodes while an agent
+        behind a cut cable kept this worker.
         """
         if contact_at_s is not None:
             now_s = shim_files.boot_time_s()
             self._contact_at_s = max(self._contact_at_s, min(now_s, contact_at_s))
 
     def _do_pause(self, actions: list[str]) -> None:
-        """Carry out what the protocol says, and say on disk whether the worker computes."""
+        """Carry out the protocol's actions, and record on disk whether the worker computes."""
         for action in actions:
             if action == shim_pause.DO_ASK:
                 self._say({"type": "suspend"})
@@ -279,8 +281,11 @@ class Supervisor:
         self._status.resized(self._worker_count)
 
     def _begin_stop(self, reason: str, grace_s: float, *, is_shutdown: bool = False) -> None:
-        """is_shutdown: the shim got a signal, and its worker may have got one beside it. The death
-        of a worker by a signal is a part of that stop then, and no failure of its job."""
+        """Begin the stop.
+
+        is_shutdown: the shim got a signal, and its worker may have got one too. The worker's death
+        by a signal is then part of that stop, and no failure of its job.
+        """
         now_s = shim_files.boot_time_s()
         if self._stop is not None:
             self._stop.shorten(grace_s, now_s)
@@ -330,7 +335,7 @@ class Supervisor:
             self._stop.on_disconnected(shim_files.boot_time_s())
 
     def _hear(self, fd: int) -> bool:
-        """Take what one connection says; whether there may be more."""
+        """Read from one connection; True if there may be more."""
         client = self._job.clients[fd]
         lines, too_long, is_there = client.receive()
         self._status.count_garbage(too_long)
@@ -345,7 +350,7 @@ class Supervisor:
         return bool(lines)
 
     def _on_message(self, client: shim_sockets.JobClient, message: dict[str, object]) -> bool:
-        """Whether the message fits."""
+        """Handle a message; True if it is valid."""
         kind = message.get("type")
         if kind == "hello":
             client.has_greeted = True
@@ -398,9 +403,9 @@ class Supervisor:
         self._close(probe)
 
     def _verify(self, step: int, path: str) -> None:
-        """Look whether a save is there, complete, and newer than the one before the request.
+        """Check that a save exists, is complete, and is newer than the one before the request.
 
-        Only below the configured path: elsewhere nothing is known of what was there before.
+        Only below the configured path: elsewhere the earlier state is unknown.
         """
         if not self._checkpoint_root:
             return

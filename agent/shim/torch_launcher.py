@@ -1,27 +1,29 @@
-"""torchrun for a gang whose members change: meets again when one leaves or joins, ends when a rank
-fails. Must not know Aryl's packages.
+"""torchrun for an elastic gang.
+
+It holds a rendezvous when a member leaves or joins, and ends when a rank fails.
 
     python3 torch_launcher.py TORCHRUN_OPTION... SCRIPT ARGUMENT...
 
-Run by the job's own Python, as `torch_store.py` is, so it uses nothing but the standard library of
-any Python that PyTorch 2.4 still has, and torch. It takes torchrun's own command line, and differs
-from torchrun in what it does about the ends of ranks:
+The job's own Python runs it, as with `torch_store.py`. It therefore uses only torch and the
+standard library, of any Python that PyTorch 2.4 supports. It takes torchrun's own command line, and
+differs from torchrun in its response to the end of ranks:
 
 - **A rank that fails because a member left, died or joined is no failure.** The ranks of a gang
-  fail together when one of them goes: the next collective has nobody to talk to. torchrun counts
-  that against `--max-restarts`, and can tell it from a crash no better than by that count. Here
-  the members tell each other, through the store of the round, who leaves and who failed; a failure
-  that no change explains ends the launcher, with the exit code of the rank.
-- **Who leaves says so.** torchrun's members learn of a leaver by its missing heartbeats, 15 s
-  later; and a launcher whose ranks have finished first waits up to 300 s for the others' and then
-  closes the rendezvous for all. Here it takes itself off the list of members at once.
-- **Ranks that hang are started again**, when a member is gone: in NCCL they would wait for the
+  fail together when one of them goes: the next collective loses a peer. torchrun counts that
+  against `--max-restarts`, and cannot tell it from a crash except by that count. Here the members
+  report to each other, through the store of the round, which of them leave and which failed. A
+  failure that no change explains ends the launcher, with the exit code of the rank.
+- **A member that leaves announces it.** torchrun's members notice a leaver by its missing
+  heartbeats, 15 s later. A launcher whose ranks have finished first waits up to 300 s for the
+  others' and then closes the rendezvous for all. Here it takes itself off the list of members at
+  once.
+- **Ranks that hang are restarted** when a member is gone: in NCCL they would wait for the
   collective's own timeout, ten minutes.
-- **Ranks have the job's grace** to save, also where they are stopped only to meet again. torchrun
+- **Ranks have the job's grace** to save, even where they stop only for a new rendezvous. torchrun
   kills them after 30 s, and has an option for it since 2.12.
 
-What it takes of torchrun that is not public is named in `NEEDED`, looked up before anything runs,
-and is the same from 2.4 to 2.14.
+`NEEDED` names the parts of torchrun that are not public. The launcher looks them up before anything
+runs; they are the same from 2.4 to 2.14.
 """
 
 from __future__ import annotations
@@ -72,16 +74,16 @@ NEEDED = (
 POLL_S = 0.1
 LOOK_S = 0.5
 CHANGE_S = 5.0
-"""In which a change of membership that explains a failure is known: the leaver's last rank may take
-as long to end after its first one, whose connections the others lost."""
+"""Within this time a change of membership that explains a failure is known. The leaver's last rank
+may take as long to end after its first one, whose connections the others lost."""
 DEATH_S = 15.1
-"""In which a member whose machine died has lost its place at the latest: torchrun's 3 heartbeats of
-5 s, as before 2.7 these cannot be set."""
+"""Within this time a member whose machine died has lost its place: torchrun's 3 heartbeats of 5 s,
+which cannot be set before 2.7."""
 BEHIND_S = 30.0
-"""How long whoever failed after another waits to be stopped, so that the first one is heard of
-first."""
+"""How long a member that failed after another waits for a stop, so that the first one's report
+comes first."""
 ARRIVAL_S = 10.0
-"""How long the launchers that start together wait for each other before they meet: whoever is late
+"""How long launchers that start together wait for each other before the rendezvous: a late one
 costs all others a restart."""
 EXIT_BARRIER_S = 300.0
 """torchrun's own."""
@@ -89,20 +91,20 @@ DEPARTURE_S = 5.0
 
 
 def say(text: str) -> None:
-    """A line in the worker's log that is this launcher's own."""
+    """Write a line of this launcher's own into the worker's log."""
     sys.stderr.write(f"aryl-launcher: {text}\n")
     sys.stderr.flush()
 
 
 class Order:
-    """Whether this worker was asked to stop, by what its shim writes beside its log."""
+    """The order to stop this worker, read from a file that its shim writes beside its log."""
 
     def __init__(self, directory: str) -> None:
         self._status = Path(directory or os.devnull) / "status.json"
         self._looked_at_s = -LOOK_S
 
     def is_to_stop(self) -> bool:
-        """Looks at the disk, at most twice a second; what cannot be read says nothing."""
+        """Check the disk, at most twice a second; an unreadable file means no order."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s < LOOK_S:
             return False
@@ -114,11 +116,11 @@ class Order:
 
 
 class Meeting:
-    """A rendezvous handler of torchrun whose members know of each other's ends.
+    """A rendezvous handler of torchrun whose members learn of each other's ends.
 
-    In the store of each round the members count, under `aryl/`: who is `leaving`, as it was asked
-    to; whose ranks `failed`; whose have `finished`; and who `ended`, that is went although nobody
-    had asked it to. Everything else is the handler's that it wraps.
+    In the store of each round, under `aryl/`, the members count four kinds of member: `leaving`, on
+    request; `failed`, with failed ranks; `finished`; and `ended`, gone without a request. All else
+    is left to the wrapped handler.
     """
 
     def __init__(self, inner: Any, order: Order, *, worker_index: str, starting: int) -> None:
@@ -137,7 +139,7 @@ class Meeting:
         return getattr(self._inner, name)
 
     def next_rendezvous(self) -> Any:
-        """As the handler's; the first time after those that start together have arrived."""
+        """As the handler's; the first call waits for the members that start together."""
         if self._starting and self.is_elastic:
             self._await_arrivals()
         self._starting = 0
@@ -149,9 +151,11 @@ class Meeting:
         return info
 
     def num_nodes_waiting(self) -> int:
-        """How many wait to join, and how many have gone: torchrun meets again if there is one.
+        """The number of members that wait to join or have gone.
 
-        Who leaves meets nobody again: its ranks save, and the others go on without them.
+        Above 0, torchrun runs a new rendezvous.
+
+        A leaving member joins no new rendezvous: its ranks save, and the others go on without them.
         """
         waiting = int(self._inner.num_nodes_waiting())
         if self.is_leaving():
@@ -166,7 +170,7 @@ class Meeting:
         return True
 
     def is_leaving(self, *, is_told: bool = False) -> bool:
-        """Whether this worker was asked to stop; then the others know why their ranks fail."""
+        """True if this worker has an order to stop; the others then know why their ranks fail."""
         if not self._is_leaving and (is_told or self._order.is_to_stop()):
             self._is_leaving = True
             if self._round_store is not None:
@@ -174,7 +178,7 @@ class Meeting:
         return self._is_leaving
 
     def wait_for_others(self) -> None:
-        """The ranks here have finished: return once all others' have, or when to go on without."""
+        """Wait, after the ranks here have finished, for all others' or the time to go on."""
         self._count("finished", 1)
         deadline_s = time.monotonic() + EXIT_BARRIER_S
         while time.monotonic() < deadline_s and not self.is_leaving():
@@ -186,10 +190,10 @@ class Meeting:
             time.sleep(POLL_S)
 
     def explanation(self, for_s: float) -> str:
-        """Ranks here failed: the change that explains it, in words; empty when there is none.
+        """Ranks here failed: the change that explains it, as text; empty when there is none.
 
-        Waits as long as one may still show: for so long, until the others were heard of since, and
-        until one that was not has lost its place.
+        It waits as long as a change may still show: the fixed time, then until the others were
+        heard of since, and until a silent member has lost its place.
         """
         others = self._members - {self._inner._this_node}
         if not others:
@@ -207,14 +211,14 @@ class Meeting:
         return ""
 
     def failed_before(self) -> str:
-        """Tell that ranks failed here; the worker that told it first, empty if that is this one."""
+        """Record that ranks failed here; the first worker that did so, or "" for this one."""
         if self._count("failed", 1) == 1:
             self._round_store.set("aryl/first", self._worker_index)
             return ""
         return str(self._round_store.get("aryl/first").decode())
 
     def _change(self) -> str:
-        """What changed since the members met, in words; a gang of one size never changes."""
+        """The change since the rendezvous, as text; a gang of one size never changes."""
         if not self.is_elastic:
             return ""
         if self._inner.num_nodes_waiting():
@@ -237,10 +241,11 @@ class Meeting:
         return {one: beats.get(one) for one in others}
 
     def _gone(self) -> int:
-        """Members who are no longer on the list, but for those who ended by themselves.
+        """Members that are no longer on the list, except those that ended by themselves.
 
-        The list is as of the last look at the store. Who is not on it himself while nobody else is
-        was frozen for a while: then all look dead to each other, and nothing has changed.
+        The list is as of the last look at the store. A worker that is missing itself while all
+        others are missing too was frozen for a while: then all look dead to each other, and nothing
+        has changed.
         """
         on_list = self._state().participants
         lost = self._members - frozenset(on_list)
@@ -256,7 +261,7 @@ class Meeting:
             raise rendezvous.RendezvousConnectionError(str(error)) from error
 
     def _depart(self) -> None:
-        """Off the list of members, at once; where that fails the heartbeats end, and that does."""
+        """Leave the list of members at once; if that fails, the end of the heartbeats does it."""
         if self._has_departed:
             return
         self._has_departed = True
@@ -274,14 +279,14 @@ class Meeting:
 
 
 def describe(rank: int, exit_code: int) -> str:
-    """How a rank ended, in words; a negative exit code is a signal's, as in `subprocess`."""
+    """How a rank ended, as text; a negative exit code is a signal's, as in `subprocess`."""
     if exit_code < 0:
         return f"rank {rank} was ended by signal {-exit_code}"
     return f"rank {rank} exited with {exit_code}"
 
 
 def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
-    """torchrun's agent, of which the meeting decides what the end of a rank means."""
+    """torchrun's agent, with the meeting deciding the meaning of a rank's end."""
 
     def init(self: Any, spec: Any, *arguments: Any, **options: Any) -> None:
         spec.rdzv_handler = self.meeting = Meeting(
@@ -314,7 +319,7 @@ def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
         try:
             return base.run(self, *arguments)
         except signal_exception:
-            # torchrun leaves its place to the missing heartbeats then.
+            # torchrun leaves its place to the missing heartbeats in that case.
             self.meeting.shutdown()
             raise
 
@@ -337,9 +342,10 @@ def first_failure(failures: dict[int, Any]) -> tuple[int, int]:
 
 
 def goes_on(meeting: Meeting, what: str) -> bool:
-    """Whether a change of membership explains a failure, so that the gang meets again.
+    """True if a change of membership explains a failure, so that the gang meets again.
 
-    If not, whoever was not the first to fail waits to be stopped, and goes only when nobody does.
+    Otherwise a worker that was not the first to fail waits for a stop, and exits only when none
+    comes.
     """
     if meeting.is_leaving():
         say(f"{what} while this worker was leaving")
@@ -356,10 +362,10 @@ def goes_on(meeting: Meeting, what: str) -> bool:
 
 
 def give_grace(context: Any, grace_s: int) -> None:
-    """Let ranks that are asked to end have the job's grace, on whatever occasion they are.
+    """Give ranks that are asked to end the job's grace, on every occasion.
 
-    Those that are ended because another rank of theirs failed keep torchrun's 30 s: they have
-    nobody to save with. Only they are ended without the name of a signal.
+    Ranks that are ended because another rank of their worker failed keep torchrun's 30 s: they have
+    no peers to save with. Only they are ended without the name of a signal.
     """
     close = context.close
 
@@ -370,7 +376,7 @@ def give_grace(context: Any, grace_s: int) -> None:
 
 
 def lacking() -> str:
-    """What this PyTorch has not that the launcher needs, in words; empty: nothing."""
+    """The parts of PyTorch that the launcher needs and this version lacks, as text; empty: none."""
     version = importlib.import_module("torch").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         return f"PyTorch {version} is older than {OLDEST[0]}.{OLDEST[1]}"
@@ -403,7 +409,7 @@ def launch(arguments: list[str]) -> int:
     def pass_on(number: int, _frame: object) -> NoReturn:
         raise processes.SignalException(f"process {os.getpid()}", signal.Signals(number))
 
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a job may name one to be asked by
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # a job may name a function for requests
         signal.signal(number, pass_on)
     try:
         errors.record(run.run)(run.parse_args(arguments))
@@ -420,9 +426,9 @@ def launch(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Launch, or say why not."""
+    """Launch, or print why not."""
     here = Path(__file__).resolve().parent
-    # Python put this file's folder first, whose modules have names that others use as well.
+    # Python put this file's folder first, whose modules share names with others.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     try:
         importlib.import_module("torch.distributed.run")

@@ -1,11 +1,11 @@
-"""The rendezvous store of a torchrun job: hosts PyTorch's TCPStore. Must not know Aryl.
+"""The rendezvous store of a torchrun job: hosts PyTorch's TCPStore.
 
     python3 torch_store.py HOST:PORT
 
-Run by the job's own Python, as whatever user and in whatever environment the job has, so it uses
-nothing but the standard library of any Python that PyTorch still has, and torch. The launchers
-join it with `--rdzv-backend=c10d --rdzv-conf=is_host=0`, as clients (torch.distributed.elastic,
-"C10d Rendezvous Backend": `is_host`).
+The job's own Python runs it, as the job's user and in the job's environment. It therefore uses only
+torch and the standard library, of any Python that PyTorch supports. The launchers join it as
+clients, with `--rdzv-backend=c10d --rdzv-conf=is_host=0` (torch.distributed.elastic, "C10d
+Rendezvous Backend": `is_host`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 EX_USAGE = 64
 EX_TEMPFAIL = 75
-"""The port is somebody else's: nobody is at fault, another attempt gets another one."""
+"""The port is taken: that is no fault, and another attempt gets another one."""
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
@@ -35,7 +35,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens on a TCP port of this machine; TCPStore could only say "failed"."""
+    """True if a TCP port of this machine has a listener; TCPStore could only report "failed"."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -48,17 +48,17 @@ def is_taken(port: int) -> bool:
 def host_store(host: str, port: int) -> object:
     """A TCPStore that serves until this process ends.
 
-    It waits for no worker: how many there will be is the launchers' business, and changes.
+    It waits for no worker: the launchers decide how many there are, and that changes.
     """
     here = Path(__file__).resolve().parent
-    # Python put this file's folder first, whose modules have names that others use as well.
+    # Python put this file's folder first, whose modules share names with others.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     distributed = importlib.import_module("torch.distributed")
     return distributed.TCPStore(host, port, is_master=True, wait_for_workers=False)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until a signal; otherwise the exit status says why not."""
+    """Serve until a signal; otherwise the exit status gives the reason."""
     try:
         [text] = arguments
         host, port = parse_endpoint(text)

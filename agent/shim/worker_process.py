@@ -1,5 +1,4 @@
-"""The worker's process as its shim sees it: started, signalled, ended to the last descendant. Must
-not know sockets, checkpoints or why.
+"""The worker's process as its shim handles it: started, signalled, ended to the last descendant.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -18,7 +17,7 @@ NOT_EXECUTABLE_EXIT_CODE = 126
 
 
 class Worker:
-    """One process in a session and group of its own, and everything that it leaves behind."""
+    """One process in a session and group of its own, and all its descendants."""
 
     def __init__(
         self,
@@ -49,15 +48,20 @@ class Worker:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def signal_main(self, number: int) -> None:
-        """Signal the named process only: what its children do is its own business
-        (production note pain 7: data loaders that die first take the emergency save with them)."""
+        """Signal the named process only; it signals its own children as it needs.
+
+        Data loaders that die first take the emergency save with them.
+        """
         if self.exit_code is None:
             os.kill(self.pid, number)
 
     def kill_all(self, spared: set[int]) -> int:
-        """SIGKILL to the worker's group and to all below the shim; how many are left to die."""
+        """SIGKILL the worker's group and all processes below the shim.
+
+        Returns how many still have to die.
+        """
         if self.exit_code is None:
-            # Until it is reaped its number, and so its group's, cannot be anybody else's.
+            # Until it is reaped its number, and so its group's, cannot be reused.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         below = shim_files.descendants(os.getpid())
@@ -67,9 +71,9 @@ class Worker:
         return len(left)
 
     def is_childless(self) -> bool:
-        """Whether the shim has no child, and so no descendant, as it adopts every orphan.
+        """True if the shim has no child, and so no descendant, as it adopts every orphan.
 
-        The kernel's word: a look through /proc can miss a process that forks meanwhile.
+        The kernel answers this: a look through /proc can miss a process that forks meanwhile.
         """
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -78,9 +82,10 @@ class Worker:
         return False
 
     def freeze(self, spared: set[int], *, is_frozen: bool) -> None:
-        """SIGSTOP, or SIGCONT, to all below the shim: they compute no more, or go on.
+        """SIGSTOP, or SIGCONT, to all processes below the shim.
 
-        Looks again until nobody is new: a process that was about to fork may have done so first.
+        It repeats until no new process appears: a process that was about to fork may have done so
+        first.
         """
         number, seen = signal.SIGSTOP if is_frozen else signal.SIGCONT, set(spared)
         while True:
@@ -93,7 +98,7 @@ class Worker:
                 _signal(pid, below[pid], number)
 
     def reap(self) -> list[int]:
-        """Collect every child that ended, whose ever it was; their process ids."""
+        """Collect every child that ended, its own or adopted; their process ids."""
         ended: list[int] = []
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -115,14 +120,14 @@ RLIMIT_LOCKS = 10
 
 
 def _signal(pid: int, start_ticks: int, number: int) -> None:
-    """Signal a process that was seen below the shim, if its number is not another's by now."""
+    """Signal a process that was seen below the shim, unless its number is another's by now."""
     if shim_files.start_ticks(pid) == start_ticks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def _bear(mark: int | None) -> None:
-    """In the child: have the mark that every process of the worker inherits.
+    """In the child: set the mark that every process of the worker inherits.
 
     The hard limit stays, so that a shim inside a job can mark its own worker. Where a lower hard
     limit is set, the environment is the only mark.
@@ -142,7 +147,7 @@ def _become(
     error_fd: int,
     mark: int | None,
 ) -> None:
-    """In the child: turn into the worker, or say on `error_fd` why not."""
+    """In the child: become the worker, or report on `error_fd` why not."""
     exit_code = NOT_EXECUTABLE_EXIT_CODE
     try:
         os.setsid()

@@ -1,4 +1,4 @@
 """Files that outlive a restart of the agent.
 
-Start at `ledger`, what the node remembers; `node_lock` keeps a second agent away.
+Start at `ledger`, the node's memory on disk; `node_lock` keeps a second agent away.
 """

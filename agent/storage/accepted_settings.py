@@ -1,6 +1,4 @@
-"""The settings that an agent accepted last, in its state directory: for a way home of which their
-file tells no longer. Must not know what a setting means, nor when a node goes home.
-"""
+"""Keeps the settings that an agent accepted last, for a return after their file has changed."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ OWNER_ONLY = 0o600
 
 
 def keep(state_dir: Path, settings: AgentSettings) -> None:
-    """Write them down; synced when it returns. Those that are there already cost no write.
+    """Write the settings to disk; synced when it returns. Unchanged settings cost no write.
 
     Raises:
-        OSError: the disk does not take it; what was there before is whole.
+        OSError: the disk refuses it; the earlier file is whole.
     """
     told = _told(msgspec.structs.replace(settings, state_dir=str(state_dir.absolute())))
     path = state_dir / FILE
@@ -38,13 +36,16 @@ def keep(state_dir: Path, settings: AgentSettings) -> None:
             owned=lambda fd: file_ownership.give(fd, state_dir),
         )
     except OSError:
-        with suppress(OSError):  # a full disk needs what it took
+        with suppress(OSError):  # a full disk needs that space back
             path.with_name(f"{FILE}.new").unlink()
         raise
 
 
 def kept(state_dir: Path) -> AgentSettings | None:
-    """What `keep` wrote last; None where nothing was, or it is of another version of Aryl."""
+    """The settings that `keep` wrote last.
+
+    None if there are none, or of another version of Aryl.
+    """
     told = shim_files.read_json(str(state_dir / FILE))
     try:
         return None if told is None else msgspec.convert(told, AgentSettings)
@@ -53,8 +54,10 @@ def kept(state_dir: Path) -> AgentSettings | None:
 
 
 def _told(values: Struct) -> dict[str, object]:
-    """What differs from the defaults: a key that nobody set stands in no one's way if another
-    version does not have it."""
+    """The settings that differ from the defaults.
+
+    A key that is left out cannot disturb another version that does not have it.
+    """
     told: dict[str, object] = {}
     for field in msgspec.structs.fields(values):
         value = getattr(values, field.name)
@@ -65,5 +68,5 @@ def _told(values: Struct) -> dict[str, object]:
 
 
 def _as_read(value: object) -> object:
-    """As a file has it, where a tuple is a list."""
+    """The value as read from a file, where a tuple is a list."""
     return msgspec.json.decode(msgspec.json.encode(value))

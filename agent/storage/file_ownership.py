@@ -1,8 +1,7 @@
-"""Whose the files in a node's state directory are: its owner's, also those that root makes there.
-Must not know what is in them.
+"""Gives files that root creates in a node's state directory to the directory's owner.
 
-The files are closed to all others, so an agent that is not root could not go on with what root's
-`--go-home` left.
+The files are closed to all other accounts. An agent that is not root could otherwise not go on with
+files left by root's `--go-home`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from pathlib import Path
 
 ROOT = 0
 WORKER_DEPTH = 2
-"""Of a worker's directory; what its job keeps below it is the job's."""
+"""Depth of a worker's directory; files of its job below it stay the job's."""
 
 
 def give(fd: int, state_dir: Path) -> None:
-    """Give what root made in a state directory to its owner, if that is somebody else.
+    """Give files that root made in a state directory to the directory's owner.
 
-    A file that has another name besides is left as it is: whoever has the directory could have
-    linked one of root's there. So is what cannot be given; its owner is told when it is opened.
+    A file that has another name besides is left alone: the directory's owner could have linked one
+    of root's there. A file that cannot be given is left too; its owner gets the error when opening
+    it.
     """
     if os.geteuid() != ROOT:
         return
@@ -34,8 +34,10 @@ def give(fd: int, state_dir: Path) -> None:
 
 
 def give_all(state_dir: Path) -> None:
-    """The same of everything that root has left there, workers' directories included; no link is
-    followed."""
+    """Give away everything that root has left there, workers' directories included.
+
+    It follows no link.
+    """
     if os.geteuid() != ROOT:
         return
     with contextlib.suppress(OSError):

@@ -1,14 +1,12 @@
-"""The agent's ledger: an append-only file of what must outlive a restart. Knows files, no rules.
+"""The agent's ledger: an append-only file of all that must outlive a restart.
 
-Each record is a whole `Memory`, framed by length and checksum and synced to disk; the last whole
-record counts, so a torn write at the end costs nothing. A disk that is full or read-only stops no
-reader, and no write that failed leaves anything behind that a later one could be lost after.
+Each record is a whole `Memory`, framed by length and checksum and synced to disk. The last whole
+record counts, so a torn write at the end costs nothing. A full or read-only disk stops no reader. A
+failed write leaves nothing behind that could cost a later record.
 
-How a ledger says whose fault an end is, for agents of older versions as well. Must not know
-files, nor what is done about a fault.
-
-Such an agent knows no field of its own for it, only words in front of the error. It would charge
-the job of a worker for what its node did, and no newer agent has a chance to say otherwise.
+The ledger also marks whose fault a worker's end is in a form that older agents keep. An older agent
+has no field for the fault, only the error's text. Without the mark it would charge the job for a
+fault of the node, and a newer agent could no longer correct that.
 """
 
 from __future__ import annotations
@@ -42,17 +40,23 @@ _FIRST = f"{NODE_WORDS}: "
 
 
 def written(memory: Memory) -> Memory:
-    """As it goes to disk: the errors that are the node's begin with the words. `read` undoes it."""
+    """A memory as it goes to disk: the errors that are the node's begin with the words.
+
+    `read` undoes it.
+    """
     return _with_errors(memory, lambda held: _FIRST + held.error)
 
 
 def read(memory: Memory) -> Memory:
-    """As `written` was given it; what has words alone, and no field, is left as it is."""
+    """The memory as `written` got it.
+
+    An error with the words alone, and no field, is left alone.
+    """
     return _with_errors(memory, lambda held: held.error.removeprefix(_FIRST))
 
 
 def _with_errors(memory: Memory, changed: Callable[[WorkerState], str]) -> Memory:
-    """The memory with other errors of those workers whose node is to blame."""
+    """The memory with other errors for those workers whose node is at fault."""
     workers = {
         name: structs.replace(held, error=changed(held)) if held.fault.is_nodes else held
         for name, held in memory.workers.items()
@@ -74,7 +78,7 @@ _decoder = msgspec.msgpack.Decoder(Memory)
 
 
 class _Versioned(Struct):
-    """What is read first: the rest may have another meaning."""
+    """The version, which is read first: the rest may have another meaning."""
 
     version: int = MEMORY_VERSION
 
@@ -83,9 +87,9 @@ _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def peek(state_dir: Path) -> Memory | None:
-    """What the ledger says now, without touching it: somebody else may be writing.
+    """The ledger's present memory, without touching it: another process may be writing.
 
-    None of a new node, and of a ledger of another version.
+    None for a new node, and for a ledger of another version.
     """
     try:
         payload, _ = last_record((state_dir / "ledger").read_bytes())
@@ -95,7 +99,7 @@ def peek(state_dir: Path) -> Memory | None:
 
 
 def peek_payload(payload: bytes) -> Memory | None:
-    """The memory of a record; None of an empty one, and of one of another version."""
+    """The memory of a record; None for an empty one, and for one of another version."""
     try:
         return _memory(payload) if payload else None
     except msgspec.DecodeError:
@@ -106,19 +110,19 @@ class LedgerPort(Protocol):
     """Where a memory is kept."""
 
     def load(self) -> Memory | None:
-        """The last whole record; None of a new node."""
+        """The last whole record; None for a new node."""
         ...
 
     async def save(self, memory: Memory) -> None:
-        """Return when this memory is on disk; one that did not change costs nothing.
+        """Return when this memory is on disk; an unchanged one costs nothing.
 
         Raises:
-            Unavailable: it is not, and may be tried again.
+            Unavailable: it is not on disk, and may be tried again.
         """
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the ledger."""
         ...
 
 
@@ -127,7 +131,7 @@ class Ledger:
 
     Args:
         write, sync: `os.write` and `os.fsync`; a test puts a full disk in their place, or one that
-            tells what would outlive a power cut.
+            records what would outlive a power cut.
         limit_s: how long one save may take.
     """
 
@@ -144,27 +148,27 @@ class Ledger:
         self._sync = sync
         self._fd: int | None = None
         self._end = 0
-        """Where the last whole record ends; what a write that failed left is cut off there."""
+        """The end of the last whole record; the remains of a failed write are cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
         self._limit_s = limit_s
         self._writer: ThreadPoolExecutor | None = None
-        """A thread of its own: a disk that hangs must not take those of other work."""
+        """A thread of its own: a disk that hangs must not block the threads of other work."""
         self._writing: asyncio.Future[None] | None = None
         self._mark = _Mark(state_dir / "ledger.current", limit_s=limit_s * MARK_LIMIT_RATIO)
         self.is_behind = self._mark.was_behind
-        """The last process that had this ledger acted on a memory that no disk took. What it
-        reported of workers that have no status on disk is not known."""
+        """The last process with this ledger acted on a memory that no disk took. Its reports about
+        workers without a status on disk are unknown."""
 
     def load(self) -> Memory | None:
-        """The last whole record. What follows it is a torn write and is cut off.
+        """The last whole record. Anything after it is a torn write and is cut off.
 
         A disk that takes no write is no reason to forget: the record counts, and the first `save`
-        tells whether it can be written again.
+        shows whether it can be written again.
 
         Raises:
-            ConfigError: the file is of another version of Aryl; it is left as it is.
-            Unavailable: it is there and cannot be read.
+            ConfigError: the file is of another version of Aryl; it is left unchanged.
+            Unavailable: the file exists and cannot be read.
         """
         try:
             data = self._path.read_bytes()
@@ -201,17 +205,17 @@ class Ledger:
             os.close(fd)
 
     async def save(self, memory: Memory) -> None:
-        """Return when this memory is on disk; one that did not change costs nothing.
+        """Return when this memory is on disk; an unchanged one costs nothing.
 
         Raises:
-            Unavailable: the disk took it not. The record before it counts, and it may be tried
-                again as often as one likes.
+            Unavailable: the disk refused it. The record before it counts, and it may be tried again
+                any number of times.
         """
         payload = _encoder.encode(memory)
         async with self._lock:
             if payload == self._last:
                 return
-            self._last = b""  # after a failure the next one is written, to know that it can be
+            self._last = b""  # after a failure the next one is written, to test the disk
             try:
                 if self._writing is not None:  # of a save that took too long
                     await self._written(self._writing, within_s=0.0)
@@ -233,7 +237,7 @@ class Ledger:
         """Return when a record is on disk.
 
         Raises:
-            OSError: the disk took it not.
+            OSError: the disk refused it.
             Unavailable: the disk does not answer; the record may yet get there.
         """
         done, _ = await asyncio.wait({writing}, timeout=within_s)
@@ -265,14 +269,14 @@ class Ledger:
             data = data[self._write_some(fd, data) :]
 
     def _rewrite(self, payload: bytes) -> None:
-        """A fresh file with one record, in place of the old one at once or not at all."""
+        """A fresh file with one record replaces the old one at once or not at all."""
         fresh, record = self._path.with_suffix(".new"), frame(payload)
         fd = _open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             self._write_all(fd, record)
             self._sync(fd)
         except OSError:
-            with contextlib.suppress(OSError):  # a full disk needs what it took
+            with contextlib.suppress(OSError):  # a full disk needs that space back
                 fresh.unlink()
             raise
         finally:
@@ -290,8 +294,10 @@ class Ledger:
             os.close(directory)
 
     def close(self) -> None:
-        """Let the file and the thread go; the next save has others. A write that the disk holds
-        keeps both."""
+        """Close the file and the thread; the next save has others.
+
+        A write that the disk holds keeps both.
+        """
         if self._writing is not None and not self._writing.done():
             return
         self._let_go()
@@ -303,15 +309,15 @@ class Ledger:
     def _let_go(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # some file systems tell here of a write that failed
+            with contextlib.suppress(OSError):  # some file systems report a failed write here
                 os.close(fd)
 
 
 class _Mark:
     """A file that is empty while its process acts on a memory that no disk took.
 
-    The calls come from one save at a time and are done in their order, by a thread of their own: a
-    record that the disk holds keeps back no mark, and a mark that it holds no save.
+    The calls come from one save at a time and run in order, on a thread of their own: a record that
+    the disk holds delays no mark, and a mark that it holds delays no save.
     """
 
     def __init__(self, path: Path, *, limit_s: float) -> None:
@@ -319,13 +325,13 @@ class _Mark:
         self._limit_s = limit_s
         self.was_behind = _is_empty(path)
         self._is_behind = True if self.was_behind else None
-        """As last written; None: this process has not written it yet."""
+        """The mark as last written; None: this process has not written it yet."""
         self._is_wanted_behind: bool | None = None
         self._writer: ThreadPoolExecutor | None = None
         self._writing: asyncio.Future[None] | None = None
 
     async def write(self, *, is_behind: bool) -> None:
-        """Empty the mark or fill it, unless it is so; waits at most the limit, and once."""
+        """Empty the mark or fill it, unless it is so already; waits at most the limit, and once."""
         is_under_way = self._writing is not None and not self._writing.done()
         if is_behind is (self._is_wanted_behind if is_under_way else self._is_behind):
             return
@@ -336,13 +342,16 @@ class _Mark:
         await asyncio.wait({self._writing}, timeout=self._limit_s)
 
     def _empty(self) -> None:
-        """Needs no room on the disk. It need not outlive a boot, which ends all workers."""
+        """Empty the mark: that needs no disk space.
+
+        It need not outlive a boot, which ends all workers.
+        """
         with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
             os.close(_open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
             self._is_behind = True
 
     def _fill(self) -> None:
-        """A disk that has no room for it is asked with the next record."""
+        """Fill the mark: a disk that has no room for it is tried again with the next record."""
         with contextlib.suppress(OSError):
             fd = _open_own(self._path, os.O_WRONLY | os.O_CREAT)
             try:
@@ -352,17 +361,17 @@ class _Mark:
             self._is_behind = False
 
     def close(self) -> None:
-        """Let the thread go; a write that the disk holds keeps it."""
+        """Let the thread end; a write that the disk holds keeps it."""
         if self._writer is not None and (self._writing is None or self._writing.done()):
             self._writer.shutdown(wait=False)
             self._writer = None
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
-    """(payload, end) of the last whole record before the first broken one; (b"", 0) of none.
+    """(payload, end) of the last whole record before the first broken one; (b"", 0) without any.
 
-    No record is empty: zeros are what a power cut leaves where a file was made longer and not yet
-    written, and their checksum would be right.
+    No record is empty: a power cut leaves zeros where a file was extended and not yet written, and
+    their checksum would be right.
     """
     payload, offset = b"", 0
     while offset + _FRAME.size <= len(data):
@@ -399,11 +408,14 @@ def _decoded(payload: bytes) -> Memory:
 
 
 def _open_own(path: Path, flags: int) -> int:
-    """A file of the node's account alone, whatever the umask: the last resort has not the agent's.
-    One that is there and that others may read is closed to them; no link is followed."""
+    """Open a file for the node's account alone, whatever the umask.
+
+    The last resort has another umask. An existing file that others may read is closed to them; no
+    link is followed.
+    """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN_MODE)
     file_ownership.give(fd, path.parent)
-    with contextlib.suppress(OSError):  # another's, or on a disk that takes no write
+    with contextlib.suppress(OSError):  # another process's, or on a disk that takes no write
         if stat.S_IMODE(os.fstat(fd).st_mode) & ~OWN_MODE:
             os.fchmod(fd, OWN_MODE)
     return fd
@@ -426,8 +438,8 @@ def exclusive(state_dir: Path) -> Generator[None]:
     """Hold the node: an agent and a `--go-home` never work on it at the same time.
 
     Raises:
-        Unavailable: somebody else holds it, or the disk does not take the lock's file, which is
-            there since the node's first agent.
+        Unavailable: another process holds it, or the disk refuses the lock's file, which exists
+            since the node's first agent.
         ConfigError: this account cannot have a lock there, whatever the disk does.
     """
     path = lock_path(state_dir)

@@ -1,13 +1,12 @@
-"""Who holds a node and whether it is alive, in a file beside the node's lock, and the end of a
-holder that hangs. Must not know leases, nor when a node must be at home.
+"""The node's lock: which process holds the node, whether it lives, and how a hung one is ended.
 
-The holder says pid and start time, and beats: a count that grows while its event loop turns and
-nothing that it has begun is overdue. Whoever finds the lock taken watches that count. No instant of
-the wall clock is compared: the age of a beat is told by CLOCK_MONOTONIC, which stands still while
-the machine is suspended, and a watcher that was held up itself begins to watch anew: what held it
-up may have held up the holder.
-A disk that is full or read-only stops no holder, and where no beat can be written silence proves
-nothing.
+The holder writes its pid and start time, and beats: a counter that grows while its event loop turns
+and no duty is overdue. A process that finds the lock taken watches that counter. It never compares
+instants of the wall clock: CLOCK_MONOTONIC, which stands still while the machine is suspended,
+gives the age of a beat. A watcher that was paused itself starts to watch again, because the same
+pause may have stopped the holder.
+
+A full or read-only disk stops no holder. Where no beat can be written, silence proves nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.5
 LOOK_S = 0.1
 WATCH_S = 2 * BEAT_S
-"""However old the last beat is, a holder is watched so long: one that was stopped and goes on, or
-whose machine was suspended, beats within one `BEAT_S`."""
+"""However old the last beat is, a holder is watched this long. A holder that was stopped and goes
+on, or whose machine was suspended, beats within one `BEAT_S`."""
 HELD_UP_S = WATCH_S / 2
-"""Two looks further apart than this: the watcher was held up itself."""
+"""With two looks further apart than this, the watcher was paused itself."""
 WAITING_IN_KERNEL = "D"
 """State of a thread that waits for a disk or a device (proc(5)); no signal reaches it."""
 
@@ -50,7 +49,7 @@ def monotonic_s() -> float:
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """What a holder says of itself. `beat_at_s` is on CLOCK_MONOTONIC."""
+    """The holder's own record. `beat_at_s` is on CLOCK_MONOTONIC."""
 
     boot_id: str
     pid: int
@@ -59,10 +58,11 @@ class Holder(Struct, frozen=True, kw_only=True):
     beat_at_s: float
 
     def is_running(self, state_dir: Path) -> bool:
-        """Whether this very process is there, stopped or not, and no other with its pid.
+        """True if this very process exists, stopped or not, and no other with its pid.
 
-        Another boot id is no proof that it is gone: in a container the file may be masked for it or
-        for whoever looks. No lock outlives a boot, and the kernel says who has one.
+        Another boot id is no proof that it is gone: in a container the boot id may be masked for
+        the holder or for the reader. No lock outlives a boot, and the kernel knows which process
+        has one.
         """
         if not 0 < self.start_ticks == start_ticks(self.pid):
             return False
@@ -70,17 +70,17 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 def path_in(state_dir: Path) -> Path:
-    """Where a node's holder says who it is."""
+    """The file in which a node's holder records itself."""
     return state_dir / "holder"
 
 
 def lock_path(state_dir: Path) -> Path:
-    """What a node's holder has locked."""
+    """The file that a node's holder has locked."""
     return state_dir / "lock"
 
 
 def read(state_dir: Path) -> Holder | None:
-    """What the node's holder said last; None when nobody did, or it cannot be read."""
+    """The holder's last record; None when there is none, or it cannot be read."""
     try:
         named_boot_id, pid, ticks, count, at_s = path_in(state_dir).read_text("ascii").split()
         return Holder(
@@ -98,10 +98,10 @@ class Heartbeat:
     """The holder's side of the file; the node's lock must be held.
 
     Args:
-        is_needed: asked before each beat. A node at home is never looked at, and need not wear its
+        is_needed: asked before each beat. A node at home is never watched, so it need not wear its
             disk.
-        is_well: asked before each beat. A holder with a duty that gets nowhere is to be ended as
-            one whose loop does not turn: it would keep the node for ever.
+        is_well: asked before each beat. A holder with a duty that makes no progress must be ended
+            like one whose loop has stopped: it would keep the node for ever.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Heartbeat:
         self._path = path_in(state_dir)
         self._count = 0
         # One line of constant length, written in place: neither a rename nor a sync per beat, and
-        # on a full disk the blocks that a holder before this one had.
+        # on a full disk the blocks of an earlier holder.
         self._name = f"{boot_id()} {os.getpid():010d} {start_ticks(os.getpid()):020d}"
         self._fd: int | None = None
         self._error = ""
         self._try_write()
 
     def _try_write(self) -> None:
-        """A beat, if the disk takes it; one that does not is told once."""
+        """Write a beat, if the disk takes it; a disk that does not is reported once."""
         try:
             self._write()
-        except OSError as error:  # the next one may go; the ledger tells of a dead disk
+        except OSError as error:  # the next one may go; the ledger reports a dead disk
             if not self._error:
                 log.warning("heartbeat %s: %s", self._path, error)
             self._error = str(error)
@@ -152,15 +152,15 @@ class Heartbeat:
             while True:
                 await clock.sleep(BEAT_S)
                 while self.is_needed() and not self.is_well():
-                    # One that was stopped is well again as soon as its timers have run, and must
-                    # beat before whoever watches it gives it up.
+                    # A resumed holder is well again as soon as its timers have run, and must beat
+                    # before its watcher gives it up.
                     await clock.sleep(LOOK_S)
                 if not self.is_needed():
                     continue
                 await loop.run_in_executor(writer, self._try_write)
 
     def close(self) -> None:
-        """Say that nobody is there; before the lock is given up."""
+        """Record that no holder is left; called before the lock is released."""
         with contextlib.suppress(OSError):
             self._path.unlink()
         if self._fd is not None:
@@ -169,12 +169,12 @@ class Heartbeat:
 
 @contextlib.asynccontextmanager
 async def beating(state_dir: Path, clock: Clock) -> AsyncGenerator[Heartbeat]:
-    """Beat for as long as the block runs; a heartbeat that breaks ends the block.
+    """Beat for as long as the block runs; a heartbeat that fails ends the block.
 
-    Whoever goes on without one is taken for hung as soon as the node is away.
+    A holder without a heartbeat counts as hung as soon as the node is away.
 
     Raises:
-        Exception: what the heartbeat broke of.
+        Exception: the error of the heartbeat.
     """
     heartbeat = Heartbeat(state_dir)
     holder = asyncio.current_task()
@@ -205,14 +205,14 @@ async def end_if_hung(
     let_go_s: float = END_S,
     proc: Path = PROC,
 ) -> Holder | None:
-    """SIGKILL a holder that has not beaten for `patience_s`; it is gone or going then.
+    """SIGKILL a holder that has not beaten for `patience_s`; afterwards it is gone or about to go.
 
-    Never by a pid alone: boot, pid and start time must be those of who wrote the file. None: nobody
-    was ended, as whoever had the lock let it go within `let_go_s`.
+    A pid alone is never enough: boot, pid and start time must be those in the file. None: no
+    process was killed, because the holder released the lock within `let_go_s`.
 
     Raises:
-        Unavailable: it is alive, or nobody knows who it is, or it waits for a disk and would not
-            end; whoever calls tries again later.
+        Unavailable: it is alive, or unknown, or it waits for a disk and would not end; the caller
+            tries again later.
     """
     holder = read(state_dir)
     if holder is None or not holder.is_running(state_dir):
@@ -250,12 +250,13 @@ async def end_if_hung(
 
 
 async def _until_let_go(state_dir: Path, within_s: float, clock: Clock) -> None:
-    """Wait for the lock of a holder that is gone, or has said that it goes. For a moment a lock
-    outlives its process: in a child that has not yet become a program of its own, or until the
-    kernel has closed all that a dead one had open.
+    """Wait for the lock of a holder that is gone, or has announced its end.
+
+    A lock may outlive its process for a moment: in a child that has not yet become a program of its
+    own, or until the kernel has closed the dead process's files.
 
     Raises:
-        Unavailable: somebody still has it, and nobody knows who.
+        Unavailable: a process still has it, and which one is unknown.
     """
     began_at_s = clock.now_s()
     while is_locked(str(lock_path(state_dir))):
@@ -265,7 +266,7 @@ async def _until_let_go(state_dir: Path, within_s: float, clock: Clock) -> None:
 
 
 def _end(holder: Holder, state_dir: Path) -> None:
-    """SIGKILL of this process and no other: the descriptor is taken before it is verified.
+    """SIGKILL this process and no other: the descriptor is taken before it is verified.
 
     Raises:
         Unavailable: the kernel refuses (pidfd_open needs Linux 5.3).

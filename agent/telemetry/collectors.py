@@ -1,6 +1,6 @@
-"""What an agent measures, and how it measures all of it in time.
+"""The collectors of an agent, each with a deadline, so that a report is always on time.
 
-Must not know the bus or what a node does with the numbers: a collector fills its part of a report.
+Each collector fills its own part of a report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_ERROR_CHARS = 500
 class Part(Struct, frozen=True, kw_only=True):
     """A collector's share of a node report; `error` where it could not measure all of it.
 
-    is_page_whole: no value of the server's pages was dropped, of those that a load is made of.
+    is_page_whole: no value of the server's pages that makes up a load was dropped.
     """
 
     gpus: tuple[GpuReport, ...] | None = None
@@ -54,11 +54,11 @@ class Collector(Protocol):
 
 
 class Collected(Struct, frozen=True, kw_only=True):
-    """All parts of one round, and how each collector fared."""
+    """All parts of one round, and the result of each collector."""
 
     gpus: tuple[GpuReport, ...] = ()
     lost_indices: tuple[int, ...] = ()
-    """GPUs that are lost and cannot be named by what was read."""
+    """GPUs that are lost and that the reading cannot name."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     is_page_whole: bool = True
@@ -70,9 +70,9 @@ class Collected(Struct, frozen=True, kw_only=True):
 async def collect_all(
     collectors: Sequence[Collector], clock: Clock, deadline_s: float
 ) -> Collected:
-    """Every collector at once; takes at most `deadline_s`, whatever one of them does.
+    """Run every collector at once; takes at most `deadline_s`, whatever one of them does.
 
-    A failure or a timeout is a `CollectorReport` that says so, never an exception.
+    A failure or a timeout becomes a `CollectorReport`, never an exception.
     """
     results = await asyncio.gather(
         *(_collect_one(collector, clock, deadline_s) for collector in collectors)
@@ -117,7 +117,7 @@ def _first(values: Iterable[T | None]) -> T | None:
 class GpuCollector:
     """GPUs, through the NVML child; their XIDs from the kernel log too, where it is read.
 
-    Of the processes on them those that only compute for others are left out: see `agent.gpu.mps`.
+    Processes that only compute for others are left out: see `agent.gpu.mps`.
     """
 
     name = GPU_COLLECTOR
@@ -131,7 +131,7 @@ class GpuCollector:
         self._xids = GpuXids()
 
     async def collect(self) -> Part:
-        """All GPUs; what could not be read of them is the error."""
+        """All GPUs; the error names what could not be read."""
         gpus = without_servers(await self._reader.sample())
         if self._kernel_log is not None:
             lines = self._kernel_log.take()
@@ -142,7 +142,7 @@ class GpuCollector:
 
 
 class KernelLogCollector:
-    """How the kernel log's follower fares; what it finds goes to the GPUs."""
+    """The state of the kernel log's follower; its XIDs go to the GPUs."""
 
     name = "kernel_log"
 
@@ -150,7 +150,7 @@ class KernelLogCollector:
         self._kernel_log = kernel_log
 
     async def collect(self) -> Part:
-        """Nothing of its own: an error while the log is not read."""
+        """No measurement of its own, only an error while the log is not read."""
         self._kernel_log.start()
         return Part(error=self._kernel_log.error)
 
@@ -165,11 +165,11 @@ def _cpu_s() -> tuple[float, float]:
 class HostCollector:
     """CPU and memory of the machine.
 
-    psutil's own percentage is since anybody's last question in this process: several nodes in one
-    process would shorten each other's interval to nothing, so this one keeps its own.
+    psutil's own percentage counts from any caller's last question in this process. Several nodes in
+    one process would shorten each other's interval to nothing, so this collector keeps its own.
 
     Args:
-        busy_and_total_s: seconds that all CPUs together were busy, and that they were there.
+        busy_and_total_s: seconds that all CPUs together were busy, and the total of their time.
     """
 
     name = "host"
@@ -184,7 +184,7 @@ class HostCollector:
         """CPU busy share since this collector's last call."""
         busy_s, total_s = self._busy_and_total_s()
         last_busy_s, last_total_s = self._last_s
-        if total_s > last_total_s:  # the kernel counts in ticks: twice within one says nothing new
+        if total_s > last_total_s:  # two samples within one kernel tick show nothing new
             ratio = (busy_s - last_busy_s) / (total_s - last_total_s)
             self._busy_ratio = min(1.0, max(0.0, ratio))
             self._last_s = busy_s, total_s
@@ -213,10 +213,12 @@ class InferenceCollector:
         clock: Clock,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_wanted` says whether the server should be up: one that was stopped is no failure.
+        """Make a collector.
+
+        is_wanted: whether the server should be up: a stopped server is no failure.
 
         Raises:
-            ConfigError: there is no such engine.
+            ConfigError: the engine is unknown.
         """
         self._pages = [ServerPage(one, fetch=fetch, clock=clock) for one in instances]
         self._timeout_s = timeout_s
@@ -225,7 +227,7 @@ class InferenceCollector:
     async def collect(self) -> Part:
         """The servers' own numbers, or nothing while they should not be up.
 
-        One page that cannot be read leaves the load of all unknown: a sum without it is too low.
+        One unreadable page makes the load of all unknown: a sum without it is too low.
         """
         if not self._is_wanted():
             return Part()
@@ -239,7 +241,7 @@ class InferenceCollector:
 
 
 class CostCollector:
-    """What Aryl itself takes from the node: the agent and its children, by their kind."""
+    """Aryl's own cost on the node: the agent and its children, by their kind."""
 
     name = "cost"
 
@@ -260,7 +262,7 @@ class CostCollector:
 
 
 class _ChildCost:
-    """What one kind of child costs, those that have ended included."""
+    """The cost of one kind of child, ended children included."""
 
     def __init__(self, child_pid: Callable[[], int | None]) -> None:
         self.cost = CostReport(cpu_s=0.0, rss_bytes=0)
@@ -269,13 +271,13 @@ class _ChildCost:
         self._ended_children_cpu_s = 0.0
 
     def look(self) -> None:
-        """Read what it has cost until now."""
+        """Read the cost so far."""
         self.cost = self._measure()
 
     def _measure(self) -> CostReport:
         pid = self._child_pid()
         if self._child is None or self._child.pid != pid:
-            # The last look at a child that has ended is what it cost: a counter must not go back.
+            # The last sample of a child that has ended is its total: a counter must not go back.
             self._ended_children_cpu_s = self.cost.cpu_s
             self._child = _process(pid)
         ended = CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)
@@ -320,11 +322,10 @@ def build_collectors(
 ) -> tuple[Collector, ...]:
     """Every collector of a node.
 
-    The inference server's only where there is one that tells its load, the kernel log's where it is
-    read.
+    The inference server's only where a server reports its load, the kernel log's where it is read.
 
     Raises:
-        ConfigError: there is no such engine.
+        ConfigError: the engine is unknown.
     """
     collectors: list[Collector] = [
         GpuCollector(reader, clock, kernel_log),

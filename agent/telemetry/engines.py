@@ -1,9 +1,8 @@
-"""Which series of an inference engine's page say what, engine by engine: presets of
-`agent.settings.MetricsSettings`, and nothing that a site could not write itself. Pure.
+"""Presets of `agent.settings.MetricsSettings`: the series of each inference engine's metrics page.
 
-Names and meanings are those of the engines' own sources: vLLM 0.4 to 0.32, SGLang 0.3 to 0.5.10,
-Triton 23.04 and later, TensorRT-LLM 1.1 and later, Dynamo 0.7 and later, NIM for LLMs 1.x and 2.x,
-llama.cpp of 2024 to 2026, TGI 1.4 to 3.
+A site can write the same settings itself. Names and meanings come from the engines' own sources:
+vLLM 0.4 to 0.32, SGLang 0.3 to 0.5.10, Triton 23.04 and later, TensorRT-LLM 1.1 and later, Dynamo
+0.7 and later, NIM for LLMs 1.x and 2.x, llama.cpp of 2024 to 2026, TGI 1.4 to 3. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from common.errors import ConfigError
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One way in which pages of an engine are named; `when`: only where the page has this."""
+    """One set of names that an engine's pages use; `when`: only where the page has this."""
 
     name: str
     metrics: MetricsSettings
@@ -29,14 +28,14 @@ def _one(*series: str, **labels: str) -> CountSettings:
 
 
 def _lazy(*series: str, **labels: str) -> CountSettings:
-    """Of a series that the engine makes at its first event, or that only some servers have."""
+    """A series that the engine creates at its first event, or that only some servers have."""
     return CountSettings(series=series, labels=labels, optional=True)
 
 
 def _vllm(prefix: str, name: str, *, is_lazy: bool = False) -> Dialect:
     """vLLM with its names behind a prefix.
 
-    V0 has requests swapped to the CPU beside those that run or wait. Ray Serve makes a counter at
+    V0 has requests swapped to the CPU beside those that run or wait. Ray Serve creates a counter at
     its first event, without declaring it before.
     """
     success = (f"{prefix}request_success_total", f"{prefix}request_success")
@@ -63,7 +62,7 @@ _VLLM = (
 )
 
 _SGLANG_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank", "attn_cp_rank", "cp_rank")
-"""Ranks that work on the same requests. Those of different `dp_rank` do not."""
+"""Ranks that work on the same requests, unlike those of different `dp_rank`."""
 _SGLANG_QUEUES = (
     # In front of the queue of those that wait for their grammar, and around it where prefill and
     # decode are servers of their own: https://docs.sglang.ai, PD disaggregation.
@@ -79,7 +78,7 @@ def _sglang(prefix: str, name: str) -> Dialect:
     def count(*names: str, optional: bool = False) -> CountSettings:
         return CountSettings(
             series=tuple(f"{prefix}{one}" for one in names),
-            labels={"priority": ""},  # with one are the parts of a total that has none
+            labels={"priority": ""},  # series with the label are parts of the total without it
             copies=_SGLANG_RANKS,
             optional=optional,
         )
@@ -98,9 +97,9 @@ def _sglang(prefix: str, name: str) -> Dialect:
     )
 
 
-# Triton itself does not say how many requests run, its LLM back ends do. Without one, only the
-# success counter standing still shows that nothing runs. What waits in a back end has left Triton's
-# own queue.
+# Triton does not report how many requests run; its LLM back ends do. Without one, only a constant
+# success counter shows that nothing runs. Requests waiting in a back end have left Triton's own
+# queue.
 _TRITON_SUCCESS = "nv_inference_request_success"
 _TRITON = MetricsSettings(
     running=(
@@ -119,7 +118,7 @@ _TRITON = MetricsSettings(
     ),
 )
 # Each request of an ensemble counts at the ensemble and at each of its steps. The page does not
-# tell steps from other models, so the model with the most stands for all.
+# distinguish steps from other models, so the model with the most stands for all.
 _TRITON_ENSEMBLE = MetricsSettings(
     running=_TRITON.running,
     waiting=_TRITON.waiting,
@@ -147,9 +146,9 @@ _DYNAMO = (
     Dialect(
         name="Dynamo worker",
         metrics=MetricsSettings(
-            # From a request's arrival to its last token, also while the engine has it wait.
+            # From a request's arrival to its last token, including its wait in the engine.
             running=(_one("dynamo_component_inflight_requests", dynamo_endpoint="generate"),),
-            # `requests_total` of a worker counts arrivals, the histogram what is done.
+            # `requests_total` of a worker counts arrivals, the histogram completions.
             succeeded=(
                 _one("dynamo_component_request_duration_seconds_count", dynamo_endpoint="generate"),
             ),
@@ -220,7 +219,7 @@ def engine_named(name: str) -> tuple[Dialect, ...]:
     """The dialects of this engine.
 
     Raises:
-        ConfigError: there is no such engine.
+        ConfigError: the engine is unknown.
     """
     try:
         return ENGINES[name]

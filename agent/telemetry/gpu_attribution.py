@@ -1,16 +1,17 @@
-"""Whose the GPU processes of a node are, by what it does now. An edge: asks the machine.
+"""Attributes a node's GPU processes to workers, to the server, or to neither (foreign). An edge.
 
-Must not know what follows from it. A stranger is a process of nobody who was given the GPUs: while
-a node runs workers, one of no worker; while it serves, one that is not its server's; and while its
-GPUs change hands, whoever is alive on them and of neither. In between, as while a server warms up
-or does not answer, nobody can be told from it: whoever was a stranger before stays one. So it is on
-the GPUs of a worker that is being started, until its shim has said which process it is.
+A foreign process uses a GPU that was not assigned to it. While a node runs workers, that is a
+process of no worker. While the node serves, it is a process that is not the server's. While its
+GPUs change hands, it is any live process of neither. In between, as while a server warms up or does
+not answer, processes cannot be attributed: those that were foreign before stay foreign. The same
+holds on the GPUs of a starting worker, until its shim has reported the worker's process.
 
-Where a driver does not tell who is on a GPU, somebody is there who is nobody's if it is in use
-while no worker has it. Of a server's GPUs nothing can be said then.
+Where a driver does not list GPU processes, a GPU that is in use without a worker has a foreign
+process. About the GPUs of a server nothing is known in that case.
 
-What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
-lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
+A process that uses the GPUs only for a moment, as a diagnostic does, does not count as foreign on a
+node that could be lent. Its pid differs each time, and each one would cost a loan or a stop of the
+server.
 """
 
 from __future__ import annotations
@@ -32,20 +33,23 @@ Found = tuple[tuple[int, GpuUuid], ...]
 log = logging.getLogger(__name__)
 
 LOOKS_IN_VAIN = 3
-"""So many samples in a row show that the server's units are not those that it runs in: one may be
-of processes that have ended meanwhile."""
+"""After this many samples in a row the server's units are not those that it runs in: one sample may
+show processes that have ended meanwhile."""
 STREAM_RATIO = 5.0
-"""Who follows each other on one GPU for so many times `after_s`, with nobody in between who stays,
-is a stranger as one that stays: what a diagnostic starts ends sooner, and a crash loop never."""
+"""Processes that follow each other on one GPU for this many times `after_s`, with no lasting one in
+between, count as foreign like one that stays: a diagnostic's end sooner, and a crash loop never
+ends."""
 _RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """One sample, and what is known of the node at that time.
+    """One sample, and the state of the node at that time.
 
-    gpus: None: they were not seen. owners: ancestors of all that was granted GPUs. is_healthy: its
-        server answered. unnamed: GPUs of workers that may run already, or still, and of which
-        nobody can say by which processes. held: GPUs of workers that may run.
+    gpus: None: they were not seen.
+    owners: ancestors of all processes that were granted GPUs.
+    is_healthy: its server answered.
+    unnamed: GPUs of workers that may run already, or still, and whose processes are unknown.
+    held: GPUs of workers that may run.
     """
 
     at_s: float
@@ -57,7 +61,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 class Kinship(Protocol):
-    """What of `agent.telemetry.machine.Machine` is asked here."""
+    """The part of `agent.telemetry.machine.Machine` that is used here."""
 
     def strangers(self, pids: set[int], owners: Sequence[int]) -> set[int]: ...
 
@@ -65,14 +69,15 @@ class Kinship(Protocol):
 
 
 class Strangers:
-    """Looks at each sample; `found`, `suspects` and `others` are of the last one.
+    """Examines each sample; `found`, `suspects` and `others` are of the last one.
 
     Args:
-        after_s: beside a server, and until a loan begins, a stranger is who was on a GPU in each
-            sample for so long. Not beside workers, where it costs nobody anything, nor on the way
-            home, which waits for none. But for so long is a GPU in use without a worker before it
-            is told: what has just left is seen for a moment.
-        free_memory_ratio: a GPU with less memory used is not in use by that.
+        after_s: beside a server, and until a loan begins, a process is foreign once it was on a GPU
+            in each sample for this long. The delay does not apply beside workers, where a report
+            costs nothing, nor on the way home, which does not wait for foreign processes. A GPU in
+            use without a worker is also reported only after this time: a process that has just left
+            is seen for a moment.
+        free_memory_ratio: a GPU with less memory used does not count as in use.
     """
 
     def __init__(
@@ -84,9 +89,9 @@ class Strangers:
         free_memory_ratio: float,
     ) -> None:
         self.found: Found = ()
-        """(pid, GPU) of those that are strangers for certain; `UNTOLD_PID`: nobody can name it."""
+        """(pid, GPU) of the certain foreign processes; `UNTOLD_PID`: one without a known pid."""
         self.suspects: frozenset[int] = frozenset()
-        """Those that will be, if they stay."""
+        """Processes that become foreign if they stay."""
         self.others: frozenset[int] = frozenset()
         """While the GPUs change hands, all that are alive and of no worker, the server's too."""
         self._machine = machine
@@ -94,21 +99,21 @@ class Strangers:
         self._after_s = after_s
         self._free_memory_ratio = free_memory_ratio
         self._in_use_since_s: dict[GpuUuid, float] = {}
-        """When the first was begun of the samples in a row that show it in use by nobody told."""
+        """Start of the first sample in a row that shows it in use by an unlisted process."""
         self._servers: frozenset[int] | None = None
-        """Processes of the server as it was seen last; None: nobody could tell."""
+        """Processes of the server as it was seen last; None: unknown."""
         self._beside: set[int] | None = None
-        """Who was not the server's in the sample that was judged last; None: nobody could tell."""
+        """Processes beside the server in the last judged sample; None: unknown."""
         self._since_s: dict[int | GpuUuid, float] = {}
-        """When the first was begun of the samples in a row that show it as nobody's, by pid, or
-        that show somebody of nobody's on it, by GPU."""
+        """Start of the first sample in a row that shows the process as foreign, by pid, or a
+        foreign process on the GPU, by GPU."""
         self._judged_at_s: float | None = None
         self._looks_in_vain = 0
         self._is_warned = False
 
     @property
     def unknown_server(self) -> str:
-        """Why nobody can tell the server's processes although its units are named; else empty."""
+        """Why the server's processes are unknown although its units are named; else empty."""
         if self._server is None or self._looks_in_vain < LOOKS_IN_VAIN:
             return ""
         units = ", ".join(self._server.units)
@@ -118,8 +123,10 @@ class Strangers:
         )
 
     def saw(self, look: Look, memory: Memory) -> None:
-        """Judge the GPU processes of a sample by the node's role; one that saw no GPU shows nothing
-        new."""
+        """Judge the GPU processes of a sample by the node's role.
+
+        A sample without GPUs changes nothing.
+        """
         if look.gpus is None:
             return
         used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes or ()]
@@ -141,12 +148,12 @@ class Strangers:
         elif is_serving and look.is_healthy and self._server is not None:
             self._judge(look, pids, self._server)
             if self._beside is not None:
-                # Of whoever outlived a stop of the server it does not matter whose it is: it would
-                # again, and no worker could have its GPU.
+                # The owner of a process that outlived a stop of the server does not matter: it
+                # would again, and no worker could have its GPU.
                 beside = self._beside | left
                 self._servers = frozenset(pids - beside)
                 certain = self._lasting(beside, known, since_s, look)
-        # Its worker has the GPU before it can say by which process: it would be told as nobody's.
+        # A worker has the GPU before it can report its process: that would count as foreign.
         self.found = tuple(
             (pid, uuid)
             for pid, uuid in used
@@ -157,7 +164,7 @@ class Strangers:
         self.found += tuple((UNTOLD_PID, uuid) for uuid in untold)
 
     def _untold(self, look: Look, gpus: Sequence[GpuReport]) -> list[GpuUuid]:
-        """GPUs that are in use without a worker of ours, and nobody can name whose."""
+        """GPUs that are in use without a worker of ours, and by an unknown process."""
         in_use = [
             gpu.uuid
             for gpu in gpus
@@ -175,7 +182,7 @@ class Strangers:
         ]
 
     def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:
-        """Find out who is none of the server's, once for each sample."""
+        """Find the processes that are not the server's, once for each sample."""
         if look.at_s == self._judged_at_s:
             return
         self._judged_at_s = look.at_s
@@ -187,9 +194,11 @@ class Strangers:
     def _lasting(
         self, beside: set[int], known: set[int], since_s: Mapping[int | GpuUuid, float], look: Look
     ) -> set[int]:
-        """Those that are known, or have been there for so long. One sample would never do: it may
-        show a server that ends, and be judged by the one that has begun. Of those that follow each
-        other on a GPU, the newest."""
+        """The processes that are known, or have been there for long enough.
+
+        One sample is not enough: it may show a server that ends, and be judged by the one that has
+        begun. For processes that follow each other on a GPU, the newest counts.
+        """
         by_gpu = {
             gpu.uuid: found
             for gpu in look.gpus or ()

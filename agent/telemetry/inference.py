@@ -1,9 +1,8 @@
-"""Inference load from what a server tells of itself. Pure; must not know loans, roles, forecasts,
-or how a page is fetched.
+"""Computes inference load from a server's metrics page. Pure.
 
-A page is Prometheus' text format or a JSON document. What counts in it says a `MetricsSettings`, a
-site's own or one of `agent.telemetry.engines`. A value that is no count is dropped, and the page is
-not: what was its last good value stands for it. Where nothing does, its number is unknown and not
+A page is Prometheus' text format or a JSON document. A `MetricsSettings`, a site's own or one of
+`agent.telemetry.engines`, names the series that count. An invalid value is dropped without its
+page, and the last good value stands for it. Without a last good value the number is unknown, not
 zero.
 
 A load is the growth of what succeeded, so there a value that is missing makes the sum unknown, and
@@ -34,16 +33,16 @@ COMMAND_OUTPUT = MetricsSettings(
     succeeded=(CountSettings(path="/succeeded"),),
     kv_cache=(CountSettings(path="/kv_cache_used_ratio", optional=True),),
 )
-"""What a command prints, as a JSON object."""
+"""A command's output, as a JSON object."""
 SHORT = 8
-"""So much of a name is looked at first: few lines begin like one that matters."""
+"""Only this much of a name is compared first: few lines begin like one that matters."""
 MAX_LINE_CHARS = 120
 """Of a line or a value that is told as dropped."""
 MAX_STANDS = 3
 """So many pages in a row the last good value of a counter stands for one that was dropped; as many
 reports without a page make a load unknown."""
 MAX_DROPPED = 5
-"""So many values are told as dropped, of more only how many."""
+"""This many values are reported as dropped, of further ones only the number."""
 
 _Heads = dict[str, tuple[str, Mapping[str, str]]]
 
@@ -51,7 +50,8 @@ _Heads = dict[str, tuple[str, Mapping[str, str]]]
 class Sample(Struct, frozen=True, kw_only=True):
     """One value of a page; `labels` are None where the line cannot be read at all.
 
-    value: None where it is no count. text: as the page has it, for people.
+    value: None where it is no count.
+    text: as on the page, for people.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """By which it is known again on the next page."""
+        """The key that finds it again on the next page."""
         return self.name, tuple(sorted((self.labels or {}).items()))
 
 
 class Count(Struct, frozen=True, kw_only=True):
-    """What one `CountSettings` came to.
+    """The result of one `CountSettings`.
 
     value: None where the page does not say. samples: what of the page it is made of. dropped: those
         of them that are no count; the last good value stands for each that has one, for a while.
@@ -79,7 +79,7 @@ class Count(Struct, frozen=True, kw_only=True):
 
 
 class Quantity(Struct, frozen=True, kw_only=True):
-    """A number of the report, and the counts that are added up for it."""
+    """A number of the report, and the counts that add up to it."""
 
     name: str
     value: float | None
@@ -87,7 +87,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What a page says, also where that is not enough for a load."""
+    """The content of a page, even if it is not enough for a load."""
 
     dialect: str
     running: Quantity
@@ -97,12 +97,12 @@ class Reading(Struct, frozen=True, kw_only=True):
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """Those that a load is made of."""
+        """The quantities that make up a load."""
         return self.running, self.waiting, self.succeeded
 
     @property
     def dropped(self) -> tuple[Sample, ...]:
-        """Every value that is no count, of those that a load is made of."""
+        """Every value that is no count, of those that make up a load."""
         found = (count.dropped for one in self.quantities for count in one.counts)
         return tuple(sample for dropped in found for sample in dropped)
 
@@ -126,7 +126,7 @@ class Reading(Struct, frozen=True, kw_only=True):
         return ", ".join(said)
 
     def warning(self) -> str:
-        """Which values were dropped, in words; empty where none was."""
+        """The dropped values, as text; empty if there are none."""
         dropped = self.dropped
         told = [_short(sample.text) for sample in dropped[:MAX_DROPPED]]
         if len(dropped) > MAX_DROPPED:
@@ -134,10 +134,10 @@ class Reading(Struct, frozen=True, kw_only=True):
         return f"dropped, as they are no counts: {'; '.join(told)}" if told else ""
 
     def load(self) -> InferenceReport:
-        """The load that the page tells.
+        """The load that the page reports.
 
         Raises:
-            ProtocolError: it tells none; says what is missing or is no count.
+            ProtocolError: it reports none; the text names a value that is missing or is no count.
         """
         problem = self.problem()
         values = [one.value for one in self.quantities]
@@ -173,10 +173,10 @@ class PageReader:
 
     @classmethod
     def of(cls, engine: str, metrics: MetricsSettings | None = None) -> PageReader:
-        """By the names of a site, or else by those of an engine.
+        """A reader by a site's own names, or else by those of an engine.
 
         Raises:
-            ConfigError: there is no such engine.
+            ConfigError: the engine is unknown.
         """
         if metrics is None:
             return cls(engine_named(engine))
@@ -185,7 +185,7 @@ class PageReader:
         return cls((Dialect(name="the command" if is_command else "the settings", metrics=named),))
 
     def read(self, text: str) -> Reading:
-        """What a page says.
+        """Read one page.
 
         Raises:
             ProtocolError: no JSON where it should be.
@@ -210,7 +210,7 @@ class PageReader:
         return reading
 
     def _dialect(self, page: _Page) -> Dialect:
-        """The first whose numbers the page has all of, else that of which it has the most."""
+        """The first dialect whose numbers are all on the page, else the one with the most."""
         best, best_count = self._dialects[0], -1
         for dialect in self._dialects:
             if dialect.when is not None and not page.find(dialect.when):
@@ -235,7 +235,7 @@ class PageReader:
         counts = tuple(self._count(one, page, known, name) for one in settings)
         values = [count.value for count in counts if count.value is not None]
         value: float | None
-        if name == "kv_cache":  # what the page does not have is no empty cache
+        if name == "kv_cache":  # a missing value is no empty cache
             value = max(
                 (one.value for one in counts if one.samples and one.value is not None), default=None
             )
@@ -248,8 +248,8 @@ class PageReader:
         samples = page.find(one)
         name = one.path or " or ".join(one.series)
         if not samples:
-            # A page that declares a counter and has no sample of it makes each label set at its
-            # first event. A page that does not even declare it is another one.
+            # A page that declares a counter without any sample creates each label set at its first
+            # event. A page that does not even declare it is another engine's.
             is_zero = one.optional or (of == "succeeded" and page.declares(one))
             return Count(name=name, value=0.0 if is_zero else None)
         is_max = one.combine == Combine.MAX or of == "kv_cache"
@@ -282,15 +282,15 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
     """Load of an inference server from one metrics page of an engine.
 
     Raises:
-        ConfigError: there is no such engine.
-        ProtocolError: the page is not one of this engine, names what is missing; or no value of a
-            number, or its sum, is a count.
+        ConfigError: the engine is unknown.
+        ProtocolError: the page is not one of this engine, and the text names what is missing; or no
+            value of a number, or its sum, is a count.
     """
     return PageReader.of(engine).read(text).load()
 
 
 def checked_metrics(metrics: MetricsSettings, field: str) -> None:
-    """Refuse what could never be read.
+    """Refuse settings that no page could satisfy.
 
     Raises:
         ConfigError: names the field.
@@ -328,22 +328,23 @@ def _check_count(one: CountSettings, where: str) -> None:
 
 
 class _Page:
-    """Where the samples of a `CountSettings` are found."""
+    """Finds the samples of a `CountSettings` on a page."""
 
     def find(self, one: CountSettings) -> list[Sample]:
-        """All of them; none where the page does not have it."""
+        """All its samples; empty where the page has none."""
         raise NotImplementedError
 
     def declares(self, one: CountSettings) -> bool:
-        """Whether the page knows of it, with or without a sample."""
+        """True if the page declares it, with or without a sample."""
         raise NotImplementedError
 
 
 class _Text(_Page):
-    """Prometheus' text format, of which each line stands alone: one that is broken costs one.
+    """Prometheus' text format, where each line stands alone: a broken line costs one sample.
 
-    known: names and labels of lines before, by their text without the value: a page has the same
-        ones each second. heads: those of this page.
+    known: names and labels of earlier lines, by their text without the value: a page has the same
+        ones each second.
+    heads: those of this page.
     """
 
     def __init__(
@@ -390,7 +391,7 @@ class _Text(_Page):
 
 
 class _Json(_Page):
-    """A JSON document; a place that is no number is one that is no count."""
+    """A JSON document; a place without a number is a value that is no count."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -442,7 +443,7 @@ def _halves(line: str) -> tuple[str, str]:
 
 
 def _number(tail: str) -> float | None:
-    """The value in what stands behind the labels, perhaps before a time; None: it is not that."""
+    """The value after the labels, perhaps before a time; None: it is none."""
     words = tail.split()
     try:
         return float(words[0]) if 1 <= len(words) <= 2 else None
@@ -458,7 +459,7 @@ def _sample(line: str) -> Sample:
     if parsed is not None:
         name, labels, value = parsed
         return Sample(name=name, labels=labels, value=_as_count(value), text=line)
-    # Its value may be what is broken; then the labels say which sample it is.
+    # Its value may be the broken part; then the labels identify the sample.
     parsed = _parsed(f"{line.rpartition(' ')[0]} NaN")
     if parsed is not None:
         return Sample(name=parsed[0], labels=parsed[1], value=None, text=line)
@@ -491,7 +492,7 @@ def _has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 def _combined(
     one: CountSettings, values: Iterable[tuple[Mapping[str, str], float]], *, is_max: bool
 ) -> float:
-    """The one number that all label sets make."""
+    """The one number that all label sets combine into."""
     once: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in values:
         rest = tuple(sorted((k, v) for k, v in labels.items() if k not in one.copies))

@@ -1,6 +1,4 @@
-"""What only this machine can answer at once: its TCP ports, whose child a process is. An edge;
-must not know why it is asked.
-"""
+"""Facts that this machine answers at once: its TCP ports, and the parents of processes. An edge."""
 
 from __future__ import annotations
 
@@ -15,26 +13,29 @@ from agent.telemetry.server_processes import ServerProcesses, listening
 
 
 class Machine(Protocol):
-    """The machine as its node asks it; a test or a simulation puts a model in its place."""
+    """The machine as its node queries it; a test or a simulation puts a model in its place."""
 
     def free_port(self) -> int:
-        """A TCP port that nobody listens on now."""
+        """A TCP port without a listener now."""
         ...
 
     def listening_ports(self) -> frozenset[int]:
-        """Every TCP port that somebody listens on now."""
+        """Every TCP port with a listener now."""
         ...
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
-        """Those of `pids` that are alive and descend from none of `owners`."""
+        """The processes among `pids` that are alive and descend from none of `owners`."""
         ...
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
-        """Those of `pids` that are alive and not this server's; None: nobody can tell."""
+        """The processes among `pids` that are alive and not this server's; None: unknown."""
         ...
 
     def owner(self, pid: int) -> str:
-        """The user and the program of a process, such as `uid 1001: python3`; empty: it is gone."""
+        """The user and the program of a process, such as `uid 1001: python3`.
+
+        Empty if it is gone.
+        """
         ...
 
 
@@ -45,14 +46,14 @@ class ThisMachine:
         self._server_processes = ServerProcesses()
 
     def free_port(self) -> int:
-        """As the kernel gives it; somebody else may take it before it is used."""
+        """A port from the kernel; another program may take it before it is used."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
             return port
 
     def listening_ports(self) -> frozenset[int]:
-        """By the kernel's tables: nobody is disturbed by a connection that only wants to know."""
+        """Ports from the kernel's tables: test connections would disturb the listeners."""
         return frozenset(port for port, _ in listening())
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
@@ -68,7 +69,7 @@ class ThisMachine:
         )
 
     def owner(self, pid: int) -> str:
-        """By number: to ask for the name of a user may mean to ask another machine."""
+        """The user by number, because the lookup of a name may need another machine."""
         process = Path("/proc", str(pid))
         try:
             program = (process / "comm").read_text(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""A command that prints a server's load, run once a look. An edge; must not know what it prints.
+"""Runs a site's command that prints a server's load, once for each sample. An edge.
 
-It runs as the agent's own user, in a session of its own and without a shell. One that takes too
-long, or prints too much, is killed with its session.
+The command runs as the agent's own user, in a session of its own and without a shell. A command
+that takes too long, or prints too much, is killed with its session.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ERROR_CHARS = 200
 
 
 async def output_of(argv: Sequence[str], *, clock: Clock, timeout_s: float) -> str:
-    """What a command prints before it exits with 0, within a time.
+    """The output of a command that exits with 0 within a time.
 
     Raises:
         Unavailable: it cannot be started, exits with another status, or takes too long.
@@ -43,7 +43,7 @@ async def output_of(argv: Sequence[str], *, clock: Clock, timeout_s: float) -> s
         try:
             status = await ended(process, name=name, clock=clock, timeout_s=timeout_s)
         except TimeoutError:
-            if out.is_full:  # it waits for a reader since
+            if out.is_full:  # it has been waiting for a reader since
                 raise _too_much(name) from None
             raise Unavailable(f"{name}: did not end within {timeout_s:g} s; killed") from None
         data, said = out.rest(), errors.rest()
@@ -64,8 +64,10 @@ def _too_much(name: str) -> ProtocolError:
 
 
 class _Output:
-    """What a command writes, until it has ended: a daemon that it leaves behind may keep the pipe
-    open for ever."""
+    """A command's output, until the command has ended.
+
+    A daemon that it leaves behind may keep the pipe open for ever.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,7 +86,7 @@ class _Output:
         os.close(self.write_fd)
 
     def _more(self) -> bool:
-        """Take what is there; whether there may be more."""
+        """Read the available output; True if there may be more."""
         try:
             chunk = os.read(self._read_fd, CHUNK_BYTES)
         except BlockingIOError:

@@ -1,6 +1,6 @@
-"""A server's page over HTTP, with the key that it asks for. Must not know what a page says.
+"""Fetches a server's metrics page over HTTP, with the key that the server asks for.
 
-No secret reaches an error: a URL is told without its query, a key only by the file that holds it.
+No secret reaches an error: an error shows a URL without its query, and a key only by its file.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ from common.errors import ConfigError, ProtocolError, Unavailable
 MAX_PAGE_BYTES = 4_000_000
 MAX_KEY_BYTES = 16_384
 MAX_REDIRECTS = 3
-"""vLLM leads from /metrics to /metrics/, a proxy before it perhaps from http to https."""
+"""vLLM redirects from /metrics to /metrics/, a proxy before it perhaps from http to https."""
 NO_ACCESS = PageAccess()
 OPEN_MODE = 0o027
-"""What a file with a key may not allow. Its group may read it: that is how systemd's ACL for the
-user of a unit shows in the mode of a credential."""
+"""Mode bits that a file with a key may not have. Its group may read it: systemd's ACL for the user
+of a unit shows so in the mode of a credential."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 
 
 class RefusedError(Unavailable):
-    """No process listens where the server should."""
+    """No process listens at the server's address."""
 
 
 class KeyUnreadableError(Unavailable):
-    """The file with the key of a page cannot be used now; a credential is there for its unit
-    alone."""
+    """The file with the key of a page cannot be used now.
+
+    A credential exists for its unit alone.
+    """
 
 
 class FetchPage(Protocol):
@@ -53,7 +55,7 @@ class FetchPage(Protocol):
 
 
 def page_fetcher(clock: Clock) -> FetchPage:
-    """What asks real servers."""
+    """The function that fetches from real servers."""
     contexts = _Contexts()
 
     async def fetch(url: str, timeout_s: float, access: PageAccess = NO_ACCESS) -> str:
@@ -70,7 +72,7 @@ async def fetch_page(
     access: PageAccess = NO_ACCESS,
     contexts: _Contexts | None = None,
 ) -> str:
-    """The text at an http or https URL; a redirect is followed on the same host, a proxy is not.
+    """The text at an http or https URL; follows a redirect on the same host, uses no proxy.
 
     Takes at most `timeout_s`, and leaves nothing behind when it is cancelled before.
 
@@ -99,14 +101,17 @@ async def fetch_page(
 
 
 class _Contexts:
-    """TLS settings by their CA file; made once, as reading a machine's certificates takes longer
-    than a page. A file that was written anew is read again."""
+    """TLS settings by their CA file, made once.
+
+    Reading a machine's certificates takes longer than a page. A file that has changed is read
+    again.
+    """
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[int, ssl.SSLContext]] = {}
 
     def of(self, ca_path: str) -> ssl.SSLContext:
-        """Trusts the CA certificates of this file, or the machine's where it is empty.
+        """A context that trusts this file's CA certificates; empty: the machine's.
 
         Raises:
             Unavailable: the file cannot be read or holds no certificate.
@@ -124,10 +129,10 @@ class _Contexts:
 
 
 class _Fetch:
-    """One request in a thread, and those that it is led to, which `abort` ends from outside.
+    """One request in a thread, with its redirects, which `abort` ends from outside.
 
     A socket's timeout is of each read: a server that sends a byte a second would hold the thread
-    for ever, and a few of them all threads that the agent writes its ledger with.
+    for ever. A few such servers would hold all threads that the agent writes its ledger with.
     """
 
     def __init__(self, url: str, timeout_s: float, access: PageAccess, contexts: _Contexts) -> None:
@@ -142,7 +147,7 @@ class _Fetch:
         """The body, cut off behind `MAX_PAGE_BYTES`; blocks."""
         headers = key_headers(self._access)
         for _ in range(MAX_REDIRECTS + 1):
-            # A key is the page's own: not another port's on its host.
+            # A key is for one page: not for another port on its host.
             is_same = _origin(self._parts) == _origin(self._asked)
             data = self._read_one(headers if is_same else {})
             if data is not None:
@@ -150,12 +155,12 @@ class _Fetch:
         raise Unavailable(f"{shown_parts(self._asked)}: more than {MAX_REDIRECTS} redirects")
 
     def _read_one(self, headers: Mapping[str, str]) -> bytes | None:
-        """A body; None: it is somewhere else, where the next request goes."""
+        """A body; None after a redirect, which the next request follows."""
         where = shown_parts(self._parts)
         connection = self._connection()
         try:
             connection.connect()
-            # The connection forgets its socket as soon as the server says that it will close.
+            # The connection forgets its socket as soon as the server announces a close.
             self._socket = connection.sock
             if self._is_aborted:
                 raise ConnectionAbortedError("given up")
@@ -171,7 +176,7 @@ class _Fetch:
                 if not 200 <= reply.status < 300:
                     raise Unavailable(f"{where}: status {reply.status} {reply.reason}")
                 data = reply.read(MAX_PAGE_BYTES + 1)
-                # http.client does not say so when a size was given; half a page is a false load.
+                # http.client raises no error when a size was given; half a page is a false load.
                 if reply.length and len(data) <= MAX_PAGE_BYTES:
                     raise Unavailable(f"{where}: broke off {reply.length} bytes before its end")
         except ConnectionRefusedError as error:
@@ -191,7 +196,7 @@ class _Fetch:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
     def _led_to(self, reply: http.client.HTTPResponse, where: str) -> SplitResult:
-        """Where a redirect leads to.
+        """The target of a redirect.
 
         Raises:
             Unavailable: to no page, to another host, or out of TLS.
@@ -210,7 +215,7 @@ class _Fetch:
         return parts
 
     def abort(self) -> None:
-        """Have `read` end soon; harmless after its end."""
+        """Make `read` end soon; harmless after its end."""
         self._is_aborted = True
         if self._socket is not None:
             with suppress(OSError):
@@ -218,7 +223,7 @@ class _Fetch:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-# --- what a URL is, and how it is told --------------------------------------------------------
+# --- URLs: parts and how they are shown -------------------------------------------------------
 
 
 def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
@@ -235,7 +240,7 @@ def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
     except ValueError as error:
         if "@" not in url:
             raise ConfigError(f"{field}: {url!r}: {error}") from None
-    if "@" in url:  # never told, whatever else is wrong with it
+    if "@" in url:  # never shown, whatever else is wrong with it
         raise ConfigError(
             f"{field}: holds a user or password, which every error would tell; expected a file"
             " with them, named by `access.basic_path` or `access.bearer_path`"
@@ -271,7 +276,7 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
 
 
 def key_headers(access: PageAccess) -> dict[str, str]:
-    """What shows a page who asks. The files are read each time, as keys change.
+    """The headers that authenticate to a page. The files are read each time, as keys change.
 
     Raises:
         KeyUnreadableError: a file cannot be read, is open to others, or holds no key.
@@ -287,7 +292,7 @@ def key_headers(access: PageAccess) -> dict[str, str]:
 
 
 def _key(path: str) -> str:
-    """The one line that a file holds; what it holds is in no error."""
+    """The one line of a key file; its content appears in no error."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -307,9 +312,9 @@ def _key(path: str) -> str:
 
 
 def checked_access(access: PageAccess, field: str, *, url: str, may_be_plain: bool) -> None:
-    """Refuse what would never be sent, or be sent for everybody to read.
+    """Refuse access settings that would never be sent, or be sent in plain text.
 
-    A credential may be there for the agent's unit alone: a file that is missing is no error.
+    A credential may exist for the agent's unit alone: a file that is missing is no error.
 
     Raises:
         ConfigError: names the field.

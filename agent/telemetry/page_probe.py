@@ -1,6 +1,4 @@
-"""`aryl-agent --check --probe`: every page of a node once, and what the agent makes of it. Must not
-know what becomes of a load.
-"""
+"""`aryl-agent --check --probe`: fetches every metrics page of a node once and shows the result."""
 
 from __future__ import annotations
 
@@ -18,13 +16,15 @@ from common.clock import Clock
 from common.errors import ArylError
 
 MAX_SERIES_SHOWN = 20
-"""Of one count, in the text; JSON has them all."""
+"""Series of one count in the text; JSON has them all."""
 
 
 class ProbedCount(Struct, frozen=True, kw_only=True):
-    """A series or path, what of the page fits it, and what that makes; None: the page does not say.
+    """A series or path, the samples of the page that match, and their result.
 
-    dropped: what fits and is no count.
+    None: the page has none.
+
+    dropped: matching samples that are no count.
     """
 
     series: str
@@ -36,9 +36,11 @@ class ProbedCount(Struct, frozen=True, kw_only=True):
 class ProbedPage(Struct, frozen=True, kw_only=True):
     """One server's page.
 
-    page: its URL without query, or the program that was run. status: `read`, or why it was not.
-    engine: whose names it has. problem: why it tells no load; empty where it does.
-    rate: requests a second; None, as one look at a counter tells none.
+    page: its URL without query, or the program that was run.
+    status: `read`, or why it was not.
+    engine: the engine whose names it uses.
+    problem: why it gives no load; empty where it does.
+    rate: requests a second; None, as one look at a counter gives no rate.
     """
 
     node: str
@@ -56,7 +58,7 @@ class ProbedPage(Struct, frozen=True, kw_only=True):
 
 
 async def probe(settings: Iterable[AgentSettings], clock: Clock) -> list[ProbedPage]:
-    """Every page of these nodes; one that fails is told as such, and is no error."""
+    """Probe every page of these nodes; a failing page is part of the result, and no error."""
     fetch = page_fetcher(clock)
     asked = [
         _probe_one(one.node, ServerPage(instance, fetch=fetch, clock=clock), one.collect_deadline_s)
@@ -115,7 +117,7 @@ def as_json(pages: Sequence[ProbedPage]) -> str:
 
 
 def as_text(pages: Sequence[ProbedPage]) -> str:
-    """For people: each page with its series and their values, and what they make."""
+    """For people: each page with its series, their values and their result."""
     if not pages:
         return "no page to probe: no inference server in these settings"
     return "\n".join(line for page in pages for line in _lines(page))

@@ -1,6 +1,4 @@
-"""The page of each of a node's servers: how it is asked for, and the load of all together. Must not
-know what the numbers are for.
-"""
+"""The metrics page of each server on a node: how to fetch it, and the load of all servers."""
 
 from __future__ import annotations
 
@@ -16,12 +14,13 @@ from common.messages import InferenceReport
 
 
 class ServerPage:
-    """What one server tells of itself, over HTTP or by a command."""
+    """One server's own page, over HTTP or from a command."""
 
     def __init__(self, instance: Instance, *, fetch: FetchPage, clock: Clock) -> None:
-        """
+        """Make the page.
+
         Raises:
-            ConfigError: there is no such engine.
+            ConfigError: the engine is unknown.
         """
         metrics = instance.metrics
         self._reader = PageReader.of(instance.engine, metrics)
@@ -30,14 +29,14 @@ class ServerPage:
         self._fetch = fetch
         self._clock = clock
         self.where = self._command[0] if self._command else shown(instance.metrics_url)
-        """What is asked, without any secret: the program of a command, as its arguments may hold
+        """The target without any secret: for a command its program, as its arguments may hold
         one."""
 
     async def text(self, timeout_s: float) -> str:
-        """What the server says.
+        """The text of the page.
 
         Raises:
-            ArylError: nothing in time, or nothing that can be read.
+            ArylError: nothing in time, or nothing readable.
         """
         if self._command:
             return await output_of(self._command, clock=self._clock, timeout_s=timeout_s)
@@ -45,7 +44,7 @@ class ServerPage:
         return await self._fetch(instance.metrics_url, timeout_s, instance.access)
 
     def understood(self, text: str) -> Reading:
-        """What a text says.
+        """The content of a text.
 
         Raises:
             ProtocolError: it is no page.
@@ -53,10 +52,10 @@ class ServerPage:
         return self._reader.read(text)
 
     async def read(self, timeout_s: float) -> Reading:
-        """A page that tells a load.
+        """Read a page that gives a load.
 
         Raises:
-            ArylError: it cannot be had, or tells none; says whose it is.
+            ArylError: it cannot be fetched, or gives no load; names the server.
         """
         text = await self.text(timeout_s)
         try:
@@ -68,12 +67,12 @@ class ServerPage:
 
 
 def can_tell(instance: Instance) -> bool:
-    """Whether there is anything to ask for the load of this server."""
+    """True if this server has a page or command that reports a load."""
     return bool(instance.metrics_url or (instance.metrics and instance.metrics.command))
 
 
 def in_all(loads: Sequence[InferenceReport]) -> InferenceReport:
-    """The load of servers together; a KV cache is as full as the fullest."""
+    """The load of all servers together; the KV cache ratio is that of the fullest."""
     if len(loads) == 1:
         return loads[0]
     caches = [one.kv_cache_used_ratio for one in loads if one.kv_cache_used_ratio is not None]

@@ -1,8 +1,7 @@
-"""A report as what the coordinator takes: one that is too long is cut, and says so. Pure; must not
-know where its parts come from.
+"""Cuts a report that is too long for the coordinator, and marks it as cut. Pure.
 
-A message has at most `MAX_MESSAGE_BYTES`, and a longer one is dropped whole: its node would be
-silent, and every job on it lost, for what the longest words of one of them are.
+A message has at most `MAX_MESSAGE_BYTES`; a longer one is dropped whole. Without the cut, one long
+text would silence its node, and every job on the node would be lost.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from msgspec import structs
 from common.messages import MAX_MESSAGE_BYTES, NodeReport, WorkerReport, encode
 
 SHORT_CHARS = 100
-"""Of a text, where all of them are too long; enough for how it begins."""
+"""Length of a text, where all texts are too long; enough for its beginning."""
 
 
 def encoded(report: NodeReport, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """The report as it is sent: whole wherever it fits, else without what is missed least.
+    """The encoded report: whole wherever it fits, else without its least important parts.
 
-    Never without a worker, nor its phase, nor a GPU: what is not there counts as gone.
+    A worker, its phase and a GPU always stay, because a missing one counts as gone.
     """
     data = encode(report)
     size_bytes, cuts = len(data), list(_CUTS)
@@ -59,4 +58,4 @@ _CUTS: tuple[tuple[str, Callable[[NodeReport], NodeReport]], ...] = (
     ("processes on GPUs", _without_processes),
     ("where workers saved", _without_saves),
 )
-"""In the order in which they are made; each adds to those before it."""
+"""The cuts in order; each adds to those before it."""

@@ -1,4 +1,4 @@
-"""One look at the machine: every collector, and the server's health check. Decides nothing."""
+"""Takes one sample of the machine: every collector, and the server's health check."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from common.messages import (
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """One look at the machine; what could not be seen is None."""
+    """One sample of the machine; None where a part could not be seen."""
 
     began_at_s: float
     gpus: tuple[GpuReport, ...] | None = None
     lost_indices: tuple[int, ...] = ()
-    """GPUs that NVML says are lost and that the look cannot name; the ledger may."""
+    """GPUs that NVML reports as lost and that the sample cannot name; the ledger may."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     is_page_whole: bool = True
-    """No value of the server's pages was dropped, of those that a load is made of."""
+    """No value of the server's pages that makes up a load was dropped."""
     is_healthy: bool = False
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
 
 
 class Sampler(Protocol):
-    """Looks at the machine; never raises and always ends in time."""
+    """Samples the machine; never raises and always ends in time."""
 
     async def sample(self) -> Sample:
-        """One look."""
+        """Take one sample."""
         ...
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         ...
 
 
 NO_SERVER = InferenceReport(running_count=0.0, waiting_count=0.0, success_total=0.0)
-"""The load of a server that is not there: its port refuses, and its GPUs are empty."""
+"""The load of a missing server: its port refuses, and its GPUs are empty."""
 
 
 class NodeSampler:
@@ -71,8 +71,9 @@ class NodeSampler:
 
     Args:
         reader, kernel_log: closed with this sampler.
-        is_server_wanted: an inference server that was stopped on purpose is not asked for its load.
-        is_health_wanted: nor is its health, but where it should be gone and may not be.
+        is_server_wanted: without it, an inference server that was stopped on purpose is not asked
+            for its load.
+        is_health_wanted: nor for its health, except where it should be gone and may not be.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class NodeSampler:
         )
 
     async def sample(self) -> Sample:
-        """One look; takes at most the collectors' deadline.
+        """Take one sample; takes at most the collectors' deadline.
 
-        A page that cannot be read tells nothing of the server's requests, and a late health check
-        no more. Only a server that is gone has none: one that ends lets go of its port before its
-        last requests, but of its GPUs after them.
+        An unreadable page shows nothing of the server's requests, and a late health check shows no
+        more. Only a server that is gone has none: a server that ends frees its port before its last
+        requests, but its GPUs after them.
         """
         began_at_s = self._clock.now_s()
         deadline_s = self._settings.collect_deadline_s
@@ -135,7 +136,7 @@ class NodeSampler:
         )
 
     async def _health(self) -> tuple[bool, bool]:
-        """Whether every server answers its health check, and whether the port of each refuses."""
+        """Check that every server answers its health check, and whether each port refuses."""
         if not self._instances or not self._is_health_wanted():
             return False, False
         seen = await asyncio.gather(*map(self._health_of, self._instances))
@@ -148,7 +149,7 @@ class NodeSampler:
             async with self._clock.timeout(deadline_s):
                 try:
                     await self._fetch(url, deadline_s, instance.access)
-                except KeyUnreadableError:  # a way home has no credentials, and most need none here
+                except KeyUnreadableError:  # a return has no credentials; most pages need none
                     await self._fetch(url, deadline_s)
         except RefusedError:
             return False, True
@@ -157,7 +158,7 @@ class NodeSampler:
         return True, False
 
     async def close(self) -> None:
-        """End its children."""
+        """End the sampler's children."""
         if self._kernel_log is not None:
             await self._kernel_log.close()
         await self._reader.close()
@@ -174,7 +175,7 @@ def make_sampler(
     """The sampler of a real machine, or of one whose GPUs a file describes.
 
     Raises:
-        ConfigError: the file does not fit, or the engine is not known.
+        ConfigError: the file is invalid, or the engine is unknown.
     """
     start = child_starter(settings.node, now_s=clock.now_s, fake_fleet=fake_nvml)
     reader = GpuReader(start, clock, deadline_s=settings.collect_deadline_s * 0.75)
@@ -190,7 +191,7 @@ def make_sampler(
 
 
 def _kernel_log(settings: AgentSettings, clock: Clock, fake_nvml: Path | None) -> KernelLog | None:
-    """The machine's, or that of its fake GPUs: this machine's own says nothing about them."""
+    """The machine's kernel log, or that of its fake GPUs: the real one does not mention those."""
     if fake_nvml is None:
         open_log = find_kernel_log(settings.kernel_log, clock)
     elif settings.kernel_log != KernelLogChoice.OFF and load_fleet(fake_nvml).has_kernel_log:

@@ -1,9 +1,9 @@
-"""Which GPU processes are those of the inference server, by /proc. An edge; must not know roles.
+"""Finds the GPU processes of the inference server, from /proc. An edge.
 
-The server is what its settings name as its units, or else whoever listens at the port of its health
-check: that process, its session, its descendants, and the rest of its control group if that is not
-the agent's own. The kernel shows who listens only to the same account and to root; an agent that
-runs as another one has to be told the units.
+The server is the set of units that its settings name, or else the process that listens at the port
+of its health check: that process, its session, its descendants, and the rest of its control group,
+unless that is the agent's own. The kernel shows listeners only to the same account and to root; an
+agent that runs as another account needs the units in its settings.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from common.errors import ConfigError
 TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
 UNIT_KINDS = (".service", ".scope", ".slice")
-"""Of systemd, those that are control groups with processes."""
+"""Kinds of systemd unit that are control groups with processes."""
 MOST_LOOKS_BETWEEN = 64
-"""Of a server that nobody could find so far."""
+"""For a server that was never found so far."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 def checked_units(units: Sequence[str]) -> None:
-    """Refuse what can be no unit's name: it would match nothing, and nobody would be told.
+    """Refuse a text that is no unit's name: it would silently match nothing.
 
     Raises:
         ConfigError: names the field.
@@ -52,7 +52,7 @@ def listening(proc: Path = PROC) -> Iterator[tuple[int, str]]:
 
 
 class ServerProcesses:
-    """Remembers who listened last: to look through all processes costs some milliseconds."""
+    """Remembers the last listeners: a search through all processes costs some milliseconds."""
 
     def __init__(self, *, proc: Path = PROC) -> None:
         self._proc = proc
@@ -62,12 +62,14 @@ class ServerProcesses:
     def beside(
         self, pids: Iterable[int], *, urls: Iterable[str], units: Sequence[str]
     ) -> set[int] | None:
-        """Those of `pids` that are alive and not the server's; None: nobody can tell.
+        """The processes among `pids` that are alive and not the server's; None: unknown.
 
-        Nobody can where none of them would be the server's: it has its GPUs, so it was not found.
+        It is unknown if none of them would be the server's: the server has its GPUs, so the search
+        missed it.
 
         Args:
-            urls: of its health checks. units: names in the paths of its control groups.
+            urls: of its health checks.
+            units: names in the paths of its control groups.
         """
         alive = {pid: family for pid in pids if (family := lineage(pid, proc=self._proc))}
         groups = {pid: self._groups(str(pid)) for pid in alive}
@@ -75,7 +77,8 @@ class ServerProcesses:
             own = {pid for pid in alive if any(_has(path, units) for path in groups[pid])}
         else:
             listeners = [self._listeners(_port_of(url)) for url in urls]
-            # One that does not listen may have its processes all the same: they are no strangers.
+            # A server that does not listen may have its processes all the same: they are not
+            # foreign.
             if not all(listeners):
                 return None
             own = self._of_listeners(alive, groups, {pid for one in listeners for pid in one})
@@ -94,7 +97,7 @@ class ServerProcesses:
         return {pid for pid, family in alive.items() if family & owners or groups[pid] & own_groups}
 
     def _listeners(self, port: int) -> set[int]:
-        """Processes that hold a socket which listens at a port, as far as we may see."""
+        """Processes that hold a socket which listens at a port, as far as this account may see."""
         known = [held for held in self._sockets.get(port, []) if self._is_held(*held)]
         if not known:
             known = list(self._search(port)) if self._is_worth_a_search() else []
@@ -103,8 +106,11 @@ class ServerProcesses:
         return {pid for pid, _, _ in known}
 
     def _is_worth_a_search(self) -> bool:
-        """Whether to look through all processes: ever less often while it is in vain, as it is for
-        an agent that may not see whose the sockets are."""
+        """True if a search through all processes is worth its cost.
+
+        It runs ever less often while it finds nothing, as for an agent that may not see the
+        sockets' owners.
+        """
         looks = self._looks_in_vain
         return looks & (looks - 1) == 0 or looks % MOST_LOOKS_BETWEEN == 0
 
@@ -135,8 +141,10 @@ class ServerProcesses:
                     break
 
     def _groups(self, process: str) -> set[str]:
-        """Where systemd has put a process; empty when it is gone. Other controllers of an older
-        kernel may know no more of it than its slice."""
+        """Where systemd has put a process; empty when it is gone.
+
+        Other controllers of an older kernel may only show its slice.
+        """
         lines = [line.split(":", 2) for line in self._text(process, "cgroup").splitlines()]
         return {path for _, controller, path in lines if controller in ("", "name=systemd")}
 

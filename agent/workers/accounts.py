@@ -1,4 +1,4 @@
-"""The account that workers run as, looked up on this machine. An edge; must not know orders."""
+"""Looks up the account that workers run as. An edge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.errors import ConfigError
 
 
 def worker_account(name: str, *, uid: int, is_root_allowed: bool) -> Account | None:
-    """As `job_account`, where workers may run as it at all.
+    """As `job_account`, where workers may run as that account at all.
 
     uid: of the agent.
 
@@ -22,7 +22,7 @@ def worker_account(name: str, *, uid: int, is_root_allowed: bool) -> Account | N
 
 
 def check_not_root(account: Account | None, *, uid: int, is_root_allowed: bool) -> None:
-    """Whether workers may run as this account; None is the agent's own user, `uid`.
+    """Check that workers may run as this account; None is the agent's own user, `uid`.
 
     Raises:
         ConfigError: it is root.
@@ -37,7 +37,7 @@ def job_account(name: str, *, uid: int) -> Account | None:
     uid: of the agent.
 
     Raises:
-        ConfigError: there is none, it is root, or this agent may not become somebody else.
+        ConfigError: the account is missing, it is root, or this agent may not change its account.
     """
     if not name:
         return None

@@ -1,9 +1,7 @@
-"""Whether this machine has booted since, where the boot id alone cannot be trusted. Must not know
-leases, nor what a boot means for a node.
+"""Detects whether this machine has rebooted, where the boot id alone cannot be trusted.
 
-systemd-nspawn and LXD lay a boot id of the container over the kernel's. A daemon that has /proc
-mounted anew for it, as some settings of a unit do, sees the kernel's all the same: one boot then
-has two names.
+systemd-nspawn and LXD lay a boot id of the container over the kernel's. A daemon for which a unit's
+settings mount another /proc still sees the kernel's: one boot then has two ids.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ PID_1 = Path("/proc/1/root")
 def check(seen: str, *, root: Path = PID_1) -> None:
     """Compare the boot id that this agent sees with that of PID 1, whose children its shims are.
 
-    An agent without the right to look there is let pass: `this_boot` finds out by its workers.
+    An agent without the right to look there passes: `this_boot` detects a difference by its
+    workers.
 
     Raises:
         ConfigError: they differ.
@@ -41,13 +40,13 @@ def check(seen: str, *, root: Path = PID_1) -> None:
 def this_boot(run_dir: Path, *, known: str, seen: str) -> str:
     """The boot id that counts: `seen`, but `known` while a worker proves that there was no boot.
 
-    Shims are started by agents only, after they wrote down the boot in which they do it. One that
-    lives before this agent has started any has therefore seen no boot since then.
+    Only agents start shims, after they wrote down the present boot. A shim that lives before this
+    agent has started any has therefore seen no boot since then.
 
     Args:
         run_dir: the directories of workers.
-        known: what the node's ledger names.
-        seen: what this process reads now.
+        known: the boot id in the node's ledger.
+        seen: the boot id that this process reads now.
     """
     for directory in sorted(run_dir.iterdir()) if run_dir.is_dir() else ():
         theirs = _living(directory, seen)

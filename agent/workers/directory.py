@@ -1,8 +1,8 @@
-"""The directory of a worker, made for it. Must not know orders, units or what a shim does there.
+"""Creates the directory of a worker.
 
 With an account for jobs the agent is root, and so is each shim until it has read its order and
-given the directory away. From then on nothing of root may begin there again: whoever has the
-directory could put a link where root, or PID 1 for it, opens or gives away a file.
+given the directory away. After that, no process of root may create a file there: the directory's
+owner could place a link where root, or PID 1 for it, opens a file or changes its owner.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from agent.workers.process_marks import kill_marked
 from agent.workers.spec import Account
 
 PASSABLE = 0o711
-"""Of the directory around them: a job's user comes to its own, and sees no other's name."""
+"""Mode of the directory around them: a job's user reaches its own, and sees no other's name."""
 
 
 def make_directory(directory: Path, account: Account | None) -> bool:
-    """Make it, or leave the one that is there: of another start of the worker, or one cut short.
-    Whether a shim is to be started there; there is one otherwise, which has not said a word yet.
+    """Make the directory, or leave the one of an earlier start of the worker.
 
-    account: as whom the worker will run; None is the agent's own user. One that was already given
-        to it is made anew, and what a dead shim left running of it is killed.
+    Returns True if a shim is to be started there; otherwise one exists, without a first status.
+
+    account: the account that the worker will run as; None is the agent's own user. A directory that
+    was already given to it is made again, and the remains of a dead shim that run there are killed.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk refuses it.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     if account is not None:
@@ -48,10 +49,12 @@ def make_directory(directory: Path, account: Account | None) -> bool:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove it, as far as the disk lets, with what its shim had to put elsewhere and left there
-    because it was killed."""
+    """Remove the directory, as far as the disk allows.
+
+    This includes files that its shim had to put elsewhere and left there because it was killed.
+    """
     shim_sockets.remove_folder(str(directory))
-    if directory.is_symlink():  # its job's, in place of it
+    if directory.is_symlink():  # a file of its job, in place of it
         with contextlib.suppress(OSError):
             directory.unlink()
     with contextlib.suppress(RecursionError):  # a job may nest directories as deep as it likes
@@ -62,11 +65,12 @@ def remove_directory(directory: Path) -> None:
 
 
 def _remove_deep(directory: Path) -> None:
-    """Remove a tree of any depth with two descriptors: each directory in it is brought up to the
-    top before it is emptied. No link is followed.
+    """Remove a tree of any depth with two descriptors.
+
+    Each directory in it moves up to the top before it is emptied. No link is followed.
 
     Raises:
-        OSError: the disk does not let it; some of it is left.
+        OSError: the disk refuses; part of the tree is left.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     top = os.open(directory, flags)
@@ -76,7 +80,7 @@ def _remove_deep(directory: Path) -> None:
                 fd = os.open(name, flags, dir_fd=top)
                 try:
                     for inner in _emptied(fd):
-                        # Of a name that no job can have put there before.
+                        # A name that no job can have used before.
                         os.rename(inner, os.urandom(16).hex(), src_dir_fd=fd, dst_dir_fd=top)
                 finally:
                     os.close(fd)

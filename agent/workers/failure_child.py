@@ -1,9 +1,9 @@
 """The process that matches one failed worker's log against a site's rules, and ends.
 
-A site's pattern may take for ever on some line, and Python's `re` lets no other thread run
-meanwhile: the agent can only be kept from that by a process that it can end. Run as `python -m
+A site's pattern may take for ever on some line, and Python's `re` blocks all other threads
+meanwhile: only a separate process, which the agent can kill, protects the agent. Run as `python -m
 agent.workers.failure_child`: a `Question` comes on stdin, a `Failure` goes to stdout, both
-MessagePack. Must not know the agent above it, nor for how long it is waited for.
+MessagePack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.failure_rules import FailureRules, RuleFile
 
 
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to match: the arguments of `FailureRules` and of its `classify`."""
+    """The input of a match: the arguments of `FailureRules` and of its `classify`."""
 
     files: tuple[RuleFile, ...]
     log: bytes
@@ -32,7 +32,7 @@ def answer(question: bytes) -> bytes:
 
     Raises:
         msgspec.DecodeError: it is no question.
-        ConfigError: its rules are none.
+        ConfigError: its rules are invalid.
     """
     asked = msgspec.msgpack.decode(question, type=Question)
     rules = FailureRules(*asked.files)
@@ -45,7 +45,7 @@ def main() -> None:
     # Ctrl-C at a terminal reaches the whole group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # whatever else writes to stdout is no answer
+        os.dup2(2, 1)  # any other output to stdout is no answer
         out.write(answer(sys.stdin.buffer.read()))
 
 

@@ -1,6 +1,4 @@
-"""What the logs of failed workers say, each read once. Must not know the rules' words, nor what is
-done about a failure.
-"""
+"""Classifies the failure in a failed worker's log, and reads each log once."""
 
 from __future__ import annotations
 
@@ -32,9 +30,8 @@ MATCH_LIMIT_S = 5.0
 """A log that takes longer to match is not read: the node's next step waits for it."""
 
 Match = Callable[[Question], Awaitable[Failure]]
-"""Matches outside this process; it stops when it is cancelled.
-
-Raises OSError, or one of `UNREADABLE`, when it cannot."""
+"""Matches outside this process; it stops when it is cancelled. Raises OSError, or one of
+`UNREADABLE`, when it cannot."""
 
 
 class FailureReader:
@@ -43,7 +40,7 @@ class FailureReader:
     Args:
         rules: None reads nothing.
         match: how logs are matched where a site has patterns of its own.
-        limit_s: for so long at most.
+        limit_s: the longest time for one match.
     """
 
     def __init__(
@@ -63,12 +60,12 @@ class FailureReader:
         """Logs that were given up."""
 
     async def added(self, status: WorkerStatus, directory: Path) -> WorkerStatus:
-        """A status with why its worker failed, where it did so by itself.
+        """A status with the reason for the failure, if its worker failed by itself.
 
         At most the last 64 KiB of its log are read. The packaged rules match them in a thread: they
         take milliseconds, for which no other thread runs. A site's own patterns may take for ever,
         so where there are any a child process matches, and is ended at its limit; the failure then
-        has no signature and says so.
+        has no signature and states the reason.
         """
         rules = self._rules
         if rules is None or not _failed_by_itself(status):
@@ -107,13 +104,12 @@ class FailureReader:
         return rules.failure(NO_SIGNATURE, line=f"log not read: {why}", is_explicit=False)
 
     def forget(self, key: WorkerKey) -> None:
-        """Nobody will ask for it again."""
+        """Forget a worker whose failure is needed no more."""
         self._failures.pop(key, None)
 
 
 async def match_in_child(question: Question) -> Failure:
-    """What one run of `agent.workers.failure_child` answers; it has ended when this returns, or is
-    cancelled.
+    """The answer of one run of `agent.workers.failure_child`, which then has ended.
 
     Raises:
         OSError: it cannot be started.
@@ -125,7 +121,7 @@ async def match_in_child(question: Question) -> Failure:
         "agent.workers.failure_child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        # `-m` looks in the working directory first: the child is of the agent's own release.
+        # `-m` searches the working directory first: the child is of the agent's own release.
         cwd=Path(agent.__file__).parents[1],
     )
     try:
@@ -138,7 +134,7 @@ async def match_in_child(question: Question) -> Failure:
 
 
 def _failed_by_itself(status: WorkerStatus) -> bool:
-    """Whether its program ended without success and without an order; a lost shim is its node's."""
+    """True if its program failed without an order to stop; a lost shim is its node's fault."""
     is_over = status.phase == WorkerPhase.EXITED and status.stop_reason is None
     is_failure = bool(status.exit_code or status.error)
     return is_over and is_failure and status.fault != Fault.SHIM_LOST

@@ -1,8 +1,7 @@
-"""Logs of workers that ended and were forgotten, for whoever asks what happened. An edge: moves and
-removes files; must not know orders, shims or why a worker ended.
+"""Keeps the logs of workers that have ended and left the worker table. An edge.
 
-    <directory>/<key>.log     what the worker wrote last
-    <directory>/<key>.log.1   the part before it that its shim had moved aside, where there is one
+<directory>/<key>.log     the worker's last output
+<directory>/<key>.log.1   the part before it that its shim moved aside, where there is one
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class KeptLogs:
         max_bytes: and no more than this in all.
         scan: how the directory is listed.
 
-    Several workers may be forgotten at one time, and an operator may clean up meanwhile: a log that
-    is gone when its turn comes was to go, and a directory that is gone is made again.
+    Several workers may be forgotten at one time, and an operator may clean up meanwhile. A log that
+    has disappeared when its turn comes needs no removal, and a missing directory is made again.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class KeptLogs:
         self._scan = scan
 
     def keep(self, key: WorkerKey, worker_directory: Path) -> None:
-        """Take the log out of a worker's directory. Again after a crash in between: the rest of it.
+        """Take the log out of a worker's directory; after a crash in between, take the rest of it.
 
         Raises:
-            ConfigError: the key names no place.
+            ConfigError: the key is not a valid place.
             OSError: the file cannot be moved.
         """
         name = directory_name(key)
@@ -95,7 +94,7 @@ class KeptLogs:
         """The end of a log; None when it was never kept, or is no longer.
 
         Raises:
-            ConfigError: the key names no place.
+            ConfigError: the key is not a valid place.
         """
         name = directory_name(key)
         newest, older = self._directory / f"{name}{SUFFIX}", self._directory / f"{name}{OLD_SUFFIX}"
@@ -135,7 +134,7 @@ class KeptLogs:
                 continue
             try:
                 seen = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # pruned by another one that is forgotten at this time
+            except FileNotFoundError:  # pruned by another one that is forgotten at the same time
                 continue
             name = entry.name.removesuffix(suffix)
             known = found.get(name) or _Kept(0, name, 0)

@@ -1,24 +1,21 @@
-"""A worker that was seen to run and has no status any more: its shim is asked, else it is ended.
-Must not know orders, leases or who looks.
+"""Workers and shims in a broken state: no status, a hanging shim, an ownerless log, a late start.
 
-The directory is its job's, which may clean it by mistake. A missing status proves no end, and a
-shim that lives knows what it wrote there: it writes it again, and the job goes on. Where no shim
-answers, whatever is left of the worker is killed before anybody may think that it is over.
+**A running worker that loses its status file.** The directory belongs to the job, which may clean
+it by mistake, so a missing status proves no end. A live shim writes the status again and the job
+goes on. Where no shim answers, the agent kills all that is left of the worker before it counts as
+ended.
 
-Shims that do not end their worker in time: they are killed, by identity. Must not know sockets.
+**A shim that does not end its worker in time.** It hangs: it receives no order and kills nothing.
+While it lives, the agent leaves its worker to it. The agent kills the shim by its recorded
+identity; then it is a lost shim like any other.
 
-A shim that hangs hears no order and kills nothing, and while it lives the agent leaves its worker
-to it. Dead, it is like any lost shim: what it left is killed by its recorded identity.
+**The log of a worker whose shim is gone.** The agent keeps the log within its limit in the shim's
+place.
 
-The log of a worker whose shim was lost: nobody else keeps it within its limit. An edge; must not
-know why the shim is gone, nor who asks for the log.
-
-A worker that must not begin any more, though its shim may be on its way. Must not know orders,
-sockets or who asks.
-
-A shim holds the lock of its directory from before its worker is there, and leaves a directory alone
-that has a status. So whoever has the lock and writes one has decided for good that nothing runs.
-Where no disk takes a status the agent keeps the lock until one does.
+**A worker that must no longer start, though its shim may be starting.** A shim locks its directory
+before its worker exists. It leaves a directory alone that has a status. A process that holds the
+lock and writes a status therefore decides for good that nothing runs. Where no disk takes a status,
+the agent keeps the lock until one does.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ class HeldBack:
         self._kept[key] = (directory, record, None if fd is None else os.dup(fd))
 
     def write(self) -> None:
-        """Write those statuses that a disk takes now."""
+        """Write the statuses that a disk takes now."""
         for key, (directory, record, _) in list(self._kept.items()):
             with contextlib.suppress(OSError):
                 has_status = (directory / shim_files.STATUS_FILE).exists()
@@ -79,7 +76,7 @@ class HeldBack:
                     self.forget(key)
 
     def forget(self, key: WorkerKey) -> None:
-        """Let a worker's lock go."""
+        """Release a worker's lock."""
         _, _, fd = self._kept.pop(key, (None, None, None))
         if fd is not None:
             os.close(fd)
@@ -96,12 +93,15 @@ def withdraw(
     held_back: HeldBack,
     uid: int,
 ) -> bool:
-    """Say that a worker has ended which never began; nothing where one has a status already, or its
-    shim lives, which then has to be told. Whether it did begin, and has lost its shim or all that
-    its shim could be told by: then it is being killed, by `lost`, and over when it is dead.
+    """Record the end of a worker that never began.
 
-    uid: of the worker's account. held_back: takes a worker whose end no disk takes. A disk that
-        cannot be read says nothing of a worker, so its processes alone tell whether it has begun.
+    Nothing happens if it has a status already, or if its shim lives, which then needs a stop.
+    Returns True if the worker did begin, and has lost its shim or every means to reach it. `lost`
+    then kills it, and it is over when it is dead.
+
+    uid: of the worker's account.
+    held_back: takes a worker whose end no disk takes. If the disk cannot be read, only the worker's
+        processes show whether it has begun.
 
     Raises:
         OSError: this process cannot look; the disk is not at fault.
@@ -123,7 +123,7 @@ def withdraw(
     except OSError as error:
         if not shim_files.is_disk_error(error):
             raise
-        if not has_begun(directory, uid):  # else its shim was told, and is ended once it is overdue
+        if not has_begun(directory, uid):  # otherwise its shim ends it, or is ended
             held_back.keep(key, directory, record, None)
     return False
 
@@ -150,7 +150,7 @@ def _withdraw(
             return False
         if has_begun(directory, uid):
             return any(lost.end_left(key, directory, uid))
-        if not is_free:  # it is on its way
+        if not is_free:  # it is starting
             return False
         if not write_record(directory, record):
             held_back.keep(key, directory, record, fd)
@@ -158,14 +158,14 @@ def _withdraw(
 
 
 def _has_lock_place(directory: Path) -> bool:
-    """Whether a lock may be taken there: a job can put anything where its directory was."""
+    """True if a lock may be taken there: a job can put anything where its directory was."""
     lock = directory / shim_files.LOCK_FILE
     is_lock = lock.is_file() if os.path.lexists(lock) else True
     return directory.is_dir() and not directory.is_symlink() and is_lock and not lock.is_symlink()
 
 
 def is_shim_silent(directory: Path) -> bool:
-    """Whether a shim lives that has not said anything of its worker yet: its storage may hang."""
+    """True if a shim lives that has not written a status yet: its storage may hang."""
     lock = directory / shim_files.LOCK_FILE
     if (directory / shim_files.STATUS_FILE).exists() or not lock.is_file() or lock.is_symlink():
         return False
@@ -175,7 +175,7 @@ def is_shim_silent(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Generator[tuple[bool, int]]:
-    """The shim's lock, as long as the block runs: whether it could be had, and its descriptor.
+    """Try to hold the shim's lock for the block: whether it was free, and its descriptor.
 
     A link is not followed: the directory is its job's, and the agent may be root.
     """
@@ -197,10 +197,11 @@ def _lock(directory: Path) -> Generator[tuple[bool, int]]:
 
 
 async def cut_lost(status: WorkerStatus, directory: Path, *, max_bytes: int) -> None:
-    """Cut it at `max_bytes` as its shim would have, once nothing of the worker is left to write it.
+    """Cut a log at `max_bytes` as its shim would have, once no process of the worker can write it.
 
-    At each look: one that is short enough costs a glance. Outside the event loop, because as much
-    as a whole log is copied; a disk that does not take it now may do so at the next look.
+    It runs at each look: a log that is short enough costs little. It runs outside the event loop,
+    because it copies as much as a whole log. A disk that refuses it now may take it at the next
+    look.
     """
     if status.phase == WorkerPhase.EXITED and status.fault == Fault.SHIM_LOST:
         path = str(directory / shim_files.LOG_FILE)
@@ -209,23 +210,23 @@ async def cut_lost(status: WorkerStatus, directory: Path, *, max_bytes: int) -> 
 
 
 HUNG_AFTER_S = 5.0
-"""From the end of a worker's grace; a shim needs two for its look at the last checkpoint."""
+"""From the end of a worker's grace; a shim needs two for the check of its last checkpoint."""
 
 
 class HungShims:
-    """When each worker that was told to stop must be gone."""
+    """The time by which each worker with a stop must be gone."""
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
         self._end_by_s: dict[WorkerKey, float] = {}
 
     def told_to_stop(self, key: WorkerKey, grace_s: float, *, now_s: float) -> None:
-        """A stop was ordered, heard or not; of several the earliest end holds, as in the shim."""
+        """Record a stop, delivered or not; of several the earliest end holds, as in the shim."""
         end_by_s = now_s + grace_s + HUNG_AFTER_S
         self._end_by_s[key] = min(end_by_s, self._end_by_s.get(key, end_by_s))
 
     def is_overdue(self, key: WorkerKey, *, now_s: float) -> bool:
-        """Whether the worker was told to stop and should be gone."""
+        """True if the worker got a stop and should be gone."""
         return now_s >= self._end_by_s.get(key, float("inf"))
 
     def forget(self, key: WorkerKey) -> None:
@@ -235,9 +236,10 @@ class HungShims:
     def end_if_hung(
         self, key: WorkerKey, directory: Path, record: WorkerRecord, *, now_s: float
     ) -> None:
-        """SIGKILL to the shim of a worker that should be gone, if it is still the one on record.
+        """SIGKILL the shim of a worker that should be gone, if it is still the one on record.
 
-        Only to a process of the directory's owner, so that a forged record cannot aim a root agent.
+        The signal goes only to a process of the directory's owner, so that a forged record cannot
+        aim a root agent.
         """
         if not self.is_overdue(key, now_s=now_s) or not is_shim_alive(
             directory, record, self._boot_id
@@ -260,7 +262,8 @@ ASK_S = 2.0
 LOOK_S = 10.0
 """How long one look through all processes may take; on a busy machine it takes seconds."""
 END_ALL_S = ASK_S + 2 * LOOK_S
-"""`LostWorkers.end_all_left` takes no longer: the first look, who it saw, and the look after it."""
+"""Limit of `LostWorkers.end_all_left`: the first look, the processes it saw, and the look after
+it."""
 UNREAD_S = 10.0
 """How long a disk may fail to read a status before its worker counts as lost."""
 POLL_S = 0.02
@@ -269,13 +272,16 @@ HALTED = "T"
 
 
 def has_file(directory: Path, name: str = shim_files.STATUS_FILE) -> bool:
-    """Whether anything stands where a worker's status belongs, or another of its files."""
+    """True if anything stands where a worker's status belongs, or another of its files."""
     return os.path.lexists(directory / name)
 
 
 class LostWorkers:
-    """Which of them were asked in vain, and are not asked again; which shims were halted, and whom
-    somebody here killed; what was last read of each."""
+    """The lost workers of this agent, and their last readings.
+
+    It records which shims did not answer and are not asked again, which shims were halted, and
+    which workers this agent killed.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -286,7 +292,7 @@ class LostWorkers:
         self._unread_from_s: dict[WorkerKey, float] = {}
 
     async def ask(self, key: WorkerKey, directory: Path, uid: int) -> bool:
-        """Have the shim write its status again; whether it did when this returns.
+        """Ask the shim to write its status again; True if it did when this returns.
 
         uid: of the worker's account, as in `end`.
         """
@@ -305,7 +311,10 @@ class LostWorkers:
         return True
 
     def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
-        """What to say of it while anybody of it lives, who is killed; None once nobody does."""
+        """The status of a worker while any of its processes lives and is being killed.
+
+        None afterwards.
+        """
         workers, shims = self.end_left(key, directory, uid)
         left = len(workers | shims)
         if not left:
@@ -322,13 +331,13 @@ class LostWorkers:
         )
 
     def end_left(self, key: WorkerKey, directory: Path, uid: int) -> tuple[set[int], set[int]]:
-        """SIGKILL to what is left of a worker: its processes that were still there, and its shim.
+        """SIGKILL what is left of a worker: its processes that were still there, and its shim.
 
-        That is each process that has its mark, what descends from its shim, and last the shim, so
-        that nothing leaves its sight meanwhile. The shim is halted before all else, or its last
-        word would be that its worker was killed, and not why. This works where the directory is
-        gone, and where something stands in place of the status, onto which the shim could try for
-        ever to write.
+        These are each process that has its mark, the descendants of its shim, and last the shim, so
+        that no process escapes meanwhile. The shim is halted first. Otherwise its last status would
+        be that its worker was killed, without the reason. This works where the directory is gone,
+        and where another file stands in place of the status, where the shim could try to write for
+        ever.
 
         uid: only processes of this account.
         """
@@ -345,7 +354,7 @@ class LostWorkers:
             is_below = owner(pid) == uid and 0 < shim_files.start_ticks(pid) == below.get(pid)
             return is_below or is_marked(pid, directory, uid)
 
-        # One that waits for its disk halts later: it is waited for until the next look, no longer.
+        # One that waits for its disk halts later: the next look sees it, and no wait is longer.
         if all(pid in before or _is_halted(pid) for pid in shims):
             if workers:
                 _signal(workers, signal.SIGKILL, is_of_it)
@@ -357,9 +366,12 @@ class LostWorkers:
         return workers, shims
 
     def end_begun(self, key: WorkerKey, directory: Path, uid: int) -> bool:
-        """Whether somebody is left of a worker that should be gone, who is killed as by `end_left`.
+        """True if a worker that should be gone has processes left.
 
-        A shim alone that never began it is nobody: it has its stop, and may wait for its disk.
+        They are killed as by `end_left`.
+
+        A shim alone that never began the worker does not count: it has its stop, and may wait for
+        its disk.
         """
         if key not in self._halted and not has_begun(directory, uid):
             return False
@@ -371,16 +383,17 @@ class LostWorkers:
         return is_left
 
     async def end_all_left(self, key: WorkerKey, directory: Path, uid: int) -> None:
-        """Return when nobody of it lives; see `end_left`.
+        """Return when none of its processes lives; see `end_left`.
 
         Raises:
-            Unavailable: somebody waits in the kernel, and cannot die now; or nobody could look.
+            Unavailable: a process waits in the kernel and cannot die now, or none could be looked
+                up.
         """
         until_s = math.inf
         try:
             while any(await self._look_and_end(key, directory, uid)):
                 now_s = self._clock.now_s()
-                until_s = min(until_s, now_s + ASK_S)  # a look that took long proves nobody alive
+                until_s = min(until_s, now_s + ASK_S)  # a long look proves no process alive
                 if now_s >= until_s:
                     raise Unavailable(f"{key}: some of its processes are not dead yet")
                 await self._clock.sleep(POLL_S)
@@ -393,12 +406,12 @@ class LostWorkers:
             return await asyncio.to_thread(self.end_left, *of_it)
 
     def as_before(self, key: WorkerKey) -> WorkerStatus:
-        """What to say of it when nobody knows better at this look: nothing has changed."""
+        """The last status of the worker, unchanged, when this look found nothing newer."""
         before = self._read.get(key)
         return WorkerStatus(key=key, phase=WorkerPhase.RUNNING, pid=0) if before is None else before
 
     def unread(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
-        """What to say of it while its disk fails to read its status; None once that takes too long.
+        """The worker's status while its disk fails to read it; None once that takes too long.
 
         Its shim is asked for another one, which the disk may have room for elsewhere.
         """
@@ -410,8 +423,10 @@ class LostWorkers:
         return self.as_before(key)
 
     def found(self, status: WorkerStatus, directory: Path, uid: int) -> WorkerStatus:
-        """Its status can be read, again: a shim that was halted and not yet killed goes on, and
-        whoever was killed here did not fail by itself, whatever its shim saw. What is said of it.
+        """The status of a worker whose file can be read, again.
+
+        A shim that was halted and not yet killed goes on. A worker that was killed here did not
+        fail by itself, whatever its shim saw.
         """
         key, halted = status.key, self._halted.pop(status.key, set())
         if halted:
@@ -426,15 +441,16 @@ class LostWorkers:
         return status
 
     def adopt(self, key: WorkerKey, directory: Path, uid: int) -> None:
-        """A worker of whom an agent before this one may have halted the shim: it goes on.
+        """Adopt a worker whose shim an earlier agent may have halted: it goes on.
 
-        Whether it looks halted says nothing: a SIGSTOP may be on its way, and takes effect later.
+        The look of a halted shim proves nothing: a SIGSTOP may be on its way, and takes effect
+        later.
         """
         if key not in self._halted:
             _signal(_shims(directory, uid), signal.SIGCONT, _shim_check(directory, uid))
 
     def forget(self, key: WorkerKey) -> None:
-        """Nothing of it is left."""
+        """Forget a worker of which nothing is left."""
         self._in_vain.discard(key)
         self._shot.discard(key)
         for table in (self._halted, self._read, self._unread_from_s):
@@ -442,7 +458,7 @@ class LostWorkers:
 
 
 def has_begun(directory: Path, uid: int) -> bool:
-    """Whether a worker computes of this directory, or something that descends from its shim."""
+    """True if a worker of this directory computes, or a descendant of its shim does."""
     shims = _shims(directory, uid)
     return any(shim_files.descendants(shim) for shim in shims) or bool(marked(directory, uid))
 
@@ -465,7 +481,7 @@ def _shims(directory: Path, uid: int) -> set[int]:
     """Shims of this directory that have begun their work, by their command line.
 
     Its lock would prove more, but a lock can be found by its file alone, which may be gone. Only
-    processes of this account count: nobody else's can be named by it.
+    processes of this account count, because no other account can make one with its name.
     """
     is_shim = _shim_check(directory, uid)
     numbers = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
@@ -473,7 +489,7 @@ def _shims(directory: Path, uid: int) -> set[int]:
 
 
 def _shim_check(directory: Path, uid: int) -> Callable[[int], bool]:
-    """Whether a process is a shim of this directory; see `_shims`."""
+    """A function that tests whether a process is a shim of this directory; see `_shims`."""
     place = os.fsencode(os.path.realpath(directory))
 
     def is_shim(pid: int) -> bool:

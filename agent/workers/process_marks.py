@@ -1,10 +1,9 @@
-"""Which processes belong to a worker, by marks that they inherit. Must not know records, shims or
-why it is asked.
+"""Recognizes the processes of a worker by two marks that they inherit.
 
-A process has two marks. The environment has the worker's directory; `env -i` takes that away. The
-soft limit of file locks is a number that follows from the directory: a new session, a new program,
-closed files and an empty environment keep it, and every account may read it (proc(5)). The kernel
-has not enforced this limit since Linux 2.4.25, and nothing that a job runs has a use for it
+The first mark is the worker's directory in the environment; `env -i` removes it. The second is the
+soft limit of file locks, a number derived from the directory: a new session, a new program, closed
+files and an empty environment keep it, and every account may read it (proc(5)). The kernel has not
+enforced this limit since Linux 2.4.25, and nothing that a job runs has a use for it
 (docs/decisions/0026-what-a-worker-leaves-behind.md).
 """
 
@@ -23,9 +22,9 @@ from agent.shim import files as shim_files
 RLIMIT_LOCKS = 10
 """The number in the kernel's interface (getrlimit(2)); Python has no name for it."""
 LIMIT_NAME = b"Max file locks"
-"""What /proc/PID/limits calls it."""
+"""Its name in /proc/PID/limits."""
 MARK_BITS = 62
-"""Below the largest limit, which means that there is none."""
+"""Bits below the largest limit, which means that there is none."""
 
 
 def mark_of(directory: Path | str) -> int:
@@ -48,7 +47,7 @@ def marked(directory: Path, uid: int) -> set[int]:
 
 
 def is_marked(pid: int, directory: Path, uid: int) -> bool:
-    """Whether a process of an account lives and has a mark of the worker."""
+    """True if a process of an account lives and has a mark of the worker."""
     text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
     return owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory))
 
@@ -56,7 +55,7 @@ def is_marked(pid: int, directory: Path, uid: int) -> bool:
 def _has_mark(pid: int, text: bytes, number: bytes) -> bool:
     place = Path(f"/proc/{pid}")
     is_its = False
-    with contextlib.suppress(OSError):  # limits first: no memory of the process is read for them
+    with contextlib.suppress(OSError):  # limits first: that reads no process memory
         is_its = number in _limit(place)
     is_its = is_its or text in environ_of(pid).split(b"\0")
     return is_its and shim_files.start_ticks(pid) > 0
@@ -70,7 +69,7 @@ def _limit(place: Path) -> list[bytes]:
 
 
 def kill_marked(directory: Path) -> set[int]:
-    """SIGKILL to the processes that have a mark of the worker; those that were still there.
+    """SIGKILL the processes that have a mark of the worker; returns those that were still there.
 
     Only processes of the directory's owner. A worker whose record cannot be read may live, so this
     needs no record.
@@ -83,9 +82,9 @@ def kill_marked(directory: Path) -> set[int]:
 
 
 def signal_if(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
-    """Signal a process that still is the one that was seen: its number may be another's by now.
+    """Signal a process if it is still the one that was seen: its number may be another's by now.
 
-    is_it: is asked when the descriptor holds the process, so that the answer stays true.
+    is_it: called when the descriptor holds the process, so that the answer stays true.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)

@@ -1,6 +1,4 @@
-"""A worker's directory as the agent reads it: its record, its log, and what a dead shim left. Must
-not know orders, sockets or how a worker is started.
-"""
+"""A worker's directory as the agent reads it: its record, its log, the remains of a dead shim."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ from common.messages import WorkerPhase
 from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
 
 SHIM_LOST = "shim lost"
-"""How people are told of a worker whose shim died; `Fault.SHIM_LOST` is how programs are."""
+"""The text for people about a worker whose shim died; `Fault.SHIM_LOST` is for programs."""
 MAX_RECORD_BYTES = 4 * shim_files.SPARE_BYTES
-"""Far more than a shim writes; a job may write what it likes there."""
+"""Far more than a shim writes; a job may write anything there."""
 MAX_TEXT_CHARS = shim_status.MAX_TEXT_CHARS
-"""Of a text for people; the rest is cut. Every worker's goes into one report."""
+"""Limit of a text for people; the rest is cut. One report carries every worker's text."""
 
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -66,15 +64,15 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     stop_stages_s: dict[str, Instant] = {}
     garbage_count: Count = 0
     fault: Fault = Fault.NONE
-    """Whose fault its end is, as who buried it says; a shim says in words that its node is to blame
-    (`read_record`)."""
+    """Whose fault its end is, by the process that recorded it; a shim marks a node's fault in its
+    text (`read_record`)."""
 
     @property
     def save_over_at_s(self) -> float | None:
-        """When a worker that was told to stop had saved, or it was plain that it would not.
+        """When a worker with a stop had saved, or certainly would not.
 
-        It left without, got its signal or was killed: whatever it then does, nobody waits for its
-        save. A job that says, after its signal, that it saves is waited for again.
+        It left without, got its signal or was killed: from then on nothing waits for its save. A
+        job that reports after its signal that it saves is awaited again.
         """
         stages_s = self.stop_stages_s
         working_s = stages_s.get(shim_stop.WORKING, 0.0)
@@ -114,14 +112,14 @@ def key_of(directory: Path) -> WorkerKey | None:
 
 
 def read_record(directory: Path) -> WorkerRecord | None:
-    """What the shim says, or who buried it; None where there is no such file. Whose fault an end is
-    stands in `fault`, whatever version wrote it.
+    """The record of the shim, or of the process that wrote the end in its place.
 
-    The directory is its job's, who may have put anything there: what is no record, or what no shim
-    writes, is one kind of error, however it comes to light.
+    None without a file. The fault of an end is in `fault`, whichever version wrote it. The
+    directory is its job's, which may have put anything there: no record, or a record that no shim
+    writes, is one kind of error, however it is detected.
 
     Raises:
-        msgspec.DecodeError: the file is damaged, cannot be read, or is none any more.
+        msgspec.DecodeError: the file is damaged, cannot be read, or is no longer a file.
         OSError: this process has no descriptor or no memory left to look.
     """
     try:
@@ -150,14 +148,16 @@ def read_record(directory: Path) -> WorkerRecord | None:
 
 
 def lacks_means(error: BaseException) -> bool:
-    """Whether this process, or its machine, had no descriptor or no memory left to look: no file is
-    at fault for that, and no worker may be ended for it."""
+    """True if this process, or its machine, had no descriptor or no memory left to look.
+
+    No file is at fault for that, and no worker may be ended for it.
+    """
     own = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
     return isinstance(error, OSError) and error.errno in own
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether it is the disk that failed, maybe for this once: that says nothing of the file.
+    """True if the disk failed, maybe only this time: that shows nothing about the file.
 
     error: of `read_record` as well, which has the disk's as its cause.
     """
@@ -166,7 +166,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _check_words(record: WorkerRecord) -> None:
-    """Refuse words of the job that a shim would not have taken from it: they go on from here.
+    """Refuse text of the job that a shim would not have accepted: from here it is passed on.
 
     Raises:
         msgspec.DecodeError: the text names the field.
@@ -181,7 +181,7 @@ def _check_words(record: WorkerRecord) -> None:
 
 
 def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
-    """Whether the shim that wrote it is still that process: boot, number, start.
+    """True if the shim that wrote it is still that process: boot, number, start.
 
     Another boot id alone is no proof that it ended: in a container the agent's view of /proc and
     the shim's may differ, and its job would be started again while it runs. A process of that
@@ -194,17 +194,17 @@ def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
 
 
 def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -> WorkerRecord:
-    """Say for a dead shim how its worker ended, once nothing of the worker is left.
+    """Record in place of a dead shim how its worker ended, once nothing of the worker is left.
 
-    The exit code stays unknown: the only process that could learn it is gone. A disk that does not
-    take the record is no reason to hold its GPUs: the next look says it again.
+    The exit code stays unknown: the only process that could learn it is gone. A disk that refuses
+    the record is no reason to hold its GPUs: the next look writes it again.
     """
     latest = read_record(directory)
     if latest is None or latest.phase == WorkerPhase.EXITED:
-        return latest or record  # its last word came between our first look and its end
+        return latest or record  # its last status came between our first look and its end
     ended_s, error = now_s, SHIM_LOST
     is_this_boot = record.boot_id == boot_id
-    # Numbers of another boot may be anybody's by now; whoever has the directory's mark is its own,
+    # Numbers of another boot may have been reused; a process with the directory's mark is its own,
     # and shows that there was no boot.
     left = kill_leftovers(directory, record) if is_this_boot else len(kill_marked(directory))
     if left:
@@ -226,9 +226,10 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
 
 
 def write_record(directory: Path, record: WorkerRecord) -> bool:
-    """Say for a shim that is not there how its worker ended; whether a disk took it.
+    """Record in place of a missing shim how its worker ended; True if a disk took it.
 
-    On a full disk the shim's spare gives its room, or its order, which no shim needs any more.
+    On a full disk it uses the space of the shim's spare, or of its order, which no shim needs any
+    more.
     """
     spares = (directory / shim_files.SPARE_FILE, directory / shim_files.SPEC_FILE)
     path, value = str(directory / shim_files.STATUS_FILE), msgspec.to_builtins(record)
@@ -240,7 +241,7 @@ def write_record(directory: Path, record: WorkerRecord) -> bool:
 
 
 def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
-    """SIGKILL to what a dead shim left of its worker; how many processes were still there.
+    """SIGKILL what a dead shim left of its worker; returns how many processes were still there.
 
     They are the group of the recorded main process, if it is still that process, and each process
     that has a mark of the worker: torchrun gives its ranks groups of their own, and a daemon has
@@ -270,7 +271,7 @@ def tail(directory: Path, max_bytes: int) -> bytes:
 
 
 def file_tail(path: Path, max_bytes: int) -> bytes:
-    """The end of a file; empty when there is none, or something else in its place."""
+    """The end of a file; empty when it is missing, or no plain file."""
     try:
         with _plain(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -281,13 +282,14 @@ def file_tail(path: Path, max_bytes: int) -> bytes:
 
 
 class NotPlainError(OSError):
-    """A link, a fifo, a device: what a job can put where a file of its directory was."""
+    """A link, a fifo or a device in place of a file: a job can put one into its directory."""
 
 
 def _plain(path: Path) -> BinaryIO:
-    """A file of a directory that is its job's, open to be read; never waited for, never followed.
+    """Open a plain file of a job's directory for reading; never blocks, and follows no link.
 
-    The job could have its agent wait for a fifo for ever, or read any file of the machine to it.
+    Otherwise the job could make its agent wait for a fifo for ever, or read any file of the machine
+    to it.
 
     Raises:
         FileNotFoundError: there is nothing.

@@ -1,8 +1,7 @@
-"""Whether a worker could start here: its paths and its command, asked as the job's user. Must not
-know GPUs or gangs.
+"""Checks that a worker could start here: its paths and its command, looked up as the job's user.
 
-What the job names wrong is its own fault. When the look itself fails, its node is to blame: any
-other job would be refused as well, and the coordinator charges no job for it.
+A wrong path or command is the job's own fault. When the lookup itself fails, the node is at fault:
+it would refuse any other job as well, and the coordinator charges no job for it.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from common.faults import STORAGE_SILENT, Fault
 CHECK_TIMEOUT_S = 10.0
 CHECKER = Path(__file__).parents[1] / "shim/paths.py"
 COMMAND = "command"
-"""What is too long of a question that is: a path that long is none."""
+"""The answer to a question that is too long for a process: a path that long does not exist."""
 
 
 class Refuse(Protocol):
-    """Asks whether a worker could start here; `refusal` is the one that looks at real files."""
+    """Checks whether a worker could start here; `refusal` is the one that looks at real files."""
 
     async def __call__(
         self, question: dict[str, str], *, account: Account | None, clock: Clock
     ) -> Refusal | None:
-        """Why not, or None; the arguments of `refusal`."""
+        """Why it could not, or None; the arguments of `refusal`."""
         ...
 
 
@@ -46,8 +45,10 @@ async def refusal(
     timeout_s: float = CHECK_TIMEOUT_S,
     checker: Path = CHECKER,
 ) -> Refusal | None:
-    """Why not, and whose fault that is; None when it can. Asked in a process of its own: storage
-    may hang for ever, and only a process can be somebody else.
+    """Why a worker cannot start, and whose fault that is; None when it can.
+
+    It asks in a separate process: storage may hang for ever, and only a process can change its
+    account.
 
     question: the arguments of `agent.shim.paths.refusal`.
     checker: the program that looks.
@@ -68,7 +69,7 @@ async def refusal(
     except OSError as error:
         said = f"cannot look as the job's user: {error}"
         if error.errno == errno.E2BIG:
-            # What is asked is too long to be handed to a process: the job's own would find it so.
+            # The question is too long for a process: the job's own command would be too.
             return Refusal(said, Fault.JOB, COMMAND)
         return Refusal(said)
     try:
@@ -78,7 +79,7 @@ async def refusal(
         what = f"{STORAGE_SILENT} in {timeout_s:g} s"
         return Refusal(f"workdir or checkpoint.path: {what}", Fault.STORAGE)
     finally:
-        if process.returncode is None:  # an agent that ends leaves nobody behind who looks
+        if process.returncode is None:  # an agent that ends leaves no checker behind
             send_signal(process, signal.SIGKILL)
     said = answer.decode(errors="replace")
     if process.returncode != 0:
@@ -89,10 +90,10 @@ async def refusal(
 
 
 class OneLook:
-    """Whoever asks what is being looked for already shares that look: a gang on storage that hangs
-    costs one process per node, and all of its workers are refused at once.
+    """Shares one look among all callers with the same question.
 
-    A look that nobody waits for any more is ended.
+    A gang on storage that hangs therefore costs one process per node, and all of its workers are
+    refused at once. A look without callers left is ended.
     """
 
     def __init__(self, refuse: Refuse) -> None:
@@ -121,7 +122,7 @@ class OneLook:
 
 
 class _Look:
-    """One look under way, and how many wait for it."""
+    """One look under way, and its number of callers."""
 
     def __init__(self, task: asyncio.Future[Refusal | None]) -> None:
         self.task = task

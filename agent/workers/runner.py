@@ -1,4 +1,4 @@
-"""What runs a node's workers, as a protocol, and what it says of one. Must not know how."""
+"""The protocol of a worker runner, and the status that it reports for each worker."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ class StorageSilentError(Unavailable):
 
 
 class WorkerStatus(Struct, frozen=True, kw_only=True):
-    """What is known of one worker.
+    """The status of one worker.
 
     pid: of its main process; its descendants are the worker's as well.
-    shim_pid: of its shim while it has one, which takes in whoever left the main process; else 0.
+    shim_pid: of its shim while it has one, which adopts processes that left the main process; else
+        0.
     running_s: since its start, until its end.
-    ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
-        an earlier boot only the end is known, which is 0.
-    stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
-    stop_stages_s: seconds from the order to stop until each stage. save_over_at_s: see its record.
-    failure: why it ended by itself without success. fault: whose that is, as far as its shim, or
-        who found it dead, can tell.
+    ended_at_s, saved_at_s: instants of its end and of its reported checkpoint, on this boot's
+        clock; for an earlier boot only the end is known, which is 0.
+    stop_stage: the progress of its stop: requested, working, saved, released, signalled, killed.
+    stop_stages_s: seconds from the order to stop until each stage.
+    save_over_at_s: see its record.
+    failure: why it ended by itself without success.
+    fault: whose fault that is, as far as its shim, or the process that found it dead, can know.
     """
 
     key: WorkerKey
@@ -70,16 +72,16 @@ class WorkerRunner(Protocol):
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
         """Begin the end of a worker; of several graces the earliest end counts.
 
-        One that is being started need not begin; its status or the answer to `start` says so.
+        A worker that is starting need not begin; its status or the answer to `start` shows that.
         """
         ...
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
-        """Tell the worker how large its gang is now."""
+        """Send the worker the present size of its gang."""
         ...
 
     async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
-        """Have the worker suspended, or computing again; its status says when it is."""
+        """Have the worker suspended, or computing again; its status shows when it is."""
         ...
 
     def contacted(self, at_s: float) -> None:
@@ -89,25 +91,25 @@ class WorkerRunner(Protocol):
     async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
         """Every worker that was started and not forgotten, by key.
 
-        started: those that were seen to run and not yet to end. Of such a one there is a status as
-            long as anything of it lives, whatever became of its files.
+        started: those that were seen to run and not yet to end. Each of them has a status as long
+        as any of its processes lives, whatever became of its files.
         """
         ...
 
     def has_shim(self, key: WorkerKey) -> bool:
-        """Whether somebody is at work on a worker, though no status may say so yet."""
+        """True if a shim or process is at work for a worker, even without a status yet."""
         ...
 
     async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
-        """Which of these workers, all told to stop before any status spoke of them, may be there.
+        """The workers among these that may exist; all got a stop before any status showed them.
 
-        That is while a shim has time to hear of it, and after that as long as somebody computes,
-        who is ended.
+        A worker counts while a shim has time to receive the stop. After that it counts as long as
+        any of its processes computes; those are ended.
         """
         ...
 
     async def forget(self, key: WorkerKey) -> None:
-        """Remove every trace of a worker that has ended but its log, which is kept for a while.
+        """Remove every trace of a worker that has ended except its log, which is kept for a while.
 
         Raises:
             Unavailable: it has not ended.
@@ -115,11 +117,11 @@ class WorkerRunner(Protocol):
         ...
 
     async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
-        """The end of what the worker wrote, while it runs and for a while after it ended.
+        """The end of the worker's output, while it runs and for a while after it ended.
 
         Raises:
-            ConfigError: the key names no place.
-            Unavailable: there is no log of it, or no longer.
+            ConfigError: the key is not a valid place.
+            Unavailable: it has no log, or no longer.
         """
         ...
 

@@ -1,8 +1,7 @@
-"""The workers of this node, each in the care of its own shim. Must not know roles, leases or the
-bus.
+"""Runs the workers of this node, each under a shim of its own.
 
-All that is known of a worker is in its directory, so an agent that starts again knows as much as
-the one before it. Directory and sockets: docs/job-contract.md.
+All facts about a worker are in its directory, so a restarted agent knows as much as the one before
+it. Directory and sockets: docs/job-contract.md.
 """
 
 from __future__ import annotations
@@ -71,13 +70,13 @@ class ShimRunner:
 
     Args:
         run_dir: where the directories are; must outlive the agent and be on a local disk.
-        starter: how shims come to life.
+        starter: starts the shims.
         kept_logs: where the logs of forgotten workers go; None keeps none.
-        account: as whom workers run; None is the agent's own user. Needs root.
-        refuse: looks whether a worker could start here.
-        failure_rules: what is read in the logs of failed workers; None reads nothing.
+        account: the account that workers run as; None is the agent's own user. Needs root.
+        refuse: checks whether a worker could start here.
+        failure_rules: the rules for the logs of failed workers; None reads no log.
         is_root_allowed: let workers run as root; for tests and machines of one person only.
-        log_max_bytes: at which the log of a worker is cut.
+        log_max_bytes: the size at which the log of a worker is cut.
     """
 
     def __init__(
@@ -110,14 +109,15 @@ class ShimRunner:
         self._failures = FailureReader(failure_rules, clock)
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
-        """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
-        directory is made once, the shim's lock admits one, and a status on disk none.
+        """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim.
+
+        The directory is made once, the shim's lock admits one, and a status on disk admits none.
         """
         directory = self._directory(order.key)
         if order.key in self._held_back or (directory / shim_files.STATUS_FILE).exists():
             return
         self._check_not_root()
-        if not has_file(directory, shim_files.SPEC_FILE):  # no shim is on its way
+        if not has_file(directory, shim_files.SPEC_FILE):  # no shim is starting
             await self._lost.end_all_left(order.key, directory, self._uid(directory))
         place = await asyncio.to_thread(os.path.realpath, directory)
         is_for_a_shim = await asyncio.to_thread(make_directory, directory, self._account)
@@ -143,17 +143,19 @@ class ShimRunner:
                 raise
 
     async def _has_begun(self, key: WorkerKey, directory: Path) -> bool:
-        """Whether the worker of a start without a first word runs, or did and its job removed that
-        word; where its shim does not answer either, the next look ends all that is left of it.
-        It is given up otherwise: whenever its shim gets on, a stop comes before all else.
+        """True if a worker whose start gave no first status runs, or ran.
+
+        Its job may have removed the status. If its shim does not answer either, the next look ends
+        all that is left of it. Otherwise it is given up: whenever its shim makes progress, a stop
+        comes first.
         """
         uid = self._uid(directory)
         if await asyncio.to_thread(marked, directory, uid):
             await self._lost.ask(key, directory, uid)
-            return True  # it computes: called a start that failed, its job would run twice
+            return True  # it computes: reported as a failed start, its job would run twice
         try:
             return await self._stop(key, StopReason.STALE, 0.0)
-        except Unavailable:  # it cannot be told, or is not dead yet: that it is over, a look says
+        except Unavailable:  # it cannot be reached, or is not dead yet: a look reports its end
             return True
 
     def _check_not_root(self) -> None:
@@ -165,7 +167,7 @@ class ShimRunner:
         await self._stop(key, reason, grace_s)
 
     async def _stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> bool:
-        """Whether it had begun, and could not be told; it is dead then, or about to be."""
+        """True if it had begun, and could not be reached; it is dead then, or about to be."""
         now_s = self._clock.now_s()
         self._hung.told_to_stop(key, grace_s, now_s=now_s)
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
@@ -191,11 +193,11 @@ class ShimRunner:
         shim_control.tell(self._directory(key), key, order)
 
     def contacted(self, at_s: float) -> None:
-        """As `WorkerRunner.contacted`; the shims hear of it with the next look at them."""
+        """As `WorkerRunner.contacted`; the next look at the shims passes it on."""
         self._contact_at_s = at_s
 
     async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
-        """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
+        """As `WorkerRunner.statuses`; each live shim gets the last contact, once."""
         if self._held_back:
             await asyncio.to_thread(self._held_back.write)
         seen: list[tuple[WorkerStatus, Path]] = []
@@ -209,7 +211,7 @@ class ShimRunner:
             if status is None and key in started:
                 if key in silent:
                     status = self._lost.end(key, directory, self._uid(directory))
-                else:  # it went since this look began; its shim is asked by the next one
+                else:  # it went since this look began; the next one asks its shim
                     status = self._lost.as_before(key)
             if status is not None:
                 await cut_lost(status, directory, max_bytes=self._log_max_bytes)
@@ -233,7 +235,7 @@ class ShimRunner:
             return False  # its lock is this agent's
         if self._hung.is_overdue(key, now_s=self._clock.now_s()):
             return await asyncio.to_thread(self._lost.end_begun, key, *of_it)
-        # Its shim may be on its way; and its job may have removed what tells that there is one.
+        # Its shim may be starting; and its job may have removed the sign of one.
         return self.has_shim(key) or await asyncio.to_thread(has_begun, *of_it)
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
@@ -268,7 +270,7 @@ class ShimRunner:
         at_s = self._contact_at_s
         if at_s is None or self._told_contact_s.get(key) == at_s:
             return
-        with contextlib.suppress(Unavailable, OSError):  # the next look tells it
+        with contextlib.suppress(Unavailable, OSError):  # the next look sends it
             self._tell(key, {"op": "ping", "contact_at_s": at_s})
             self._told_contact_s[key] = at_s
 
@@ -360,7 +362,7 @@ class ShimRunner:
         return await self._refuse(question, account=self._account, clock=self._clock)
 
     def _uid(self, directory: Path) -> int:
-        """Whose processes a worker's are, where its directory is gone as well."""
+        """The account of a worker's processes, even where its directory is gone."""
         try:
             return directory.stat().st_uid
         except OSError:
@@ -372,7 +374,7 @@ class ShimRunner:
     def _directories(self) -> dict[WorkerKey, Path]:
         try:
             directories = sorted(self._run_dir.iterdir())
-        except OSError as error:  # gone, closed, or something else is there: each is looked for
+        except OSError as error:  # gone, closed, or another file is there: each is looked for
             if lacks_means(error):
                 raise
             return {}
@@ -383,10 +385,11 @@ class ShimRunner:
 def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
     """The runner that an agent's settings ask for, in `workers` and `logs` of its state directory.
 
-    With systemd it is the system's manager, whoever the agent is: systemd/50-aryl-agent.rules.
+    With systemd it uses the system's manager, whatever account the agent has:
+    systemd/50-aryl-agent.rules.
 
     Raises:
-        ConfigError: `job_user` does not fit this machine, or `failure_rules` is no file of rules.
+        ConfigError: `job_user` is invalid on this machine, or `failure_rules` is no file of rules.
     """
     match settings.worker_starter:
         case Starter.SYSTEMD:

@@ -1,6 +1,4 @@
-"""What a worker, or its gang's rendezvous store, is given: its command line, its environment, its
-shim's spec. Pure; must not know processes or files.
-"""
+"""Builds the command line, environment and shim spec of a worker or rendezvous store. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +11,26 @@ from common.messages import WorkerOrder
 from common.model import Launcher
 
 TORCHRUN_MAX_RESTARTS = 1_000_000
-"""Out of the way: `torch_launcher.py` meets again as often as members change, and ends at the first
-failure, whose retry Aryl decides."""
+"""High enough never to matter: `torch_launcher.py` meets again as often as members change, and ends
+at the first failure, whose retry Aryl decides."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOG_MAX_BYTES = 64 << 20
 TORCH_STORE = Path(__file__).parents[1] / "shim/torch_store.py"
 TORCH_LAUNCHER = Path(__file__).parents[1] / "shim/torch_launcher.py"
 RENDEZVOUS = (
-    "is_host=0",  # else the launcher on the store's node would try to host another one
+    "is_host=0",  # otherwise the launcher on the store's node would try to host another one
     "last_call_timeout=2",  # those that start together have met before: 30 s would be idle
     "keep_alive_interval=1",
     "keep_alive_max_attempt=10",
 )
-"""Of an elastic gang. A member is dead 10 s after its last heartbeat: that long a busy machine or a
-clock that is off may go unpunished; who leaves says so (`torch_launcher.py`)."""
+"""For an elastic gang. A member is dead 10 s after its last heartbeat: a busy machine or a clock
+that is off may stay silent that long. A leaving member announces it (`torch_launcher.py`)."""
 STORE_GRACE_S = 5.0
-"""A store has nothing to save: it is there for as long as its gang, and no longer."""
+"""A store has nothing to save: it exists for as long as its gang, and no longer."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """The user of this machine as whom a worker runs; never root."""
+    """The account of this machine that a worker runs as; never root."""
 
     name: str
     uid: int
@@ -72,13 +70,13 @@ def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
 
 
 def grace_s(order: WorkerOrder) -> float:
-    """Seconds from the request to end until SIGKILL; of a store no more than of its workers."""
+    """Seconds from the request to end until SIGKILL; for a store no more than for its workers."""
     of_job_s = order.spec.checkpoint.grace_s
     return min(of_job_s, STORE_GRACE_S) if order.key.is_store else of_job_s
 
 
 def checkpoint_path(order: WorkerOrder) -> str:
-    """Where the job saves, absolute; empty when it never does, as no store ever does."""
+    """Where the job saves, absolute; empty when it never does; a store never does."""
     path = None if order.key.is_store else order.spec.checkpoint.path
     return posixpath.join(order.spec.workdir, path) if path else ""
 
@@ -86,10 +84,10 @@ def checkpoint_path(order: WorkerOrder) -> str:
 def worker_environment(
     order: WorkerOrder, *, endpoint: str, account: Account | None = None, home: str = "/"
 ) -> dict[str, str]:
-    """Every variable of a worker but the socket's, which the shim adds (docs/job-contract.md).
+    """Every variable of a worker except the socket's, which the shim adds (docs/job-contract.md).
 
-    Nothing of the agent's own environment gets through. What the job sets wins over `HOME`,
-    `PATH`, `LANG` and `USER`, and never over what Aryl says.
+    Nothing of the agent's own environment passes through. The job's variables override `HOME`,
+    `PATH`, `LANG` and `USER`, and never Aryl's own.
     """
     workers = order.spec.workers_on(order.gpu_type)
     user = account.name if account is not None else order.user
@@ -112,7 +110,7 @@ def worker_environment(
     if endpoint:
         given |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
     if order.spec.launcher == Launcher.TORCHRUN and not order.key.is_store:
-        # Else ranks that stay look for the new round's store where the old round's was.
+        # Otherwise ranks that stay look for the new round's store where the old round's was.
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if order.spec.launcher == Launcher.NONE and not order.key.is_store:
         given |= _ranks(order)
@@ -127,12 +125,12 @@ def worker_environment(
 
 
 def _ranks(order: WorkerOrder) -> dict[str, str]:
-    """What `env://` of PyTorch and all that builds on it read, of a worker that no launcher starts.
+    """The variables that `env://` of PyTorch reads, for a worker without a launcher.
 
-    Each worker stands for a machine with one process, wherever it runs: it sees no GPUs but its
-    own, so `torch.cuda.set_device(LOCAL_RANK)` has to be given 0, and gangs need not lie evenly,
-    which frameworks assume that reckon a rank from NODE_RANK, LOCAL_RANK and processes per node.
-    A job of one worker gets no LOCAL_RANK: Lightning and Accelerate take it for a sign that another
+    Each worker stands for a machine with one process, wherever it runs. It sees no GPUs but its
+    own, so `torch.cuda.set_device(LOCAL_RANK)` needs 0. Gangs need not be spread evenly, although
+    frameworks assume it that compute a rank from NODE_RANK, LOCAL_RANK and processes per node. A
+    job of one worker gets no LOCAL_RANK: Lightning and Accelerate take it as a sign that another
     process was started for each GPU.
     """
     spec, rank = order.spec, str(order.key.worker_index)
@@ -164,8 +162,8 @@ def shim_spec(
 
     directory: where the shim keeps its files; marks all processes of the worker.
     contact_at_s: when the coordinator was last heard, on the boot clock: from there on
-        `stop_after_s` counts, however late the shim comes to life.
-    log_max_bytes: at which its log is cut.
+        `stop_after_s` counts, however late the shim starts.
+    log_max_bytes: the size at which its log is cut.
     mark: a limit that all processes of the worker inherit, see `worker_marks`; None: none.
     """
     spec = order.spec
@@ -176,7 +174,7 @@ def shim_spec(
         "env": worker_environment(order, endpoint=endpoint, account=account, home=home)
         | {"ARYL_WORKER_DIRECTORY": directory},
         "workdir": spec.workdir,
-        # A store gets what ends any program; the job's own signal may only mean "save".
+        # A store gets the usual signal; the job's own may only mean "save".
         "signal": "SIGTERM" if is_store else spec.checkpoint.signal,
         "grace_s": grace_s(order),
         "checkpoint_path": checkpoint_path(order),

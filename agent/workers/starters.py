@@ -1,6 +1,4 @@
-"""How a shim comes to life apart from the agent: detached, or as a unit of systemd. Must not know
-what a worker is told.
-"""
+"""Starts a shim that outlives the agent: detached, or as a systemd unit."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ SHIM = Path(__file__).parents[1] / "shim/main.py"
 SLICE = "aryl-jobs.slice"
 START_TIMEOUT_S = 10.0
 UNIT_EXISTS = ("was already loaded or has a fragment file", "already exists")
-"""How systemd says that there is a unit of that name: since version 252, and before."""
+"""systemd's texts for a unit name that exists: since version 252, and before."""
 POLL_S = 0.02
 SHIM_LOG = "shim.log"
 BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
@@ -38,13 +36,13 @@ BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LAN
 
 
 class ShimStarter(Protocol):
-    """Starts the shim of a directory so that no death of the agent reaches it."""
+    """Starts the shim of a directory so that the agent's death does not end it."""
 
     async def start(self, directory: Path, order: WorkerOrder) -> None:
-        """Return when the shim is on its way.
+        """Return when the shim is starting.
 
         Raises:
-            Unavailable: it could not be started; the text says why.
+            Unavailable: it could not be started; the text gives the reason.
         """
         ...
 
@@ -70,8 +68,9 @@ def systemd_argv(
 ) -> tuple[str, ...]:
     """The command line that makes a shim a transient unit (systemd-run(1)).
 
-    user: (uid, gid) of the unit; without it the system's manager runs it as root. unit: its name;
-    empty: that of its worker.
+    user: (uid, gid) of the unit; without it the system's manager runs it as root.
+    unit: its name; empty: that of its worker.
+
     KillMode=mixed: a stop of the unit or of the machine reaches the shim alone, which gives the
     worker its grace; the rest of the cgroup is killed only after it. OOMPolicy=continue: the
     kernel's choice of a victim inside the job is the job's exit, not the shim's.
@@ -112,7 +111,7 @@ def unit_name(key: WorkerKey) -> str:
 
 
 def own_unit_name(key: WorkerKey, directory: Path) -> str:
-    """The same where another worker's unit has that name: no two have one directory."""
+    """A second unit name, where another worker's unit has the first: no two share one directory."""
     digest = blake2b(os.fsencode(directory), digest_size=4).hexdigest()
     return f"aryl-worker-{key}-{digest}.service"
 
@@ -127,12 +126,12 @@ async def run_command(
     env: Mapping[str, str] = BARE_ENVIRONMENT,
     cwd: str = "/",
 ) -> None:
-    """Run a short command to its end, its output appended to `log`; none outlives its caller.
+    """Run a short command to its end, its output appended to `log`; it never outlives its caller.
 
     exit_codes: those that mean success.
 
     Raises:
-        Unavailable: it is not there, failed, or took longer.
+        Unavailable: the command is missing, failed, or took longer.
     """
     with _opened(log) as output:
         try:
@@ -159,7 +158,7 @@ async def run_command(
 
 
 def _opened(log: Path) -> BinaryIO:
-    """What a command says is worth less than what it does: a disk may refuse the former."""
+    """Open the log of a command, if the disk allows: the command matters more than its output."""
     try:
         return log.open("ab")
     except OSError:
@@ -174,11 +173,11 @@ def _last_words(log: Path) -> str:
 
 
 async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
-    """Return when the shim of a directory has said something of its worker.
+    """Return when the shim of a directory has written a first status of its worker.
 
     Raises:
-        Unavailable: it has not in `START_TIMEOUT_S`, with the last that it wrote; of one that is
-            there and says nothing, that the storage on which its worker begins did not answer.
+        Unavailable: it has not in `START_TIMEOUT_S`, with its last output. For a shim that exists
+            and writes nothing, the text names the storage on which its worker begins.
     """
     try:
         async with clock.timeout(START_TIMEOUT_S):
@@ -186,7 +185,7 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
                 await clock.sleep(POLL_S)
     except TimeoutError:
         text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
-        if is_shim_silent(directory):  # its worker enters its directory before it says a word
+        if is_shim_silent(directory):  # its worker enters its directory before its first status
             text = f"workdir or command: {STORAGE_SILENT} in {START_TIMEOUT_S:g} s {text}".strip()
             raise StorageSilentError(f"{key}: its shim did not start: {text}") from None
         text = text or f"nothing was said in {START_TIMEOUT_S:g} s"
@@ -194,7 +193,7 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
 
 
 class DetachedStarter:
-    """Where there is no systemd: a session of its own, nobody's child."""
+    """Starts shims without systemd: each in a session of its own, without a parent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -210,18 +209,18 @@ class DetachedStarter:
 
 
 class Systemd(Protocol):
-    """What a starter asks of systemd; `RealSystemd` is the one that runs its programs."""
+    """The calls that a starter makes to systemd; `RealSystemd` runs its programs."""
 
     async def run(self, argv: tuple[str, ...], *, log: Path, timeout_s: float) -> None:
         """Run a command to its end, its output appended to `log`.
 
         Raises:
-            Unavailable: it is not there, failed, or took too long; with what it said.
+            Unavailable: the command is missing, failed, or took too long; with its output.
         """
         ...
 
     async def ask(self, argv: tuple[str, ...], *, timeout_s: float) -> str:
-        """What a command says; errors as `run`."""
+        """A command's output; errors as `run`."""
         ...
 
 
@@ -244,13 +243,13 @@ class RealSystemd:
 
 
 class SystemdStarter:
-    """Where there is systemd: PID 1 keeps the unit and its cgroup whatever becomes of the agent.
+    """Starts shims with systemd: PID 1 keeps the unit and its cgroup whatever happens to the agent.
 
-    A unit of this name may be there already, and its node is not at fault for that: an agent that
-    was killed in the middle of a start had asked for it, or it has failed and is still remembered.
-    One that lives is the worker's own if its command names the worker's directory: the shim in it
-    is the shim that was wanted. One of another directory, as of a second agent on this machine, is
-    left alone, and ours gets another name.
+    A unit of this name may exist already, and its node is not at fault for that: an agent that was
+    killed in the middle of a start had asked for it, or it has failed and is still remembered. A
+    live unit is the worker's own if its command names the worker's directory: the shim in it is the
+    wanted shim. A unit of another directory, as of a second agent on this machine, is left alone,
+    and ours gets another name.
     """
 
     def __init__(
@@ -265,7 +264,7 @@ class SystemdStarter:
         self._systemd = systemd or RealSystemd(clock)
 
     def argv(self, directory: Path, order: WorkerOrder, *, unit: str = "") -> tuple[str, ...]:
-        """What is run: a unit of the agent's own user, whoever's manager it is.
+        """The command line: a unit with the agent's own user, under any manager.
 
         An agent may manage the system's units without being root (systemd/50-aryl-agent.rules):
         what it starts there must not be root either, for jobs never are.
@@ -275,7 +274,7 @@ class SystemdStarter:
         return systemd_argv(directory, order, is_user_manager=manages_user, user=user, unit=unit)
 
     async def start(self, directory: Path, order: WorkerOrder) -> None:
-        """As `ShimStarter.start`; all that is asked of systemd shares one time limit."""
+        """As `ShimStarter.start`; all calls to systemd share one time limit."""
         log, end_s = directory / SHIM_LOG, self._clock.now_s() + START_TIMEOUT_S
         try:
             await self._systemd.run(self.argv(directory, order), log=log, timeout_s=START_TIMEOUT_S)
@@ -287,7 +286,7 @@ class SystemdStarter:
     async def _start_beside(
         self, directory: Path, order: WorkerOrder, *, log: Path, end_s: float
     ) -> None:
-        """Go on where a unit of this name is there; errors as `start`."""
+        """Go on where a unit of this name exists; errors as `start`."""
 
         def left_s() -> float:
             return max(0.0, end_s - self._clock.now_s())

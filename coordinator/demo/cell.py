@@ -1,6 +1,6 @@
 """A whole cell on one machine: nats-server, coordinator, agents, servers and a router.
 
-All of them are real processes. Must not know what work is run on it.
+All of them are real processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HOME = (NodeRole.TRAINING, NodeRole.SERVING)
 
 
 class Cell:
-    """One cell in a directory of its own; from now until `stop` its ports are nobody else's.
+    """One cell in a directory of its own; until `stop` it keeps its ports to itself.
 
     Args:
         run_dir: made if missing; everything that the cell writes is below it.
@@ -76,12 +76,12 @@ class Cell:
     async def start_nats(self) -> str:
         """Start nats-server and keep it running, as systemd would; its URL.
 
-        What is started again has the same port and the same store.
+        A restarted server has the same port and the same store.
         """
         return await self._nats_keeper.start()
 
     async def kill_nats(self) -> None:
-        """SIGKILL and no other start, as a power cut would be; `start_nats` ends that."""
+        """SIGKILL without a restart, as in a power cut; `start_nats` ends that."""
         await self._nats_keeper.leave_alone()
         await self.nats.kill()
 
@@ -110,7 +110,7 @@ class Cell:
         self._server_keeper.start()
 
     def start_coordinator(self, name: str) -> None:
-        """Start a coordinator under a unit's name; all but one of them stand by."""
+        """Start a coordinator under a unit's name; all but one coordinator stand by."""
         config = self.run_dir / f"{name}.toml"
         config.write_text(coordinator_toml(self.plan, name=name, nats_url=self.nats.url))
         self._start(name, "coordinator.service.daemon", "--config", str(config))
@@ -169,7 +169,7 @@ class Cell:
         )
 
     def start_load(self, *, speed: float) -> None:
-        """Begin to send requests to the service, as the packaged load trace has them."""
+        """Begin to send requests to the service, at the rates of the packaged load trace."""
         arguments = ("--router", self.router_url, "--speed", f"{speed:g}")
         rate = ("--peak-req-per-s", f"{self.plan.peak_req_per_s:g}")
         stats = ("--stats", str(self._load_stats_path))
@@ -180,7 +180,7 @@ class Cell:
         return self.run_dir / "load.json"
 
     def load_stats(self) -> dict[str, Any] | None:
-        """What the load driver counted, timeouts and a dead router included; None without one."""
+        """The counts of the load driver, timeouts and a dead router included; None without one."""
         try:
             found: dict[str, Any] = json.loads(self._load_stats_path.read_bytes())
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class Cell:
         return found
 
     async def router_stats(self) -> dict[str, Any]:
-        """The router's own counts: what was asked of the service, and what it refused.
+        """The router's own counts: requests to the service, and refusals.
 
         Raises:
             Unavailable: the router does not answer.

@@ -1,7 +1,6 @@
 """Cuts the packaged slices from the published traces: `python -m coordinator.demo.cut`.
 
-Must not know the demo: its rules are the ones that `data/ORIGIN.md` states, and running it again
-over the same files writes the same bytes.
+`data/ORIGIN.md` states the rules. A second run over the same files writes the same bytes.
 """
 
 from __future__ import annotations

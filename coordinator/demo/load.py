@@ -1,7 +1,7 @@
-"""An open-loop client of one service: requests arrive as the trace says, whatever is answered.
+"""An open-loop client of one service: requests arrive as in the trace, whatever the answers are.
 
-Must not know nodes or loans: it sees one URL, as users do. Open loop means that a slow service
-gets no mercy: the next request is sent on time, and what is not answered with 200 was refused.
+The client sees one URL, as users do. It sends the next request on time even if the service is slow.
+Every request that is not answered with 200 counts as refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 STATS_PERIOD_S = 1.0
 RECENT = 1000
-"""Latencies that the percentiles are taken from: the last ones."""
+"""The percentiles cover this many latencies, the last ones."""
 
 LAST_S = 10.0
 """How long the end waits for answers under way."""
@@ -38,10 +38,11 @@ LAST_S = 10.0
 class LoadSettings(Struct, frozen=True, kw_only=True):
     """One driver.
 
-    speed: trace seconds of load per second. peak_req_per_s: real rate where the trace is highest.
+    speed: trace seconds of load per second.
+    peak_req_per_s: real rate where the trace is highest.
     cycles: how often the slice is played; 0: until stopped.
-    most_in_flight: a bound on this process, far above what a working service leaves open; what
-        would go beyond counts as refused.
+    most_in_flight: a bound on this process, far above what a working service leaves open; requests
+        beyond it count as refused.
     """
 
     router_url: str
@@ -59,7 +60,7 @@ def arrivals(
     """Instants of a Poisson process whose rate follows the slice, in real seconds from its start.
 
     By inversion: unit exponentials are laid end to end along the integral of the rate (Cinlar,
-    Introduction to Stochastic Processes, 1975, chapter 4.7), so nothing is drawn to be thrown away.
+    Introduction to Stochastic Processes, 1975, chapter 4.7), so no draw is thrown away.
     """
     rng = random.Random(seed)
     step_s = load.step_s / speed
@@ -149,8 +150,8 @@ class LoadDriver:
         try:
             for at_s in instants:
                 delay_s = self._started_at_s + at_s - loop.time()
-                # Also when it is late: a driver that cannot keep up must still hear its answers,
-                # and the order to stop.
+                # Even when it is late: a driver that cannot keep up must still read its answers,
+                # and its stop.
                 await asyncio.wait((stopping,), timeout=max(0.0, delay_s))
                 if stop.is_set():
                     break

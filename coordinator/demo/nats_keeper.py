@@ -1,7 +1,7 @@
-"""A nats-server kept running, as systemd and an operator would keep it. Must not know who uses it.
+"""Keeps a nats-server running, as systemd and an operator would.
 
-An edge. One that ended is started again. One whose disk was full is started anew when there is
-room: JetStream holds on to the error of a write and takes no record again before that.
+An edge. A server that ends is restarted. A server whose disk was full is restarted once there is
+room: JetStream keeps the write error and takes no record before a restart.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from coordinator.demo.supervise import RESTART_S
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-"""Between two looks at its health; it logs each one that finds it ill."""
+"""Seconds between two health checks; each one that finds it ill is logged."""
 ANSWER_S = 2.0
 ROOM_BYTES = 1024 * 1024
-"""As much must fit onto the disk before it is worth a start."""
+"""This much must fit onto the disk before a start is tried."""
 WRITE_ERROR = "write error"
-"""What the health page of nats-server (2.14) calls a stream that could not be written."""
+"""The term of nats-server's health page (2.14) for a stream that could not be written."""
 
 
 class _Health(Struct, frozen=True):
@@ -37,10 +37,10 @@ class _Health(Struct, frozen=True):
 
 
 class NatsKeeper:
-    """Keeps one nats-server running until told to leave it alone.
+    """Keeps one nats-server running until it is left alone.
 
     Args:
-        has_room: whether its disk takes writes again; by default it is tried.
+        has_room: whether its disk takes writes again; by default a write is tried.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NatsKeeper:
         self._is_told = False
 
     async def start(self) -> str:
-        """Start the server and keep it; its URL. What is started again has the same port and store.
+        """Start the server and keep it; its URL. A restarted server has the same port and store.
 
         Raises:
             ConfigError: as `NatsServer.start`.
@@ -69,7 +69,7 @@ class NatsKeeper:
         return url
 
     async def leave_alone(self) -> None:
-        """Start it no more; it runs on if it runs."""
+        """Stop restarting it; a running server keeps running."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()
@@ -104,9 +104,9 @@ class NatsKeeper:
 
 
 async def write_error(monitoring_url: str) -> str:
-    """Which stream could not be written and why, as the server's health page says it.
+    """The stream that could not be written and the reason, from the server's health page.
 
-    Empty when all is well and when nobody answers: whoever hangs is not judged here.
+    Empty when all is well and when the server does not answer: a hang is not judged here.
     """
     import aiohttp  # it takes long, and every command of `aryl` imports this module
 
@@ -122,7 +122,7 @@ async def write_error(monitoring_url: str) -> str:
 
 
 def takes_writes(directory: Path) -> bool:
-    """Whether `ROOM_BYTES` can be written there and reach the disk; nothing of it stays."""
+    """True if `ROOM_BYTES` can be written there and reach the disk; nothing of it stays."""
     path = directory / "room"
     try:
         with path.open("wb") as file:

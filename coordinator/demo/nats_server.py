@@ -1,6 +1,6 @@
-"""The embedded nats-server: found, configured, started and stopped; for a cell on one machine.
+"""The embedded nats-server of a cell on one machine: found, configured, started and stopped.
 
-An edge: one child process and one directory. Must not know what is sent over it.
+An edge: one child process and one directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG_TAIL_BYTES = 4096
 
 
 class Process(Protocol):
-    """What is needed of a child process; `asyncio.subprocess.Process` is one."""
+    """The part of a child process that is used here; `asyncio.subprocess.Process` is one."""
 
     @property
     def pid(self) -> int:
@@ -54,7 +54,7 @@ Starter = Callable[[Sequence[str], Path], Awaitable[Process]]
 
 
 async def start_process(argv: Sequence[str], log_path: Path) -> Process:
-    """The starter for real: a session of its own, so that Ctrl-C ends it after its clients."""
+    """Start a real process: in a session of its own, so that Ctrl-C ends it after its clients."""
     with log_path.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *argv,
@@ -105,10 +105,10 @@ class _Varz(Struct, frozen=True):
 
 
 def _mqtt_port(monitoring_url: str) -> int:
-    """The port of the MQTT listener, which the ports file does not tell.
+    """The port of the MQTT listener, which the ports file does not contain.
 
     Raises:
-        Unavailable: the server's own page does not tell it either.
+        Unavailable: the server's own page does not show it either.
     """
     try:
         with urlopen(f"{monitoring_url}/varz", timeout=STOP_TIMEOUT_S) as page:
@@ -250,7 +250,7 @@ class NatsServer:
                 f"max_payload: {MAX_PAYLOAD_BYTES}",
                 "jetstream {",
                 f"  store_dir: {store}",
-                # Without it a power cut takes back what was acknowledged in the last minutes.
+                # Without it a power cut undoes acknowledged writes of the last minutes.
                 "  sync_interval: always",
                 "}",
                 *self._mqtt_config(),

@@ -1,4 +1,4 @@
-"""What a cell on one machine consists of, and its settings files. Must not start anything."""
+"""The parts of a cell on one machine, and their settings files. Starts nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CELL = "local"
 GPU_MODEL = "NVIDIA H100 80GB HBM3"
 GPU_MEMORY_BYTES = 85_899_345_920
 ANSWER_TIMEOUT_S = 30.0
-"""What users of the service are not answered by then was refused."""
+"""Requests of the service's users that get no answer by then count as refused."""
 HERE = Path(__file__).parent
 
 
@@ -26,12 +26,12 @@ class Periods(Struct, frozen=True, kw_only=True):
     """The cell's control periods, in real seconds: they are settings, and no speed scales them.
 
     grace_s: the longest grace of a job that may run on a lent node: a job's own default, so that
-        whatever a visitor submits can be lent to. With it a node may need 48 s to come home.
+        any job of a visitor can be lent to. With it a node may need 48 s to come home.
     reclaim_deadline_s: that, and 4 s for the last resort of a node whose agent is dead or hangs: it
         fires after the lease, must start, and looks at an agent that hangs before it ends it.
-    lease_ttl_s: so long that a coordinator that is killed and started again, on a busy machine
-        too, renews every lease before it ends, even if the last renewal was a third of it ago.
-    trace_grace_s: what the trace's jobs ask for, which save in far less.
+    lease_ttl_s: long enough that a coordinator that is killed and restarted, on a busy machine too,
+        renews every lease before it ends, even if the last renewal was a third of it ago.
+    trace_grace_s: the grace that the trace's jobs ask for; they save in far less.
     """
 
     report_s: float = 1.0
@@ -65,10 +65,10 @@ class AgentBus(StrEnum):
 
 
 class CellPlan(Struct, frozen=True, kw_only=True):
-    """One cell. `peak_req_per_s` is what all nodes of the service together are rated for.
+    """One cell. `peak_req_per_s` is the rated load of all nodes of the service together.
 
     headroom_nodes: nodes of the service that stay home above the forecast, whatever the load.
-    bus: what the agents speak with nats-server; the coordinator's part of it is NATS.
+    bus: the protocol between the agents and nats-server; the coordinator always uses NATS.
     """
 
     training_nodes: int = 6
@@ -83,8 +83,10 @@ class CellPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_per_node(self) -> float:
-        """Requests per second that a node is rated for: at the peak all but the headroom are
-        needed."""
+        """Requests per second that a node is rated for.
+
+        The peak needs all nodes except the headroom.
+        """
         return self.peak_req_per_s / max(1, self.inference_nodes - self.headroom_nodes)
 
     @property
@@ -131,7 +133,7 @@ def node_plans(
 
 
 def fleet_toml(plan: CellPlan, *, name: str) -> str:
-    """The fake GPUs of each node; `name` tells them from those of other cells on this machine."""
+    """The fake GPUs of each node; `name` distinguishes them from other cells on this machine."""
     group = {"count": plan.gpus_per_node, "model": GPU_MODEL, "memory_bytes": GPU_MEMORY_BYTES}
     return toml({"name": name, "gpu": [group]})
 
@@ -183,7 +185,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
 
 
 def agent_toml(plan: CellPlan, node: NodePlan, *, bus_url: str, router_url: str) -> str:
-    """One agent's settings file; `bus_url` is of the protocol that the plan says."""
+    """One agent's settings file; `bus_url` has the plan's protocol."""
     periods = plan.periods
     values: dict[str, object] = {
         "cell": CELL,
@@ -213,8 +215,8 @@ def _server(node: NodePlan, router_url: str) -> dict[str, object]:
     ctl = [*python, str(HERE / "server_ctl.py")]
     files = ["--node", node.name, "--state-dir", str(node.server_directory)]
     usage = node.directory / "gpu-usage.json"
-    # The agent tells a command the node's GPUs in ARYL_GPU_UUIDS; a server wants them under CUDA's
-    # name, and `sh` is the shortest way from one to the other.
+    # The agent passes the node's GPUs in ARYL_GPU_UUIDS. A server expects them under CUDA's name,
+    # and `sh` is the shortest way from one to the other.
     start = [
         "/bin/sh",
         "-c",

@@ -1,8 +1,8 @@
-"""TCP ports that a cell keeps for its processes. Must not know who listens on them.
+"""Reserves TCP ports for the processes of a cell.
 
-A port that was free a moment ago is anybody's while its process is away. Here a socket stays bound
-to each one and never listens: whoever connects in the meantime is refused at once, as by any port
-that nobody serves.
+A free port may be taken by any program while its process is away. Here a socket stays bound to each
+port and never listens: a client that connects in the meantime is refused at once, as on any port
+without a listener.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ HOST = "127.0.0.1"
 
 
 class HeldPorts:
-    """Ports on loopback that nobody else gets.
+    """Ports on loopback that are reserved for this cell.
 
-    socket(7), SO_REUSEPORT: another socket gets such a port only if it sets that option itself and
-    belongs to the same user. Of the two only the one that listens has connections. SO_REUSEADDR is
-    not set: with it, any socket that sets it too could listen here.
+    socket(7), SO_REUSEPORT: another socket gets a reserved port only if it sets that option itself
+    and belongs to the same user. Of the two only the one that listens has connections. SO_REUSEADDR
+    is not set: with it, any socket that sets it too could listen here.
     """
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def hold(self, count: int) -> list[int]:
-        """So many more, all different.
+        """Reserve a number of further ports, all different.
 
         Raises:
             OSError: there are no more, or no more files may be open.
@@ -39,7 +39,7 @@ class HeldPorts:
         return ports
 
     def close(self) -> None:
-        """Leave them to everybody."""
+        """Release the ports."""
         for holder in self._sockets:
             holder.close()
         self._sockets.clear()

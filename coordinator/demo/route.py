@@ -54,7 +54,7 @@ def act(action: str, router_url: str, node: str, url: str, timeout_s: float) -> 
     else:
         status, body = ask(router_url, "GET", target, timeout_s)
         if status == 404:
-            return 0  # a router that never heard of the node sends it nothing
+            return 0  # a router that does not know the node sends it nothing
         if status == 200:
             seen = json.loads(body)
             return EXIT_NOT_DRAINED if seen["is_routed"] or seen["in_flight"] else 0

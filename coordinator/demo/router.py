@@ -1,7 +1,7 @@
 """A small reverse proxy in front of one service's nodes: least requests in flight first.
 
-Must not know why a node comes or goes: it is told over its admin paths, by hooks, as a load
-balancer in production is. A client is refused only when no node could serve it in time.
+Hooks add and remove nodes over its admin paths, as with a load balancer in production. It refuses a
+client only when no node could serve the request in time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ AGAIN_S = 0.1
 class RouterSettings(Struct, frozen=True, kw_only=True):
     """One router.
 
-    wait_s: how long a request may go without a node that takes it, before it is refused.
-    max_waiting: requests that wait so at once; beyond, refused at once.
+    wait_s: how long a request may wait for a node that takes it, before it is refused.
+    max_waiting: the number of requests that wait at once; beyond it, refused at once.
     request_timeout_s: one try at one node.
     """
 
@@ -58,7 +58,10 @@ class RoutedNode(Struct, kw_only=True):
 
 
 class RouterState(Struct, kw_only=True):
-    """What outlives the process: hooks run when a node comes or goes, not when a router does."""
+    """The state that outlives the process.
+
+    Hooks run when a node comes or goes, not when a router does.
+    """
 
     nodes: dict[str, RoutedNode] = {}
     requests_total: int = 0
@@ -68,7 +71,7 @@ class RouterState(Struct, kw_only=True):
 
 
 class Answer(Struct, frozen=True):
-    """What a node said."""
+    """A node's answer."""
 
     status: int
     content_type: str
@@ -76,7 +79,10 @@ class Answer(Struct, frozen=True):
 
 
 class Routes:
-    """Which nodes take requests, and who is next; pure but for the event that wakes waiters."""
+    """The nodes that take requests, and the next one.
+
+    Pure except for the event that wakes waiters.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, RoutedNode] = {}
@@ -95,7 +101,7 @@ class Routes:
         self._changed = asyncio.Event()
 
     def remove(self, node: str) -> None:
-        """Route nothing new to a node; its running requests end. Unknown ones are no error."""
+        """Route nothing new to a node; its running requests end. Unknown nodes are no error."""
         if node in self.nodes:
             self.nodes[node].is_routed = False
 
@@ -120,7 +126,7 @@ class Router:
     """Forwards, retries, counts; one per process.
 
     Args:
-        state_path: where routes and counts are kept, so that the next router goes on with them.
+        state_path: where routes and counts are kept, so that the next router continues with them.
     """
 
     def __init__(self, settings: RouterSettings, *, state_path: Path | None = None) -> None:
@@ -139,7 +145,7 @@ class Router:
             self._load(state_path)
 
     def _load(self, path: Path) -> None:
-        """Go on where another router ended; what it had under way then, nobody answered."""
+        """Continue the state of an earlier router; requests that it had under way get no answer."""
         try:
             state = msgspec.json.decode(path.read_bytes(), type=RouterState)
         except FileNotFoundError:
@@ -156,9 +162,9 @@ class Router:
         log.info("resumed nodes=%d requests=%d", len(state.nodes), state.requests_total)
 
     def save(self) -> None:
-        """Write routes and counts down, if they have changed.
+        """Write routes and counts to disk, if they have changed.
 
-        A disk that takes them not is asked again later: routes count more than their copy.
+        A disk that refuses them is tried again later: routes count more than their copy.
         """
         if self._state_path is None:
             return
@@ -230,7 +236,7 @@ class Router:
         )
 
     async def _answer(self, path: str, content_type: str, body: bytes) -> Answer | None:
-        """A node's answer, after as many tries as `wait_s` has room for; None: nobody served."""
+        """A node's answer, after as many tries as `wait_s` has room for; None: no node served."""
         loop = asyncio.get_running_loop()
         deadline_at_s = loop.time() + self._settings.wait_s
         tried: set[str] = set()

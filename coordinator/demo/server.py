@@ -1,7 +1,7 @@
 """A pretend inference server of one node: real HTTP, real queue, vLLM's metrics page.
 
-Must not know Aryl: it is scraped, routed, drained and stopped like any vLLM. The only trace of
-the demo is the usage file that the fake NVML reads in place of a device's registers.
+It is scraped, routed, drained and stopped like any vLLM, and imports nothing of Aryl. The only
+trace of the demo is the usage file that the fake NVML reads in place of a device's registers.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 class ServerSettings(Struct, frozen=True, kw_only=True):
     """One server.
 
-    max_running: requests computed together (vLLM: max_num_seqs); max_waiting: beyond, 503.
-    service_time_s: mean time of a request; exponential, capped, from a seed by node name, or
-        the same for all when `is_fixed`.
+    max_running: requests computed together (vLLM: max_num_seqs).
+    max_waiting: requests in the queue; beyond, 503.
+    service_time_s: mean time of a request; exponential, capped, from a seed by node name, or the
+        same for all when `is_fixed`.
     warm_up_s: from process start to a healthy answer.
     weights_bytes, memory_bytes: device memory while loading, and once the cache is reserved.
     """
@@ -86,7 +87,10 @@ class Metrics:
 
 
 class UsageFile:
-    """What the fake NVML shows for this process: written on change, at most every 0.5 s."""
+    """The usage that the fake NVML shows for this process.
+
+    Written on change, at most every 0.5 s.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -101,7 +105,10 @@ class UsageFile:
             self._changed.set()
 
     async def run(self) -> None:
-        """Write until cancelled; then the file goes, as the process's device memory does."""
+        """Write until cancelled.
+
+        Then remove the file, as a process's device memory disappears with it.
+        """
         if self._path is None:
             return
         written: tuple[float, int] | None = None
@@ -116,7 +123,10 @@ class UsageFile:
             self._path.unlink(missing_ok=True)
 
     def _write(self, path: Path) -> tuple[float, int] | None:
-        """What was written; None when the disk takes it not, which ends no server: again later."""
+        """The usage written.
+
+        None when the disk refuses it, which ends no server: a later write follows.
+        """
         busy_ratio, memory_bytes = wanted = self._wanted
         try:
             write_json(path, {"busy_ratio": busy_ratio, "memory_bytes": memory_bytes})
@@ -207,7 +217,7 @@ class InferenceServer:
         return web.Response(status=200 if is_healthy else 503)
 
     async def _stop(self, application: web.Application) -> None:
-        """Turn unhealthy and take nothing new; running requests go on."""
+        """Turn unhealthy and accept nothing new; running requests go on."""
         self._is_stopping = True
 
     def _show(self) -> None:

@@ -22,7 +22,7 @@ if not __package__:  # run by its path, as a hook is
 from common.procfs import boot_id, start_ticks
 
 EXIT_NOT_RUNNING = 3
-"""What `status` says of a stopped service, as init scripts do (LSB)."""
+"""The exit status of `status` for a stopped service, as in init scripts (LSB)."""
 
 EXIT_STILL_RUNNING = 1
 
@@ -68,7 +68,7 @@ def running_pid(files: Files) -> int | None:
 
 
 def has_died(files: Files) -> bool:
-    """Whether the server was started, is gone, and nobody has stopped it or is about to."""
+    """True if the server was started, is gone, and was not stopped, nor is about to be."""
     if not _is_dead(files):
         return False
     try:
@@ -91,7 +91,7 @@ def start(files: Files, arguments: Sequence[str], variables: Sequence[str]) -> i
 
 
 def revive(files: Files) -> int:
-    """Start the server as it was started last, if it has died; one that was stopped stays so."""
+    """Start a server that has died with its last arguments; a stopped one stays stopped."""
     with locked(files):
         if _is_dead(files):
             noted = json.loads(_content(files.pid))
@@ -124,7 +124,10 @@ def _start(files: Files, arguments: Sequence[str], variables: Sequence[str]) -> 
 
 
 def _spawn(files: Files, command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """posix_spawn is the cheapest way: no fork of this process, no import of subprocess."""
+    """Start a process by posix_spawn, the cheapest way.
+
+    No fork of this process, no import of subprocess.
+    """
     appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
         command[0],
@@ -151,7 +154,7 @@ def stop(files: Files, limit_s: float) -> int:
 
 
 def _end_process(files: Files, pid: int, limit_s: float) -> bool:
-    """Whether this process is gone, first asked to and then made to."""
+    """Ask this process to end, then force it; True if it is gone."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""The pretend inference servers of a cell kept running, as systemd would keep them.
+"""Keeps the pretend inference servers of a cell running, as systemd would.
 
-An edge. Must not know nodes' roles: whoever wants a server gone says so with the stop hook, and a
-server that ends without it is started again.
+An edge. The stop hook records that a server shall be gone; a server that ends without it is
+restarted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LOOK_S = 0.5
 LONGEST_WAIT_S = 10.0
 """Between two starts of a server that ends again and again."""
 STEADY_S = 10.0
-"""Who ran for so long begins anew with the shortest wait."""
+"""A server that ran for this long starts again with the shortest wait."""
 
 
 class Backoff:
-    """When a server that has ended is to be started again.
+    """When to restart a server that has ended.
 
-    At first soon; one that ends again and again waits twice as long each time.
+    Soon at first; a server that ends again and again waits twice as long each time.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Backoff:
         self._started_at_s: float | None = None
 
     def ended(self, now_s: float) -> bool:
-        """It has ended; whether that is news."""
+        """Record that it has ended; True if that is new."""
         if self._ended_at_s is not None:
             return False
         is_quick = self._started_at_s is not None and now_s - self._started_at_s < STEADY_S
@@ -52,15 +52,15 @@ class Backoff:
         return True
 
     def is_due(self, now_s: float) -> bool:
-        """Whether one that has ended has waited long enough."""
+        """True if a server that has ended has waited long enough."""
         return self._ended_at_s is not None and now_s >= self._ended_at_s + self.wait_s
 
     def started(self, now_s: float) -> None:
-        """It was started here."""
+        """Record that it was started here."""
         self._ended_at_s, self._started_at_s = None, now_s
 
     def runs(self) -> None:
-        """It runs, or was stopped by somebody who wanted that."""
+        """Record that it runs, or was stopped on purpose."""
         self._ended_at_s = None
 
 
@@ -71,7 +71,7 @@ class _Kept(Struct):
 
 
 class ServerKeeper:
-    """Starts servers again that ended unasked.
+    """Restarts servers that ended without a stop.
 
     Args:
         directories: where the hooks of each node's server keep their files, by node.
@@ -90,11 +90,11 @@ class ServerKeeper:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after them from now on."""
+        """Start to look after the servers."""
         self._keeping = asyncio.create_task(self._keep(), name="unit servers")
 
     async def leave_alone(self) -> None:
-        """Start them no more; those that run run on."""
+        """Stop restarting them; running servers keep running."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()
@@ -121,7 +121,10 @@ class ServerKeeper:
             await self._revive(node, kept)
 
     async def _revive(self, node: str, kept: _Kept) -> None:
-        """By the hook, so that the server is no child of this process and nobody else starts it."""
+        """Start it by the hook, so that it is no child of this process.
+
+        The hook's lock also keeps any other process from starting it.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", server_ctl.__file__, "revive"),
             *("--node", node, "--state-dir", str(kept.directory)),

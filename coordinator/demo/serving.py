@@ -1,7 +1,4 @@
-"""What the demo's HTTP processes share: log lines, signals, one listening application.
-
-Must not know what the applications serve.
-"""
+"""Shared parts of the demo's HTTP processes: log lines, signals, one listening application."""
 
 from __future__ import annotations
 
@@ -49,10 +46,10 @@ async def serve(
 ) -> None:
     """Listen until `stop`, then let running requests end for at most `drain_s`.
 
-    Port 0 takes a free one; the line `listening host=... port=...` on stderr says which.
+    Port 0 takes a free one; the line `listening host=... port=...` on stderr shows which.
 
     Args:
-        is_port_held: somebody keeps this port for whoever is told of it, as `ports.HeldPorts` does.
+        is_port_held: another process reserves this port for this one, as `ports.HeldPorts` does.
 
     Raises:
         OSError: the address is taken.
@@ -71,7 +68,10 @@ async def serve(
 
 
 async def _check_nobody_listens(host: str, port: int) -> None:
-    """A held port may be listened on twice, and each of the two would have half of the requests."""
+    """Refuse a reserved port that has a listener.
+
+    Each of two listeners would get half of the requests.
+    """
     try:
         _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:

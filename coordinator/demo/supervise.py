@@ -1,7 +1,7 @@
-"""Processes of a cell on one machine, kept running as systemd would keep them. Knows no roles.
+"""Keeps the processes of a cell on one machine running, as systemd would.
 
-An edge. Every process that is started here, or by one of these, has the cell's directory in a
-variable of Aryl's or in its command line; `sweep` finds what is left of a cell by that.
+An edge. Every process started here, and every descendant, has the cell's directory in a variable of
+Aryl's or in its command line; `sweep` finds the remains of a cell by that.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SWEEP_TERM_S = 3.0
 SWEEP_POLL_S = 0.05
 PROC = Path("/proc")
 PROGRAMS = ("python", "nats-server")
-"""What a cell's own processes are run by; jobs are known by their environment."""
+"""Programs of a cell's own processes; jobs are identified by their environment."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
-    """One process. `is_restarted`: whether an exit that nobody asked for is followed by a start."""
+    """One process. `is_restarted`: whether an exit without a stop is followed by a start."""
 
     name: str
     argv: tuple[str, ...]
@@ -45,7 +45,7 @@ class _Running(Struct):
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
     end_signal: signal.Signals | None = None
-    """How it is told to end, once it is; also one whose process is just being made."""
+    """The signal that ends it, once requested; also for a process that is being created."""
 
 
 def _send(running: _Running, number: signal.Signals) -> None:
@@ -54,7 +54,7 @@ def _send(running: _Running, number: signal.Signals) -> None:
 
 
 class Supervisor:
-    """Starts units, starts them again, stops them.
+    """Starts units, restarts them, stops them.
 
     Args:
         log_dir: `<unit>.log` of each goes there.
@@ -72,7 +72,7 @@ class Supervisor:
         self._running[unit.name] = _Running(unit, task)
 
     def pid(self, name: str) -> int | None:
-        """Its process now; None between two of them."""
+        """Its process now; None between two processes."""
         process = self._running[name].process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -138,7 +138,7 @@ class Supervisor:
             self._running.pop(running.unit.name, None)
 
     async def kill(self, *names: str) -> None:
-        """SIGKILL and no other start: the machine's end of these, as a power cut would be."""
+        """SIGKILL without a restart: the machine's end of these units, as in a power cut."""
         chosen = [self._running.pop(name) for name in names]
         for running in chosen:
             running.end_signal = signal.SIGKILL
@@ -149,11 +149,11 @@ class Supervisor:
 def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
     """Processes of the cell in this directory, by pid.
 
-    Those that have it, or a path below it, in a variable of Aryl's, and interpreters and
-    nats-servers that have it in their command line. The person who reads the cell's logs with
-    another program has nothing to fear, wherever that was started.
+    These are processes that have it, or a path below it, in a variable of Aryl's, and interpreters
+    and nats-servers that have it in their command line. A person who reads the cell's logs with
+    another program is safe, wherever that was started.
     """
-    # Not the directory beside it whose name only begins alike.
+    # Not a neighbor directory whose name only begins alike.
     wanted = re.compile(re.escape(os.fsencode(directory)) + rb"(?![\w.-])")
     found: list[int] = []
     for entry in proc.iterdir():

@@ -1,7 +1,7 @@
 """Job and load traces as typed values: the packaged slices, or a published trace by path.
 
-Must not know processes or the wire: a trace row becomes a `JobSpec` and a time, nothing is sent.
-Where the slices come from and by what rules they were cut: `data/ORIGIN.md`.
+A trace row becomes a `JobSpec` and a time; nothing is sent. `data/ORIGIN.md` states where the
+slices come from and by which rules they were cut.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ JOB_SLICE = "elasticflow_itp_slice.csv"
 LOAD_SLICE = "servegen_m_small_day.csv"
 
 LOAD_FACTOR = 6.0
-"""The load runs this much faster than the jobs: at speed 120 a day passes in two minutes, so that
+"""The load runs this much faster than the jobs. At speed 120 a day passes in two minutes, so that
 one fall, one trough and one rise are seen while jobs of hours last tens of seconds."""
 
 
 class JobOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become the demo's jobs.
 
-    name_prefix: what the jobs' names begin with; a token.
+    name_prefix: the start of the jobs' names; a token.
     speed: trace seconds per second, for submissions and durations alike.
     checkpoint_root: a directory that all nodes see; each job saves in one of its own below.
     most_gpus: larger jobs are cut to this, the largest that the demo's cluster starts soon.
@@ -130,11 +130,11 @@ def select(
 def shape(
     gpus: int, *, is_elastic: bool, most_gpus: int, gpus_per_node: int
 ) -> tuple[int, WorkerRange]:
-    """GPUs per worker, and how many workers, for a job that had `gpus`.
+    """GPUs per worker, and number of workers, for a job that had `gpus`.
 
     Sizes are rounded up to a power of two and cut to `most_gpus`. An inelastic job is one worker,
     or whole nodes. An elastic one is two workers of half its size that may become four: the range
-    is ours, as no public trace tells one.
+    is ours, as no public trace has one.
     """
     size = 1
     while size < gpus and size * 2 <= most_gpus:
@@ -146,25 +146,25 @@ def shape(
 
 
 TENANTS = ("research", "product", "platform")
-"""Whose jobs they are, in turns; none is promised anything."""
+"""The owners of the jobs, in turns; none has a guarantee."""
 
 TRIALS = 4
-"""Most of one search."""
+"""The most trials of one search."""
 TRIAL_GAP_S = 60.0
 """Trace seconds between two trials of one search, at most."""
 
 DEADLINE_RATIOS = (1.25, 1.5, 2.0)
-"""Deadlines over running times with the fewest workers, in turns. Ours, within what ElasticFlow
-(ASPLOS'23) and Chronus (SoCC'21) generate."""
+"""Deadlines over running times with the fewest workers, in turns. The values are ours, within the
+range that ElasticFlow (ASPLOS'23) and Chronus (SoCC'21) generate."""
 DEADLINE_START_S = 10.0
 """Real seconds that a deadline leaves for the way to the first step, which no speed scales."""
 
 
 def searches(jobs: Sequence[TraceJob]) -> list[list[TraceJob]]:
-    """Jobs that stand together: trials of one search, or one job by itself.
+    """Jobs that belong together: trials of one search, or one job by itself.
 
-    Single GPUs that were asked for within a minute of each other, one after the other, are taken
-    for one hyper-parameter search. Traces do not tell; this is ours.
+    Single GPUs requested within a minute of each other, one after the other, count as one
+    hyper-parameter search. Traces do not mark searches; this rule is ours.
     """
     groups: list[list[TraceJob]] = []
     for job in jobs:
@@ -186,8 +186,8 @@ def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[Workload
     """What to submit and when: every other job of two GPUs and more is elastic.
 
     A search is an app, and every other job that stands for itself has a deadline. Each search and
-    each such job is the next tenant's. No running time is declared: the cell has to learn it from
-    history and progress, as it must with people's jobs.
+    each job with a deadline is the next tenant's. No running time is declared: the cell has to
+    learn it from history and progress, as it must with people's jobs.
     """
     made: list[WorkloadJob] = []
     larger = alone = 0
@@ -249,6 +249,6 @@ def job_spec(job: TraceJob, number: int, options: JobOptions, *, is_elastic: boo
         checkpoint=CheckpointSpec(
             path=str(options.checkpoint_root / name), grace_s=options.grace_s
         ),
-        # Facts of the model would be wrong: the demo's worker computes as none of them does.
+        # A real model's profile would be wrong: the demo's worker computes like none of them.
         profile=JobProfile(model=job.model),
     )

@@ -1,7 +1,7 @@
 """The demo's training job: no GPU, but a real process that speaks the whole job contract.
 
-Must not know Aryl's packages: the contract is environment, signals, files and one socket, and
-this file proves it by running on the standard library alone (`python -I -S worker.py`).
+The contract is environment, signals, files and one socket. This file proves it: it imports nothing
+of Aryl and runs on the standard library alone (`python -I -S worker.py`).
 
 Worker 0 leads: it counts steps, at a speed proportional to the worker count, and saves. The others
 follow the leader's state file, on storage that all nodes share, and end when it has ended.
@@ -31,7 +31,7 @@ EXIT_OWN_FAULT = 3
 EXIT_LEADER_GONE = 4
 EXIT_TERMINATED = 128 + signal.SIGTERM
 STATUS_BY_STATE = {"finished": 0, "stopped": 0, "released": 0, "failed": EXIT_OWN_FAULT}
-"""How a follower ends, by how its leader did."""
+"""A follower's exit status, by its leader's end."""
 
 
 class Control:
@@ -46,7 +46,7 @@ class Control:
             self.send({"type": "hello"})
 
     def fileno(self) -> int | None:
-        """What to wait on, or None without a socket."""
+        """The descriptor to wait on, or None without a socket."""
         return self._socket.fileno() if self._socket else None
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -59,7 +59,7 @@ class Control:
             self._close()
 
     def receive(self) -> list[dict[str, object]]:
-        """The whole lines that are there now; lines that are no JSON object are dropped."""
+        """The complete lines available now; lines that are no JSON object are dropped."""
         if self._socket is None:
             return []
         try:
@@ -138,7 +138,10 @@ class Pace:
 
 
 class Worker:
-    """What leader and follower share: identity, files, the socket, and being asked to leave."""
+    """The shared part of leader and follower.
+
+    Identity, files, the socket, and requests to leave.
+    """
 
     def __init__(self, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
         self.options = options
@@ -172,18 +175,18 @@ class Worker:
         self._ask("terminate")
 
     def _ask(self, reason: str) -> None:
-        """Only the first request counts: a signal after it is the shim being impatient."""
+        """Record the first request only: a later signal is the shim insisting."""
         if self.request is None:
             self.request, self.requested_at_s = reason, time.monotonic()
 
     def say_working(self, eta_s: float) -> None:
-        """Once per request: a job that works on its leaving is not signalled."""
+        """Report working, once per request: a job that works on its leaving is not signalled."""
         if self.request is not None and not self._has_said_working:
             self._has_said_working = True
             self.control.send({"type": "checkpoint", "stage": "working", "eta_s": eta_s})
 
     def wait(self, delay_s: float) -> None:
-        """Sleep until a message, a signal or the end of `delay_s`; then note what was asked."""
+        """Sleep until a message, a signal or the end of `delay_s`; then record any request."""
         socket_number = self.control.fileno()
         sources = [self._signal_pipe] + ([] if socket_number is None else [socket_number])
         ready, _, _ = select.select(sources, [], [], max(0.0, delay_s))
@@ -205,7 +208,10 @@ class Worker:
                 self.worker_count = count
 
     def leave(self) -> int:
-        """Say that the worker lets go; the exit status tells a plain supervisor why."""
+        """Report that the worker frees its GPUs.
+
+        The exit status gives a plain supervisor the reason.
+        """
         self.control.send({"type": "checkpoint", "stage": "released"})
         return EXIT_TERMINATED if self.is_terminated else 0
 
@@ -228,12 +234,12 @@ class Leader(Worker):
         self._paced_for: int | None = None
 
     def _saved_step(self) -> int:
-        """Where the last attempt got to; 0 without a whole checkpoint."""
+        """The step of the last attempt's checkpoint; 0 without a whole checkpoint."""
         saved = _read(self.checkpoint_path).get("step", 0) if self.checkpoint_path else 0
         return min(saved, self.total_steps) if isinstance(saved, int) and saved > 0 else 0
 
     def run(self) -> int:
-        """Train to the end, or until asked to leave; the exit status."""
+        """Train to the end, or until a request to leave; the exit status."""
         try:
             return self._train()
         except OSError as error:
@@ -273,7 +279,7 @@ class Leader(Worker):
             self._report(step, "finished")
             return 0
         if self.request is not None:
-            # A save that was under way when the request came is as good as another one.
+            # A save that was under way at the request is as good as another one.
             if self.can_save and self.saved_at_s < self.requested_at_s:
                 self._save(step)
             self._share(step, "released")
@@ -282,7 +288,7 @@ class Leader(Worker):
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a place to save to and nothing forbids it."""
+        """True if there is a place to save to and nothing forbids it."""
         return self.checkpoint_path is not None and not self.options.no_checkpoint
 
     def _is_save_due(self, now_s: float) -> bool:
@@ -330,15 +336,15 @@ class Leader(Worker):
         self._share(step, state)
 
     def _share(self, step: int, state: str) -> None:
-        """What followers read; also the leader's sign of life."""
+        """Write the state that followers read; also the leader's sign of life."""
         path = self.state_path
-        # Nobody reads it in a gang of one that never was larger.
+        # A gang of one that never was larger has no reader.
         if path and (self.worker_count > 1 or os.path.exists(path)):  # noqa: PTH110 - as above
             _write(path, {"step": step, "state": state}, is_durable=False)
 
 
 class Follower(Worker):
-    """Any other worker: computes what the leader counts, ends when the leader has ended."""
+    """Any other worker: follows the leader's count, ends when the leader has ended."""
 
     def run(self) -> int:
         """Follow until the leader's end, a release or a stop; the exit status."""
@@ -388,7 +394,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """One worker of one attempt, as the environment says which."""
+    """One worker of one attempt, by its environment."""
     options = options_of(arguments)
     is_leader = int(os.environ.get("ARYL_WORKER_INDEX", "0")) == 0
     kind = Leader if is_leader else Follower

@@ -1,6 +1,6 @@
 """The main job of the demo: real submissions from a real trace, and its figures at the end.
 
-Must not know processes; it speaks to a cell's API as any submitter does.
+It speaks to a cell's API as any submitter does.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Run(Figures, frozen=True, kw_only=True):
 
 
 class Busy(Struct, kw_only=True):
-    """NVML's busy share of some GPUs: of the last look, and the mean of all looks.
+    """NVML's busy share of some GPUs: of the last sample, and the mean of all samples.
 
-    A look counts as much as it saw GPUs, so that one lent node for a while is not half of it.
+    A sample counts by its number of GPUs, so that one lent node for a while is not half of the
+    mean.
     """
 
     last: float | None = None
@@ -82,7 +83,7 @@ class Busy(Struct, kw_only=True):
     gpus: int = 0
 
     def note(self, rows: Iterable[NodeRow]) -> None:
-        """One look at the nodes of a group; those that say nothing do not count."""
+        """Add one sample of the nodes of a group; nodes without values do not count."""
         said = [(row.gpu_busy_ratio, row.gpus) for row in rows if row.gpu_busy_ratio is not None]
         gpus = sum(count for _, count in said)
         busy_gpus = sum(ratio * count for ratio, count in said)
@@ -97,12 +98,12 @@ class Busy(Struct, kw_only=True):
 
 
 class Requests:
-    """What became of the requests to the service.
+    """The outcomes of the requests to the service.
 
-    By the load driver's own counts, which see what a user sees: a timeout and a router that is
-    dead are refusals, too. By the router's where no driver runs.
+    They are the load driver's own counts, which see what a user sees: a timeout and a dead router
+    are refusals, too. Without a driver they are the router's.
 
-    refused_during_loans: those of them that were noted while nodes were lent.
+    refused_during_loans: refusals that were noted while nodes were lent.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class Requests:
         self._last = (0, 0)
 
     def note_driver(self, stats: dict[str, Any], *, is_lent: bool) -> None:
-        """The driver's counts; one that was started again counts from zero."""
+        """Add the driver's counts; a restarted driver counts from zero."""
         now = (int(stats["ok_total"]), int(stats["refused_total"]))
         if sum(now) < sum(self._last):
             self._before = (self._before[0] + self._last[0], self._before[1] + self._last[1])
@@ -121,7 +122,7 @@ class Requests:
         self._note(self._before[0] + now[0], self._before[1] + now[1], is_lent=is_lent)
 
     def note_router(self, stats: dict[str, Any], *, is_lent: bool) -> None:
-        """The router's counts."""
+        """Add the router's counts."""
         refused = int(stats.get("refused_total", 0))
         self._note(int(stats.get("requests_total", 0)) - refused, refused, is_lent=is_lent)
 
@@ -164,7 +165,10 @@ class Workload:
         self._seen_at_s: float | None = None
 
     async def submit_all(self) -> None:
-        """Submit each job at its time; a lost answer is asked again under the same request id."""
+        """Submit each job at its time.
+
+        A lost answer is requested again under the same request id.
+        """
         self._began_at_s = self._clock.now_s()
         for number, submission in enumerate(self.submissions):
             wait_s = self._began_at_s + submission.at_s - self._clock.now_s()
@@ -187,10 +191,10 @@ class Workload:
                 return
 
     async def observe(self) -> bool:
-        """Read the cell's figures; what cannot be read now stays as it was.
+        """Read the cell's figures; a figure that cannot be read now keeps its value.
 
         Returns:
-            Whether they are of now.
+            Whether they are current.
         """
         try:
             status = await self._client.ask(GetStatus(), Status)
@@ -211,7 +215,7 @@ class Workload:
         return is_fresh
 
     async def _why_none_lent(self) -> tuple[str, ...]:
-        """What keeps the service's nodes, in the coordinator's words; errors as `Client.ask`."""
+        """The coordinator's reason why the service's nodes stay home; errors as `Client.ask`."""
         if not self._cell.plan.inference_nodes:
             return ("the cell has no inference node, so there is nothing to lend",)
         about = Describe(kind="service", name=SERVICE)
@@ -228,9 +232,10 @@ class Workload:
         self.on_loan_busy.note(row for row in rows if row.role == NodeRole.ON_LOAN)
 
     def _note_loans(self) -> None:
-        """Until when a refusal may be a loan's: what was sent during one times out after it.
+        """Record until when a refusal may be a loan's.
 
-        A loan that came and went between two looks counts like the others.
+        A request sent during a loan times out after it. A loan that came and went between two looks
+        counts like the others.
         """
         is_out = any(loan.state in OUT for loan in self.loans)
         leases = {loan.lease_id for loan in self.loans if loan.returned_at_s is not None}
@@ -250,9 +255,9 @@ class Workload:
             log.info("requests: %s", error)
 
     async def last_look(self, *, limit_s: float) -> bool:
-        """Read the figures once more, waiting a while for a coordinator that is just away.
+        """Read the figures once more, waiting a while for a coordinator that is briefly away.
 
-        limit_s: it takes no longer, whoever hangs. Returns whether the figures are of now.
+        limit_s: it takes no longer, even if a peer hangs. Returns whether the figures are current.
         """
         with contextlib.suppress(TimeoutError):
             async with self._clock.timeout(limit_s):
@@ -292,7 +297,7 @@ class Workload:
 
 
 async def play(cell: Cell, workload: Workload, *, speed: float) -> None:
-    """Begin the load, then submit until the trace ends or somebody cancels."""
+    """Begin the load, then submit until the trace ends or the caller cancels."""
     if cell.plan.inference_nodes:
         cell.start_load(speed=speed)
     await workload.submit_all()

@@ -1,5 +1,5 @@
 """The live driver: sockets, clocks and the journal around the engine.
 
-Start at `coordinator`, then `decision_loop`. `journal` keeps, `leadership` elects, `nodes` listens
-to agents, `api` answers people.
+Start at `coordinator`, then `decision_loop`. `journal` stores, `leadership` elects, `nodes`
+receives from agents, `api` answers people.
 """

@@ -1,4 +1,4 @@
-"""Deeds that end soon once they are told to, whatever they wait for. Must not know what they do."""
+"""Runs coroutines that stop promptly when asked, whatever they are awaiting."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 async def until_told(
     doing: Coroutine[object, object, None], *, told: asyncio.Event, limit_s: float, clock: Clock
 ) -> bool:
-    """Do it to its end; after `told` is set it has `limit_s` for that, then it is cancelled.
+    """Run a coroutine to its end; after `told` is set it has `limit_s`, then it is cancelled.
 
     Returns:
-        Whether it came to its end by itself.
+        Whether it ended by itself.
 
     Raises:
-        Exception: what it raised, also while it was cancelled.
+        Exception: its error, also while it was cancelled.
     """
     running = asyncio.create_task(doing, name="until told")
     is_late = False
@@ -39,7 +39,10 @@ async def until_told(
 
 
 async def is_done_first(doing: asyncio.Future[Any], *, told: asyncio.Event) -> bool:
-    """Wait until it is done or `told` is set; whether it is done. It is left to the caller."""
+    """Wait until the task is done or `told` is set; True if it is done.
+
+    The task is left to the caller.
+    """
     telling = asyncio.create_task(told.wait(), name="told")
     try:
         await asyncio.wait({doing, telling}, return_when=asyncio.FIRST_COMPLETED)
@@ -52,7 +55,7 @@ async def end(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it has ended.
 
     Raises:
-        Exception: what it died of, be it long ago: nobody else would ever hear of it.
+        Exception: its error, however old: it would otherwise be lost.
     """
     task.cancel()
     await asyncio.wait({task})
@@ -64,12 +67,12 @@ async def end(task: asyncio.Future[Any]) -> None:
 async def beside(
     doing: Coroutine[object, object, None], *, name: str, broke: Callable[[], None]
 ) -> AsyncGenerator[None]:
-    """Do it for as long as the block runs.
+    """Run a coroutine for as long as the block runs.
 
-    broke: called as soon as it raises, as nobody looks at it before the block is over.
+    broke: called as soon as it raises, because the error surfaces only at the end of the block.
 
     Raises:
-        Exception: what it raised, at the end of the block.
+        Exception: its error, at the end of the block.
     """
 
     def look(done: asyncio.Task[None]) -> None:

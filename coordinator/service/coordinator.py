@@ -1,8 +1,7 @@
-"""The live coordinator: takes the lead, hears the nodes, lets the decider decide, sends orders.
+"""The live coordinator: takes the lead, receives reports, runs the decision loop, sends orders.
 
-Clock, bus, journal, snapshots and lease are arguments; this module must not create any of them.
-
-What a cell promises its tenants, against the nodes that it knows. Pure; knows no policy.
+Clock, bus, journal, snapshots and lease are arguments; this module creates none of them. The
+coordinator also compares the guarantees of its tenants with the capacity of its known nodes.
 """
 
 from __future__ import annotations
@@ -52,8 +51,10 @@ from coordinator.service.settings import CoordinatorSettings
 
 
 def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:
-    """That not all guarantees can be kept, in one line; empty where they can, and in a new cell,
-    where no node has been heard yet."""
+    """A line about guarantees that the nodes cannot cover.
+
+    Empty where they can, and in a new cell, before any node has reported.
+    """
     nodes = state.nodes.values()
     gpus = sum(len(node.gpus) for node in nodes if node.home_pool == Pool.TRAINING)
     return overpromised(tenants, gpus) if gpus else ""
@@ -62,10 +63,10 @@ def unkept(state: ClusterState, tenants: tuple[TenantSettings, ...]) -> str:
 log = logging.getLogger(__name__)
 
 STOP_S = 2.5
-"""Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop, though
-NATS hangs; what was not acknowledged by then never is, and the next leader needs the journal."""
+"""Time for the batch in hand, its answers, a snapshot and the lease after a stop, even if NATS
+hangs. Later acknowledgements never come, and the next leader needs the journal."""
 RELEASE_S = 0.5
-"""Of that for the lease alone: where it is not given up the next one waits for its TTL."""
+"""Part of that for the lease alone: if it is not given up the next leader waits for its TTL."""
 
 
 class Coordinator:
@@ -163,17 +164,17 @@ class Coordinator:
         self._ledgers = LedgerAsker(
             self.dispatcher.ledger,
             got=self._got_ledger,
-            lacked=self.folder.forget_node,  # its next report asks again
+            lacked=self.folder.forget_node,  # its next report requests it again
         )
 
     @property
     def engine(self) -> Engine:
-        """The engine as it is now; another one after the rebuild."""
+        """The engine as it is now; the rebuild replaces it."""
         return self.decider.engine
 
     @property
     def bad_messages(self) -> int:
-        """Messages of any kind that did not fit, counted and dropped."""
+        """Invalid messages of any kind, counted and dropped."""
         return (
             self.bad_reports
             + self._bad_requests
@@ -185,17 +186,17 @@ class Coordinator:
         )
 
     def note_bad_request(self) -> None:
-        """A caller sent what is no request; it was told so and changed nothing."""
+        """Count an invalid request; the caller got an error and it changed nothing."""
         self._bad_requests += 1
 
     def may_act(self) -> bool:
-        """Whether the lease still holds by this machine's own clock."""
+        """True if the lease still holds by this machine's own clock."""
         return self.is_leading and self.clock.now_s() < self._lease.valid_until_s
 
     def stop(self) -> None:
         """Finish the batch in hand, save a snapshot, give the lease up, and return from `run`.
 
-        Within `STOP_S`, whether or not NATS answers.
+        It takes at most `STOP_S`, whether or not NATS answers.
         """
         if self._stop_by_s is None:
             self._stop_by_s = self.clock.now_s() + STOP_S
@@ -205,12 +206,12 @@ class Coordinator:
     # --- life -------------------------------------------------------------------------------
 
     async def run(self, serve: Handler) -> None:
-        """Lead when it is our turn, until told to stop; `serve` answers API requests.
+        """Lead when it is our turn, until a stop; `serve` answers API requests.
 
         Raises:
-            Fenced: somebody else leads; the process should start afresh as a standby.
+            Fenced: another coordinator leads; the process should start afresh as a standby.
             ProtocolError: a journal record cannot be read.
-            Unavailable: the journal did not answer; what was not acknowledged may be lost.
+            Unavailable: the journal did not answer; unacknowledged events may be lost.
         """
         doing = self._run(serve)
         limit_s = STOP_S - RELEASE_S
@@ -227,7 +228,7 @@ class Coordinator:
             await stack.enter_async_context(listening)
             taking = beside(self.inflow.run(), name="reports", broke=self.stop)
             await stack.enter_async_context(taking)
-            # What the last leader left of its TTL runs out while the nodes are listened to.
+            # The rest of the last leader's TTL passes while this one listens to the nodes.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
             await self.clock.sleep(self.settings.rebuild_wait_s)
@@ -236,7 +237,7 @@ class Coordinator:
                 return
             self._is_standby = False
             stack.push_async_callback(self._leave)
-            # Without its lease's keeper it would lead nobody, and feed its watchdog for ever.
+            # Without its lease's keeper it would lead no nodes, and feed its watchdog for ever.
             keeping = beside(self._keep_lease(), name="lease", broke=self.stop)
             await stack.enter_async_context(keeping)
             await self.decider.rebuild(last_number=self._lease.record_before)
@@ -255,7 +256,10 @@ class Coordinator:
             await subscription.unsubscribe()
 
     def _stand_by(self) -> None:
-        """To wait well is a standby's part; whoever has the lease must show more than that."""
+        """Report progress while standing by.
+
+        A standby's part is to wait; a lease holder must do more.
+        """
         if self._is_standby:
             self._progress()
 
@@ -305,9 +309,11 @@ class Coordinator:
                     await self.decider.save_snapshot()
 
     def _hear_everybody_again(self) -> None:
-        """What was reported while somebody else led, and who has not reported for too long.
+        """Take every node's facts again when this lead begins, and find nodes that are silent too
+        long.
 
-        A node that died while nobody led would else be neither heard nor lost, for ever.
+        These are reports from before this lead. A node that died while the cell had no leader would
+        otherwise be neither heard nor lost, for ever.
         """
         self._listening.look()
         now_s = self.clock.now_s()
@@ -322,7 +328,7 @@ class Coordinator:
             self.folder.expect(node, now_s=now_s)
 
     def _last_known_loads(self, now_s: float) -> dict[NodeName, LastKnown]:
-        """What the journal knows of nodes whose load is unknown, on this machine's clock."""
+        """Nodes of an unknown load by the journal, on this machine's clock."""
         ahead_s = self.decider.time.now_s() - now_s
         state = self.engine.state
         return {
@@ -346,11 +352,11 @@ class Coordinator:
                 await self._lease.release()
 
     def _left_s(self, *, but_s: float = 0.0) -> float | None:
-        """Time for the rest of a stop; None of one that nobody asked for."""
+        """Time left for a stop; None without one."""
         return None if self._stop_by_s is None else self._stop_by_s - but_s - self.clock.now_s()
 
     async def _keep_lease(self) -> None:
-        """Renew from the first moment on: a rebuild may take longer than the TTL."""
+        """Renew the lease from the first moment on: a rebuild may take longer than the TTL."""
         self._decided()
         try:
             await self._lease.keep(lambda: self._decided_at_s, stall_s=self.settings.leader_stall_s)
@@ -358,10 +364,10 @@ class Coordinator:
             self._on_fenced(error)
 
     def _decided(self) -> None:
-        """A batch, or a step of the rebuild, is done: the lease is kept for that, and for no less.
+        """Record that a batch, or a step of the rebuild, is done: only such work keeps the lease.
 
-        A try to append that failed is none: a leader that cannot write must not keep the others
-        from trying.
+        A failed append does not count: a leader that cannot write must not keep the others from
+        trying.
         """
         self._decided_at_s = self.clock.now_s()
         self._progress()
@@ -375,25 +381,25 @@ class Coordinator:
     # --- intake -----------------------------------------------------------------------------
 
     async def record(self, event: Event) -> Outcome:
-        """Let an event in and return when it is in the journal.
+        """Take an event in and return when it is in the journal.
 
         Raises:
-            Unavailable: this coordinator does not lead, or stopped before it was.
+            Unavailable: this coordinator does not lead, or stopped before the append.
         """
         if not self.is_leading:
             raise Unavailable("this coordinator does not lead")
         return await self.decider.record(event)
 
     async def settled(self) -> None:
-        """Return when all that the engine knows now is in the journal.
+        """Return when the engine's present state is in the journal.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was.
+            Unavailable: this coordinator stopped leading before that.
         """
         await self.decider.settled()
 
     async def _on_report(self, message: BusMessage, at_s: float) -> None:
-        """Fold one report that arrived at an instant; answer it if the node may count on that."""
+        """Fold one report that arrived at an instant; answer it if the node may rely on that."""
         try:
             report = report_validation.node_report(message.data, message.subject)
         except ProtocolError as error:
@@ -407,11 +413,12 @@ class Coordinator:
         if not self.folder.rivals.speaks(report):
             if why := self.folder.rivals.told(NodeName(report.node), now_s=at_s):
                 self._rivals.note(report.node, "two agents report as one node", said=why)
-            return  # neither ordered nor answered: what it runs is nobody's
+            return  # neither ordered nor answered: its workers have no owner
         self._compare(report)
         if self.may_act():
-            # A job with `stop_after_s` runs on for it: only of a report that was heard, and only
-            # by the one who counts the silence that follows (coordinator.engine.nodes.lost).
+            # A job with `stop_after_s` runs on for an answer: only to a report that was taken, and
+            # only by the coordinator that counts the silence that follows
+            # (coordinator.engine.nodes.lost).
             with contextlib.suppress(Unavailable):
                 await message.respond(b"")
 
@@ -420,7 +427,10 @@ class Coordinator:
             self.decider.post(facts)
 
     def _on_dropped(self, event: Event) -> None:
-        """The engine did not get an event: it comes again, until its quarantine is over."""
+        """Handle an event that the engine did not get.
+
+        It is repeated until its quarantine is over.
+        """
         match event:
             case NodeReported():
                 self.folder.forget_node(event.node)
@@ -428,7 +438,7 @@ class Coordinator:
                     event.node, "its facts broke the engine; the log has them"
                 )
             case OrdersRecovered():
-                self.folder.forget_node(event.node)  # its next report asks again
+                self.folder.forget_node(event.node)  # its next report requests it again
                 why = "its ledger broke the engine; the log has it"
                 self.refused_reports.note(event.node, why)
             case NodeSilent():
@@ -438,24 +448,25 @@ class Coordinator:
             case LoadUnknown():
                 self.folder.loads.tell_again(event)
             case _:
-                pass  # a request is answered; each period has a load of its own
+                pass  # a request gets an answer; each period has a load of its own
 
     def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
 
     def _compare(self, report: NodeReport) -> None:
-        """Push again to a node that shows another generation than the one that it was ordered."""
+        """Push again to a node that shows another generation than the one ordered."""
         if self.is_leading:
             self.dispatcher.compare(
                 NodeName(report.node), epoch=report.epoch, generation=report.generation
             )
 
     def _doubt(self, node: NodeName) -> str:
-        """A lease is renewed only by a leader that passes and hears the node.
+        """Why a renewal gets no answer.
 
-        These doubts pass (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent that gets
-        no answer asks again, and goes home when its TTL ends. A refusal would end every loan at
-        each change of the leader.
+        Only a leader that runs passes and hears the node renews a lease. These doubts are temporary
+        (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent without an answer asks
+        again, and goes home when its TTL ends. A refusal would end every loan at each change of the
+        leader.
         """
         now_s = self.clock.now_s()
         if not self.may_act():
@@ -471,7 +482,7 @@ class Coordinator:
         return ""
 
     async def _tick(self) -> None:
-        """Time passes: folding windows close and passes fall due."""
+        """Handle the passage of time: folding windows close and passes fall due."""
         while True:
             await self.clock.sleep(self._tick_s)
             self._listening.look()
@@ -493,12 +504,12 @@ class Coordinator:
                 self.decider.post(event)
             self.decider.wake()
 
-    # --- what leaves ------------------------------------------------------------------------
+    # --- outgoing messages ------------------------------------------------------------------
 
     def _let_out(self, command: Command) -> None:
         match command:
             case PushDesired():
-                if command.node in self.engine.state.nodes:  # else removed since, in one record
+                if command.node in self.engine.state.nodes:  # otherwise removed in the same record
                     self.dispatcher.push(self.engine.desired(command.node))
             case AskLedger():
                 self._ledgers.ask(command.node)

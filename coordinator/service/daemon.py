@@ -38,25 +38,25 @@ from coordinator.service.settings import CoordinatorSettings, check, warnings
 log = logging.getLogger(__name__)
 
 GC_THRESHOLDS = (50_000, 20, 20)
-"""Reports are many small objects that form no cycles: to look for cycles after each 700 of them
-took a third of the time that a report takes."""
+"""Reports are many small objects without cycles: a search for cycles after each 700 of them took a
+third of a report's time."""
 EXIT_FENCED = 75
-"""Somebody else leads: start again as a standby (systemd restarts it)."""
+"""Another coordinator leads: start again as a standby (systemd restarts it)."""
 
 
 async def run(
     settings: CoordinatorSettings, *, process: Callable[[], ProcessId | None] = this_process
 ) -> None:
-    """One coordinator from connect to goodbye.
+    """Run one coordinator from connect to disconnect.
 
-    It has three connections. Reports have their own, so that no flood of them stands before a
-    renewal or a journal's answer; the lease has its own, on the thread that renews it.
+    It has three connections. Reports have their own, so that no flood of them delays a renewal or a
+    journal's answer; the lease has its own, on the thread that renews it.
 
     Args:
         process: names this process to the standbys of its machine.
 
     Raises:
-        Fenced: somebody else leads.
+        Fenced: another coordinator leads.
         Unavailable: NATS or the journal does not answer.
     """
     clock = SystemClock()
@@ -81,7 +81,7 @@ async def run(
 
 @contextlib.asynccontextmanager
 async def _connected(settings: CoordinatorSettings, clock: Clock) -> AsyncGenerator[NatsBus]:
-    """One connection to NATS, left when the block ends."""
+    """One connection to NATS, closed when the block ends."""
     bus = await connect_nats(
         settings.nats_url,
         identity=settings.name,
@@ -165,7 +165,7 @@ def _as_it_is(bus: NatsBus) -> Bus:
 
 
 async def _say_ready(coordinator: Coordinator) -> None:
-    """READY once the bus is connected; a standby is ready too, it only does not lead."""
+    """Report READY once the bus is connected; a standby is ready too, it only does not lead."""
     systemd.ready("standing by")
     log.info("standing by until nobody else leads")
     await coordinator.leading.wait()
@@ -199,13 +199,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def status_of(error: BaseException) -> int:
-    """One line of the log for an error, also for one that came alone out of tasks side by side.
+    """Log one line for an error, even if it is alone in a group of concurrent tasks.
 
     Returns:
         The exit status.
 
     Raises:
-        Exception: it is none of those that a reader of the log can act on.
+        Exception: an error that a reader of the log cannot act on.
     """
     found = _alone(error)
     match found:
@@ -222,7 +222,7 @@ def status_of(error: BaseException) -> int:
 
 
 def _alone(error: BaseException) -> BaseException:
-    """What groups of one hold; of several errors, that another coordinator leads."""
+    """The error of a group with one member; of several errors, that another coordinator leads."""
     exceptions = tuple(_alone(one) for one in getattr(error, "exceptions", ()))
     fenced = [one for one in exceptions if isinstance(one, Fenced)]
     if fenced:
@@ -231,7 +231,7 @@ def _alone(error: BaseException) -> BaseException:
 
 
 def _settings(path: Path) -> CoordinatorSettings:
-    """As they stand in a file and fit.
+    """The settings of a file, checked.
 
     Raises:
         ConfigError: names the file, the field and what was expected.

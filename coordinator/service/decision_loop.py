@@ -1,8 +1,8 @@
 """The loop of a leader: events in, one journal record a batch, then effects out.
 
-One append is in flight; acknowledgements and commands leave after it. What somebody waits for is
-appended at once, together with all that came while the append before it was on its way; only
-passes wait for more to come. Must not know the bus, the lease or how commands travel.
+One append is in flight; acknowledgements and commands leave after it. An event with a waiting
+caller is appended at once, together with all events that came during the append before it. Only
+passes wait for more events.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ log = logging.getLogger(__name__)
 
 JOURNAL_RETRY_S = 0.2
 BATCH_BYTES = 512 * 1024
-"""Events of one record at most, but for the last one; the rest is the next record's. No flood, such
-as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_PAYLOAD_BYTES`)."""
+"""Bytes of events in one record, except for the last event; the rest is the next record's. No
+flood, such as a whole fleet's first reports, makes a record that nats-server refuses
+(`MAX_PAYLOAD_BYTES`)."""
 
 
 DAY_S = 86_400.0
 SLOW_SHARE = 0.25
 """A record that took this part of the leader's TTL is logged, with the event that took longest."""
 SNAPSHOT_SHARE = 0.2
-"""Of decisions and snapshots together, what snapshots may take where decisions are slow."""
+"""Of the time of decisions and snapshots together, the share for snapshots where decisions are
+slow."""
 
 
 class _Broke(Exception):  # noqa: N818 - it carries what broke
@@ -73,20 +75,20 @@ async def _no_line() -> int:
 
 
 class Numbers(NamedTuple):
-    """Of the last record that is known to have been written, and of the last one in the engine."""
+    """The number of the last record known to be written, and of the last one in the engine."""
 
     known: int = 0
     taken: int = 0
 
 
 class _Since(Struct):
-    """The newest snapshot, and what came after it.
+    """The newest snapshot, and the work since then.
 
     sequence: of the last record in the snapshot; 0: there is none.
-    records: how many came after it.
+    records: the number of records after it.
     decide_s: work of their decisions, which a restart repeats.
-    took_s: how long the snapshot took.
-    server: which run of the server has all of these records.
+    took_s: the duration of the snapshot.
+    server: the run of the server that has all of these records.
     """
 
     sequence: int = 0
@@ -97,14 +99,14 @@ class _Since(Struct):
 
 
 class _Waiting(Struct):
-    """An event on its way in, and who waits for it to be journaled."""
+    """An event on its way in, and the caller that waits for its record."""
 
     event: Event
     done: asyncio.Future[Outcome] | None = None
 
 
 def ordered(event: Event) -> str:
-    """What a person ordered, and who; empty for what nobody ordered."""
+    """A person's order, and the person; empty for other events."""
     match event:
         case JobSubmitted():
             return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
@@ -119,7 +121,7 @@ def ordered(event: Event) -> str:
 
 
 def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:
-    """One line for each order of a person and for each decision."""
+    """Log one line for each order of a person and for each decision."""
     for waiting in inbox:
         if said := ordered(waiting.event):
             log.info("ordered %s", said)
@@ -131,12 +133,12 @@ class Decider:
     """The engine, its inbox and its journal.
 
     Args:
-        holder: who writes; stands in each record.
+        holder: the writer; stands in each record.
         may_act: whether this coordinator's lease still holds.
-        let_out: told every command, once the record that it came of is in the journal.
-        fenced: told that nothing more may be written, and why.
-        written: told the number of each record that is in the journal.
-        told: called when all that the engine has told so far is in the journal.
+        let_out: gets every command, once its record is in the journal.
+        fenced: called with the reason when nothing more may be written.
+        written: gets the number of each record that is in the journal.
+        told: called when all lines of the engine so far are in the journal.
         last_line: number of the last line of the history.
         dropped: receives each event that quarantine keeps out, also the one that broke the engine.
         progress: called after each batch and each step of a rebuild.
@@ -181,35 +183,39 @@ class Decider:
         self._dropped = dropped
         self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
-        """What the rebuild found gone; told with the first record."""
+        """Records that the rebuild found missing; reported with the first record."""
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
-        """Somebody waits for the journal, or for the end."""
+        """A caller waits for the journal, or for the end."""
         self._gather_until_s: float | None = None
-        """When passes may run over what came; None while nothing came since the last ones."""
+        """When passes may run over the new events; None while nothing came since the last
+        passes."""
         self._wants_pass = self._wants_loan_pass = False
         self._is_ahead = False
-        """Whether the engine knows what is not in the journal yet, or an event broke it."""
+        """Whether the engine is ahead of the journal, or an event broke it."""
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
         self.quarantine = Quarantine()
         self._since = _Since()
         self._passes_took_s = 0.0
         self._slowest: tuple[float, str] = (0.0, "")
-        """Of the batch in hand: the longest time of one event, and which event."""
+        """In the batch in hand: the longest time of one event, and which event."""
         self._pass_at_s = self._loan_pass_at_s = 0.0
         self._wake_at_s: float | None = None
 
     @property
     def foreign_count(self) -> int:
-        """Messages in the journal that no coordinator wrote; counted and passed over."""
+        """Messages in the journal that no coordinator wrote; counted and skipped."""
         return self._journal.foreign_count
 
     # --- intake -----------------------------------------------------------------------------
 
     def post(self, event: Event) -> bool:
-        """Let an event in without waiting. False: its source is in quarantine, so it is dropped."""
+        """Take an event in without waiting.
+
+        False: its source is in quarantine, so it is dropped.
+        """
         if self.quarantine.holds(event, now_s=self._clock.now_s()):
             self._dropped(event)
             return False
@@ -218,10 +224,10 @@ class Decider:
         return True
 
     async def record(self, event: Event) -> Outcome:
-        """Let an event in and return when it is in the journal.
+        """Take an event in and return when it is in the journal.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was, or the event broke the
+            Unavailable: this coordinator stopped leading before that, or the event broke the
                 engine.
         """
         self._check_runs()
@@ -234,12 +240,12 @@ class Decider:
         return await done
 
     async def settled(self) -> None:
-        """Return when all that the engine knows now is in the journal.
+        """Return when the engine's present state is in the journal.
 
-        What is read from the engine while an append is on its way is no promise before that.
+        State that is read from the engine while an append is under way is no promise before that.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was.
+            Unavailable: this coordinator stopped leading before that.
         """
         if self._is_ahead:
             self._check_runs()
@@ -252,7 +258,7 @@ class Decider:
             raise Unavailable("the coordinator is stopping")
 
     def wake(self) -> None:
-        """Time has passed: look whether something is due."""
+        """Check for due work after time has passed."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -264,18 +270,20 @@ class Decider:
     # --- start ------------------------------------------------------------------------------
 
     def begin(self, started: LeaderStarted) -> None:
-        """Leading begins: the first events of its first record."""
+        """Begin to lead: the first events of its first record."""
         self.post(started)
         for lost in self._losses:
             self.post(lost)
 
     async def rebuild(self, *, last_number: int = 0) -> None:
-        """Newest snapshot + journal tail; what agents report comes on top, as events.
+        """Rebuild from the newest snapshot and the journal's tail.
 
-        last_number: of a record that is known to have been written; 0: of none.
+        Agents' reports follow as events.
+
+        last_number: of a record known to be written; 0: of none.
 
         Raises:
-            ConfigError: a record was decided by a policy that is not here any more; names both.
+            ConfigError: a record was decided by a policy that no longer exists here; names both.
             ProtocolError: a record of a coordinator cannot be read; names its sequence.
             Unavailable: the journal does not answer.
         """
@@ -285,13 +293,13 @@ class Decider:
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
         if not self._losses and self._since.decide_s >= self._settings.snapshot_decide_s:
-            # A leader that dies before its first record leaves the next one less to repeat.
+            # If this leader dies before its first record, the next one has less to repeat.
             await self.save_snapshot()
 
     async def _read_back(self, last_number: int) -> None:
-        """The engine as it was after the last record, from the newest snapshot and the journal.
+        """The engine after the last record, from the newest snapshot and the journal.
 
-        last_number: of a record that is known to have been written; 0: of none.
+        last_number: of a record known to be written; 0: of none.
         """
         began_s = self._clock.now_s()
         rebuilt = await rebuild(
@@ -299,24 +307,24 @@ class Decider:
         )
         self.engine = rebuilt.engine
         self._numbers = Numbers(rebuilt.last_number, rebuilt.number)
-        # Lines of the lost records have their numbers: no other line is to have them too.
+        # The numbers of lines in lost records must not be used again.
         lines = await self._last_line() if rebuilt.losses else 0
         self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
         self._told()
         self._since.server = self._journal.server
         self._since.decide_s = self._clock.now_s() - began_s if rebuilt.records else 0.0
-        # Counted on: one that dies often would else never write a snapshot, and each start of it
-        # would take longer than the one before.
+        # The count includes the rebuild: a coordinator that dies often would otherwise never write
+        # a snapshot, and each start would take longer than the one before.
         self._since.records = rebuilt.records
         if rebuilt.losses:
-            # No later start is to find its way around them again.
+            # Later starts need not work around them again.
             self._since.records = self._settings.snapshot_records
         self._since.sequence = rebuilt.snapshot_sequence
 
     # --- the loop ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Decide until told to stop; whoever still waits then hears that it was too late."""
+        """Decide until a stop; callers that still wait then get an error."""
         try:
             while True:
                 is_pass_time = await self._gather()
@@ -330,10 +338,10 @@ class Decider:
             self._give_up()
 
     async def _gather(self) -> bool:
-        """Wait until there is something to do; whether passes may run over it.
+        """Wait until there is work; returns whether passes may run over it.
 
-        `coalesce_s` is counted from the first event on, however many follow. Slow passes wait for
-        as long as the last ones took: they leave half of the loop to everything else.
+        `coalesce_s` counts from the first event, whatever follows. Slow passes wait for as long as
+        the last ones took: they leave half of the loop to everything else.
         """
         if self._gather_until_s is None:
             await self._wake.wait()
@@ -394,7 +402,7 @@ class Decider:
             self.passed_at_s = self._clock.now_s()
         self._tell_written()
         _answer(inbox, outcomes)
-        # The engine has taken nothing since: what a node is to be is what the journal now says.
+        # The engine has taken nothing since: the journal has the nodes' desired states.
         for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
         _log(inbox, decisions)
@@ -402,7 +410,10 @@ class Decider:
             await self.save_snapshot()
 
     def _is_snapshot_due(self) -> bool:
-        """By the count of records, or by the work that a restart would have to repeat."""
+        """True if a snapshot is due.
+
+        By the count of records, or by the work that a restart would repeat.
+        """
         if self._since.records >= self._settings.snapshot_records:
             return True
         at_least_s = self._since.took_s * (1 - SNAPSHOT_SHARE) / SNAPSHOT_SHARE
@@ -410,7 +421,7 @@ class Decider:
         return self._since.decide_s >= limit_s
 
     def _note_time(self, took_s: float, entries: int) -> None:
-        """Count what a restart would repeat, and log a record that was slow."""
+        """Count the work that a restart would repeat, and log a record that was slow."""
         self._since.decide_s += took_s
         if took_s >= SLOW_SHARE * self._settings.leader_ttl_s:
             longest_s, what = self._slowest
@@ -423,14 +434,14 @@ class Decider:
             )
 
     async def _recover(self, broke: _Broke, inbox: list[_Waiting]) -> None:
-        """Go on without an event that broke the engine, on the state that the journal holds.
+        """Go on without an event that broke the engine, from the state in the journal.
 
         Raises:
-            Exception: what the event raised, where no leader can go on without it.
+            Exception: the event's error, where no leader can go on without it.
             Unavailable: the journal does not answer.
         """
         event = broke.event
-        # The engine is half changed: no answer that it gives may leave.
+        # The engine is half changed: none of its answers may leave.
         self._is_ahead = True
         if isinstance(event, PassDue | LoanPassDue | LeaderStarted | RecordsLost):
             self._inbox = inbox + self._inbox
@@ -447,7 +458,7 @@ class Decider:
         self._inbox = inbox + self._inbox
         self._keep_out(event)
         await self._read_back(self._numbers.known)
-        # What was built of the half-changed engine in this turn of the loop waits by the next one.
+        # A read of the half-changed engine in this turn of the loop waits by the next one.
         await asyncio.sleep(0)
         if self._losses and not self._take_losses():
             self._is_stopping = True
@@ -461,7 +472,7 @@ class Decider:
         self.wake()
 
     def _keep_out(self, broke: Event) -> None:
-        """Drop from the inbox the event that broke the engine, and others of its source."""
+        """Drop the event that broke the engine from the inbox, with others of its source."""
         inbox, self._inbox = self._inbox, []
         now_s = self._clock.now_s()
         for one in inbox:
@@ -472,10 +483,10 @@ class Decider:
             self._dropped(one.event)
 
     def _take_losses(self) -> bool:
-        """Let in the losses that were found, where this lead has not begun in the journal.
+        """Take in the losses that were found, if this lead has not begun in the journal.
 
-        False: it has begun. The nodes count as heard since then, so none of them would be asked
-        what it runs.
+        False: it has begun. The nodes count as heard since then, so none of them would be asked for
+        its workers.
         """
         count = next(
             (n for n, one in enumerate(self._inbox, 1) if isinstance(one.event, LeaderStarted)), 0
@@ -492,7 +503,10 @@ class Decider:
         return True
 
     def _take(self) -> list[_Waiting]:
-        """Of the inbox what one record holds, in order; the rest comes at once after it."""
+        """Take as many events of the inbox, in order, as one record holds.
+
+        The rest follows at once.
+        """
         count = size_bytes = 0
         while count < len(self._inbox) and size_bytes < BATCH_BYTES:
             size_bytes += len(msgspec.msgpack.encode(self._inbox[count].event))
@@ -535,14 +549,14 @@ class Decider:
         return is_passed
 
     def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
-        """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""
+        """Run the passes that are due or requested; a loan pass first, since it frees nodes."""
         now_s = self._clock.now_s()
         if now_s >= self._loan_pass_at_s or self._wants_loan_pass:
             self._loan_pass_at_s = now_s + self.engine.settings.loan_period_s
             self._wants_loan_pass = False
             outcomes.append(self._handle(LoanPassDue(), entries))
             self._wants_pass |= outcomes[-1].needs_pass
-        # Asked again of each batch: the outcome that wished for it may be long gone.
+        # Checked for each batch: the outcome that requested it may be long gone.
         is_woken = self._wake_at_s is not None and self._wake_at_s <= self.time.now_s()
         if now_s < self._pass_at_s and not is_woken and not self._wants_pass:
             return False
@@ -555,7 +569,7 @@ class Decider:
         """Append, again and again while the leader lease lasts; the same bytes count once.
 
         Raises:
-            Fenced: somebody else wrote.
+            Fenced: another coordinator wrote.
             Unavailable: not known to be written, and no time is left to find out.
         """
         record = Record(
@@ -591,7 +605,7 @@ class Decider:
             ):
                 raise Unavailable(f"it could not be mended in a leader's TTL: {error}")
             log.warning("journal: %s; trying again", error)
-            self._tried()  # the lease may last longer than the patience of a watchdog
+            self._tried()  # the lease may last longer than a watchdog waits
             await self._clock.sleep(JOURNAL_RETRY_S)
         self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
@@ -600,14 +614,15 @@ class Decider:
             log.error("%s", lost_in_words(lost))
             self.post(lost)
         if lost is not None or self._since.server != self._journal.server:
-            # A server that was started again may have lost records, the last ones or others: a
-            # snapshot has their effect. It also follows one that `_mend` saved.
+            # A restarted server may have lost records, the last ones or others: a snapshot has
+            # their effect. It also follows one that `_mend` saved.
             self._since.records = self._settings.snapshot_records
         self._since.server = self._journal.server
 
     async def _mend(self, record: Record) -> RecordsLost:
-        """Save the state, which has the effect of a record and of all before it, and find the place
-        where the journal goes on. Nothing is taken out of what the journal still has.
+        """Save the state in place of a record and all before it, and find the journal's end.
+
+        Nothing is removed that the journal still has.
 
         Raises:
             Fenced: a later leader wrote.
@@ -634,7 +649,9 @@ class Decider:
         )
 
     async def _check_holds(self, sequence: int, data: bytes) -> None:
-        """A server with a damaged block may acknowledge what it cannot read.
+        """Check that a record can be read.
+
+        A server with a damaged block may acknowledge unreadable ones.
 
         Raises:
             Wounded: it did.
@@ -643,7 +660,7 @@ class Decider:
             raise Wounded(f"record {sequence} was acknowledged and cannot be read")
 
     def _saved(self, number: int) -> bytes:
-        """The state after the record of this number, as a snapshot."""
+        """Save the state after the record of this number as a snapshot."""
         saved = Saved(
             settings=self.engine.settings,
             state=msgspec.Raw(self.engine.encode_state()),
@@ -653,10 +670,10 @@ class Decider:
         return msgspec.msgpack.encode(saved)
 
     async def save_snapshot(self) -> None:
-        """Save the state as it is after the last record.
+        """Save the state after the last record.
 
-        A snapshot only shortens the next start, so one that cannot be written is no reason to
-        stop; the next is tried after as many records again.
+        A snapshot only shortens the next start, so a failed one is no reason to stop; the next is
+        tried after as many records again.
         """
         self._since.records = 0
         self._since.decide_s = 0.0
@@ -673,9 +690,10 @@ class Decider:
             await self._shorten(before)
 
     async def _shorten(self, up_to: int) -> None:
-        """Drop what is old and in two snapshots: were the newest spoilt, the other would do.
+        """Drop old records that two snapshots cover.
 
-        The next snapshot tries again, so one that cannot be shortened is no reason to stop.
+        If the newest is damaged, the other still serves. The next snapshot tries again, so a
+        failure is no reason to stop.
         """
         try:
             await self._journal.shorten(up_to, kept_s=self._settings.journal_kept_days * DAY_S)
@@ -684,14 +702,14 @@ class Decider:
 
 
 def _refuse(waiting: Sequence[asyncio.Future[Outcome] | asyncio.Future[None]], why: str) -> None:
-    """Let what waits for the journal end as unavailable."""
+    """End the callers that wait for the journal as unavailable."""
     for future in waiting:
         if not future.done():
             future.set_exception(Unavailable(why))
 
 
 def _answer(inbox: list[_Waiting], outcomes: list[Outcome]) -> None:
-    """Tell those who wait for their events what came of them."""
+    """Give the callers that wait for their events the results."""
     for waiting, outcome in zip(inbox, outcomes, strict=False):
         if waiting.done is not None and not waiting.done.done():
             waiting.done.set_result(outcome)

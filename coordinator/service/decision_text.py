@@ -1,4 +1,4 @@
-"""Decisions in words, for the log and for events."""
+"""Decisions as text, for the log and for events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coordinator.policies.contract.decisions import Decision
 
 
 def describe(decision: Decision) -> str:
-    """One line for the log: what and why."""
+    """One line for the log: the decision and its reason."""
     fields = {
         name: getattr(decision, name)
         for name in ("job_id", "node", "service", "added", "removed_workers")

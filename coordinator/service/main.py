@@ -1,6 +1,6 @@
-"""`aryl-coordinator`: the entry, which says what an install lacks. Must not know the daemon's part.
+"""`aryl-coordinator`: the entry point, which names the packages that an install lacks.
 
-Must import nothing itself that a GPU node has not got.
+It imports nothing that a GPU node does not have.
 """
 
 from __future__ import annotations

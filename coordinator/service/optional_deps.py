@@ -1,6 +1,6 @@
-"""What an install may lack: a GPU node has no more than its agent needs, but all commands.
+"""Optional dependencies: a GPU node has only its agent's packages, but all commands.
 
-Must import nothing that such an install lacks, and must not know what any command does.
+This module imports nothing that a GPU node's install lacks.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Generator
 
 EXIT_LACKING = 2
-"""Usage, as `aryl` has it: it is called where it cannot run."""
+"""The usage status of `aryl`: the command is called where it cannot run."""
 _OURS = frozenset({"agent", "common", "coordinator"})
 
 
 @contextlib.contextmanager
 def needing_extras(program: str) -> Generator[None]:
-    """Around the imports of a program: what is not installed ends it with one line that says so.
+    """A block around a program's imports: a missing package ends it with one line that names it.
 
     A module of our own that is missing is a broken install or a bug, and shows its traceback.
     """

@@ -1,4 +1,4 @@
-"""What the live driver needs of the world, as protocols: taken as arguments, replaced in tests."""
+"""The live driver's dependencies, as protocols: taken as arguments, replaced in tests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from common.errors import ArylError
 
 
 class Wounded(ArylError):  # noqa: N818 - a state of the world, not a mistake
-    """The journal lost records that it had acknowledged; `mend` finds its end, or makes it."""
+    """The journal lost records that it had acknowledged; `mend` finds its end, or creates it."""
 
 
 class Lost(Struct, frozen=True):
-    """Sequences at which a journal has nothing any more, both ends included; none was dropped."""
+    """Missing sequences of a journal, both ends included; none of them was dropped."""
 
     first: int
     last: int
@@ -26,12 +26,18 @@ class JournalPort(Protocol):
 
     @property
     def server(self) -> str:
-        """Which run of the server keeps it; another one may have lost what the one before had."""
+        """The run of the server that keeps it.
+
+        Another run may have lost records of the one before.
+        """
         ...
 
     @property
     def identity(self) -> str:
-        """Which log it is, once opened: another one than before if it was lost and made anew."""
+        """The identity of the log, once opened.
+
+        It changes if the log was lost and created again.
+        """
         ...
 
     @property
@@ -41,35 +47,35 @@ class JournalPort(Protocol):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record known here; 0 of an empty journal."""
+        """Sequence of the last record known here; 0 for an empty journal."""
         ...
 
     @property
     def foreign_count(self) -> int:
-        """Messages met here that no coordinator wrote; they hold a sequence and say nothing."""
+        """Messages met here that no coordinator wrote; they hold a sequence and mean nothing."""
         ...
 
     async def open(self) -> None:
-        """Create what is missing and find the end."""
+        """Create missing parts and find the end."""
         ...
 
     async def append(self, record: bytes) -> int:
         """Write one record after the last one known here; returns its sequence.
 
         Raises:
-            ConfigError: it is larger than whoever keeps it takes, now and later.
-            Fenced: somebody else wrote in between.
+            ConfigError: it is larger than the store takes, now and later.
+            Fenced: another coordinator wrote in between.
             Unavailable: not known to be written.
-            Wounded: records that were there are gone, the last ones or all.
+            Wounded: earlier records are gone, the last ones or all.
         """
         ...
 
     async def mend(self) -> None:
-        """After `Wounded`: find the end as it is now, in a journal that is made if it is gone."""
+        """After `Wounded`: find the present end, in a journal that is created if it is gone."""
         ...
 
     async def holds(self, sequence: int, record: bytes) -> bool:
-        """Whether a record can be read back."""
+        """True if a record can be read back."""
         ...
 
     async def last_record(self) -> tuple[int, bytes] | None:
@@ -77,9 +83,9 @@ class JournalPort(Protocol):
         ...
 
     def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
-        """Records from a sequence on, to the end as it is now; foreign messages are left out.
+        """Records from a sequence on, to the present end; foreign messages are left out.
 
-        Those that were dropped are left out as well; those that are gone are reported as `Lost`.
+        Dropped records are left out as well; missing ones are reported as `Lost`.
         """
         ...
 
@@ -114,15 +120,15 @@ class LeasePort(Protocol):
 
     @property
     def record_before(self) -> int:
-        """Number of a journal record that the holder before is known to have written; 0: none."""
+        """Number of a journal record that the previous holder is known to have written; 0: none."""
         ...
 
     def note_record(self, number: int) -> None:
-        """Renewals tell from here on that the journal has this record."""
+        """Report from the next renewal on that the journal has this record."""
         ...
 
     async def look(self) -> None:
-        """See who holds it now: another's TTL counts from the first look at it.
+        """Look up the present holder: another's TTL counts from the first look at it.
 
         Raises:
             Unavailable: no answer.
@@ -132,16 +138,16 @@ class LeasePort(Protocol):
     async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
         """Wait until this holder leads; returns its epoch.
 
-        highest_reported_epoch: asked when the lease is taken, which may be days from now.
+        highest_reported_epoch: called when the lease is taken, which may be days from now.
         """
         ...
 
     async def renew(self) -> None:
-        """Prolong it.
+        """Renew it.
 
         Raises:
-            Fenced: somebody else holds it, or it ran out.
-            Unavailable: not known to be prolonged; `valid_until_s` is as before.
+            Fenced: another coordinator holds it, or it ran out.
+            Unavailable: not known to be renewed; `valid_until_s` is unchanged.
         """
         ...
 
@@ -158,5 +164,5 @@ class LeasePort(Protocol):
         ...
 
     async def release(self) -> None:
-        """Give it up at once, so that the next one need not wait."""
+        """Give it up at once, so that the next holder need not wait."""
         ...

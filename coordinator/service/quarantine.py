@@ -1,7 +1,7 @@
-"""Events that broke the engine: kept out for a while, so that one report cannot end each leader.
+"""Keeps out events that broke the engine for a while, so that one report cannot end each leader.
 
-An agent reports the same facts again to each new leader. Were they handled each time, each leader
-would die of them before it wrote a record. Pure; `now_s` is an argument.
+An agent reports the same facts again to each new leader. If each leader handled them, each would
+crash before it wrote a record. Pure; `now_s` is an argument.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCES = 1000
 
 
 class _Kept(Struct):
-    """One source: how long it is kept out, and until when."""
+    """One source: the length of its quarantine, and its end."""
 
     for_s: float
     until_s: float
@@ -46,7 +46,7 @@ class Quarantine:
         self._kept: dict[str, _Kept] = {}
 
     def note(self, event: Event, *, now_s: float) -> float:
-        """An event broke the engine; for how long its source is kept out."""
+        """Note that an event broke the engine; returns how long its source is kept out."""
         self.count += 1
         source = source_of(event)
         last = self._kept.pop(source, None)
@@ -57,7 +57,7 @@ class Quarantine:
         return for_s
 
     def holds(self, event: Event, *, now_s: float) -> bool:
-        """Whether an event is kept out now."""
+        """True if an event is kept out now."""
         if not self._kept:
             return False
         kept = self._kept.get(source_of(event))
@@ -65,9 +65,9 @@ class Quarantine:
 
 
 def source_of(event: Event) -> str:
-    """What an event comes from: a node, a job or a service; a request is its own source.
+    """The source of an event: a node, a job or a service; a request is its own source.
 
-    Ages in a report differ each time, so the words of a report are no name for it.
+    Ages in a report differ each time, so a report's content does not identify it.
     """
     match event:
         case NodeReported() | OrdersRecovered() | NodeSilent() | LoadUnknown():

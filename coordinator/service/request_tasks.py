@@ -1,9 +1,8 @@
-"""Requests side by side: one task each, begun in the order of arrival.
+"""Handles requests side by side: one task each, begun in the order of arrival.
 
-A request that waits, for the journal or for a node, holds up no other one; one that fails is
+A request that waits, for the journal or for a node, delays no other one; a request that fails is
 answered and counted. Reads, changes and orders of operators have limits of their own: a flood of
-reads refuses no submission, and no flood of submissions refuses an order. Must not know what a
-request says beyond its caller and its verb.
+reads refuses no submission, and no flood of submissions refuses an order.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from common.messages import encode
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 256
-"""Far more than fit into one journal record's wait; each holds one message in memory. Of reads, of
-changes and of orders alike."""
+"""Far more than fit into one journal record's wait; each holds one message in memory. It holds for
+reads, for changes and for orders alike."""
 OPERATORS = "ops"
 """The tenant whose users may order the cell."""
 ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
 """Verbs of operators that no rate and no flood of other requests refuses."""
 FINISH_S = 1.5
-"""What is in flight when the coordinator stops is answered within this: longer than a node that is
-well takes to send a log, and less than a coordinator has for its end."""
+"""Requests in flight at a stop are answered within this: longer than a healthy node takes to send a
+log, and less than a coordinator has for its end."""
 
 
 def is_order(tenant: str, verb: str) -> bool:
-    """Whether an operator ends a job or orders the cell."""
+    """True if an operator ends a job or orders the cell."""
     return tenant == OPERATORS and verb in ORDERS
 
 
 class Requests:
-    """A block in which requests are answered; none of them outlives it.
+    """A block in which requests are answered; no request outlives it.
 
-    At the end of the block no more are taken and those in flight are answered; a block that ends
-    by an exception cancels them.
+    At the end of the block no more are taken and those in flight are answered; a block that ends by
+    an exception cancels them.
 
     Args:
-        answer: answers one request; what it raises is this coordinator's fault.
+        answer: answers one request; an exception from it is this coordinator's fault.
         limit: of reads in flight, of changes, and of orders of operators. A request beyond it is
             refused at once.
     """
@@ -100,7 +99,7 @@ class Requests:
             task.add_done_callback(tasks.discard)
 
     def _kind(self, tenant: str, _user: str, verb: str) -> tuple[set[asyncio.Task[None]], str]:
-        """Those in flight that share a limit with a request, and their name in a refusal."""
+        """The requests in flight that share a limit with this one, and their name in a refusal."""
         if is_order(tenant, verb):
             return self._orders, "orders"
         return (self._changes, "requests") if verb in CHANGES else (self._reads, "reads")
@@ -117,5 +116,5 @@ class Requests:
 
 
 async def _refuse(message: BusMessage, why: str) -> None:
-    with contextlib.suppress(Unavailable):  # then there is nobody to tell
+    with contextlib.suppress(Unavailable):  # then there is no caller left
         await message.respond(encode(ApiError(code=ApiErrorCode.UNAVAILABLE, message=why)))

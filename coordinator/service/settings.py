@@ -17,7 +17,7 @@ from coordinator.service.nodes.gpu_catalogue import read_catalogue
 
 
 class GpuFaultSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What faults of GPUs mean."""
+    """The meaning of GPU faults."""
 
     catalogue: Annotated[
         str,
@@ -132,7 +132,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def check(settings: CoordinatorSettings) -> None:
-    """What one field says must fit what another says, and names must be known.
+    """Check that the fields are consistent, and that names are known.
 
     Raises:
         ConfigError: names the field, and what was expected.
@@ -140,7 +140,7 @@ def check(settings: CoordinatorSettings) -> None:
     natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
     try:
         policy(settings.engine.policy)
-    except ConfigError as error:  # which names the field as it is called there
+    except ConfigError as error:  # which names the field by that name
         raise ConfigError(f"engine.{error}") from error
     if settings.leader_margin_s >= settings.leader_ttl_s:
         raise ConfigError(
@@ -156,9 +156,9 @@ def check(settings: CoordinatorSettings) -> None:
 
 
 def warnings(settings: CoordinatorSettings) -> list[str]:
-    """What fits and is hardly meant: services that can never lend.
+    """Settings that are valid and hardly meant: services that can never lend.
 
-    The sum is the one that loan passes go by, so no pass would ever lend a node of theirs.
+    The sum is the one that loan passes use, so no pass would ever lend a node of theirs.
     """
     ttl_s = settings.engine.lease_ttl_s
     return [

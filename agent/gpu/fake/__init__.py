@@ -1,4 +1,4 @@
-"""GPUs that a file scripts, for `--fake-nvml`, the demo and the tests.
+"""Fake GPUs scripted by a file, for `--fake-nvml`, the demo and the tests.
 
 Start at `fleet`, which reads the file; `nvml` answers as pynvml does.
 """

@@ -1,4 +1,4 @@
-"""The file that describes fake GPUs and their faults. Must not know NVML, time or processes."""
+"""Reads the fleet file, which describes fake GPUs and their faults."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from common.model import (
 
 
 class FaultKind(StrEnum):
-    """What can go wrong with a GPU.
+    """The kinds of fault of a GPU.
 
     `hang`: calls do not return. `lost`: fell off the bus. `xid`: one XID event with code `value`.
-    `ecc`: `value` uncorrected errors. `wrong_count`: NVML says there are `value` GPUs.
-    `throttle`: slowed down; `value` is the bit mask of reasons, hardware heat if there is none.
-    `error`: what `call` asks for has NVML's error `value` for an answer. `reading`: its answer is
-    `value` in NVML's own unit, whatever that means.
-    `recovery`: NVML's recovery action `value`; without such a fault the driver tells of none.
+    `ecc`: `value` uncorrected errors. `wrong_count`: NVML reports `value` GPUs. `throttle`: slowed
+    down; `value` is the bit mask of reasons, hardware heat if there is none. `error`: the call
+    named by `call` fails with NVML's error `value`. `reading`: that call returns `value` in NVML's
+    own unit, whatever that means. `recovery`: NVML's recovery action `value`; without such a fault
+    the driver reports none.
     """
 
     HANG = "hang"
@@ -46,7 +46,7 @@ class FaultKind(StrEnum):
 
 
 class NvmlCall(StrEnum):
-    """What is asked of a GPU, where a fault is of that alone."""
+    """A call to a GPU, where a fault affects that call alone."""
 
     HANDLE = "handle"
     UUID = "uuid"
@@ -66,7 +66,7 @@ class NvmlCall(StrEnum):
 
 
 class XidTold(StrEnum):
-    """Who tells of an XID: an NVML event, a line of the fake kernel log, or both of them."""
+    """The source of an XID: an NVML event, a line of the fake kernel log, or both."""
 
     NVML = "nvml"
     KERNEL_LOG = "kernel_log"
@@ -95,7 +95,7 @@ _HAS_NO_VALUE = frozenset({FaultKind.HANG, FaultKind.LOST})
 
 
 class Driver(Struct, frozen=True):
-    """What a driver of this version can be asked; an empty one is of today."""
+    """The calls that a driver of this version supports; an empty version is a current driver."""
 
     version: tuple[int, ...] = ()
 
@@ -112,7 +112,7 @@ class Driver(Struct, frozen=True):
 
     @property
     def has_processes_v3(self) -> bool:
-        """535.98 took it away for some releases (nvitop#88)."""
+        """535.98 removed it for some releases (nvitop#88)."""
         return self._is(510) and not (535, 98) <= self.version < (535, 104)
 
     @property
@@ -138,14 +138,14 @@ class MigPart(Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """As its profile says."""
+        """The memory that its profile gives it."""
         found = _MIG_PROFILE.fullmatch(self.profile)
         assert found is not None
         return int(found[1]) << 30
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`count` GPUs that are alike; the defaults are of a process that does not say itself.
+    """`count` identical GPUs; the defaults are of a process that states no usage itself.
 
     mig: profiles of the MIG instances of each; an empty list: in MIG mode without any.
     """
@@ -160,7 +160,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault; without `gpu` it is of all of them, without `for_s` it stays.
+    """One fault; without `gpu` it affects all GPUs, without `for_s` it stays.
 
     `told_by` is for an XID only, `call` for the kinds that name one.
     """
@@ -174,26 +174,26 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     call: NvmlCall | None = None
 
     def is_active(self, elapsed_s: float) -> bool:
-        """Whether it is on, this long after the start."""
+        """True if the fault is on, this long after the start."""
         return self.at_s <= elapsed_s < self.end_s
 
     def concerns(self, index: int) -> bool:
-        """Whether it is a fault of this GPU."""
+        """True if the fault affects this GPU."""
         return self.gpu is None or self.gpu == index
 
     @property
     def end_s(self) -> float:
-        """When it is over, in seconds since the start."""
+        """When the fault is over, in seconds since the start."""
         return float("inf") if self.for_s is None else self.at_s + self.for_s
 
 
 class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The GPUs of one machine, in the order of their indices, and what happens to them.
+    """The GPUs of one machine, in the order of their indices, and their faults.
 
     A process is seen on the GPUs whose UUIDs it was given, wherever it came from. Two cells on one
-    machine whose nodes are called alike therefore need fleets of different `name`.
+    machine with equal node names therefore need fleets of different `name`.
 
-    driver: the version of an older driver, such as `535.98`: it lacks what came later.
+    driver: the version of an older driver, such as `535.98`: it lacks later features.
     """
 
     gpu: tuple[GpuGroup, ...]
@@ -203,7 +203,7 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def gpu_count(self) -> int:
-        """GPUs that are really there, whatever a fault says."""
+        """GPUs that are really there, whatever a fault reports."""
         return sum(group.count for group in self.gpu)
 
     def uuid_of(self, node: str, index: int) -> GpuUuid:
@@ -219,19 +219,19 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def uuids(self, node: str) -> list[GpuUuid]:
-        """All that a process may be given on a node: GPUs and MIG instances."""
+        """All UUIDs that a process may be given on a node: GPUs and MIG instances."""
         indices = range(self.gpu_count)
         found = [self.uuid_of(node, index) for index in indices]
         return found + [part.uuid for at in indices for part in self.parts_of(node, at)]
 
     @property
     def known_driver(self) -> Driver:
-        """What its driver can be asked."""
+        """The calls that its driver supports."""
         return Driver(tuple(int(part) for part in self.driver.split(".")) if self.driver else ())
 
     @property
     def has_kernel_log(self) -> bool:
-        """Whether the machine has a kernel log that tells of its XIDs."""
+        """True if the machine has a kernel log that shows its XIDs."""
         return any(fault.told_by != XidTold.NVML for fault in self.fault)
 
     def groups_by_index(self) -> Iterator[GpuGroup]:
@@ -241,7 +241,7 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 yield group
 
     def check(self) -> None:
-        """What types cannot say.
+        """Check what types cannot express.
 
         Raises:
             ConfigError: names the field.
@@ -302,7 +302,7 @@ def parse_fleet(text: str) -> FakeFleet:
     """A fleet from TOML.
 
     Raises:
-        ConfigError: not TOML, an unknown key, or a value that does not fit; names the field.
+        ConfigError: not TOML, an unknown key, or an invalid value; names the field.
     """
     try:
         fleet = msgspec.convert(parse_toml(text), FakeFleet)

@@ -1,7 +1,7 @@
-"""A kernel log of fake GPUs: the XIDs of a fleet file when they are due, as journalctl has them.
+"""A kernel log of fake GPUs: prints the XIDs of a fleet file when due, in journalctl's format.
 
-Run as `python -m agent.gpu.fake.kernel_log SETTINGS`, SETTINGS being `FakeLogSettings` as JSON;
-ends with its stdin. Must not know who reads it.
+Run as `python -m agent.gpu.fake.kernel_log SETTINGS`, SETTINGS being `FakeLogSettings` as JSON. The
+process ends when its stdin closes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ BANNER = "Linux version 0.0-fake: the kernel log of GPUs that are not there"
 class FakeLogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The process's one argument.
 
-    fleet: TOML file of the fake GPUs. age_s: how much of its script is over already. place: cursor
-    of the last line that was read; empty for none.
+    fleet: TOML file of the fake GPUs.
+    age_s: how much of its script is over already.
+    place: cursor of the last line that was read; empty for none.
     """
 
     fleet: str
@@ -43,7 +44,7 @@ class FakeLine(Struct, frozen=True):
     message: str
 
     def as_json(self) -> str:
-        """As `journalctl --output=json --output-fields=MESSAGE` has it."""
+        """The line as `journalctl --output=json --output-fields=MESSAGE` prints it."""
         return json.dumps({"__CURSOR": f"fake={self.cursor}", "MESSAGE": self.message})
 
 
@@ -72,7 +73,7 @@ def written(
 ) -> Iterator[str]:
     """The lines that a reader of these settings gets, each when it is due.
 
-    As journalctl: without a place the last line that was there before, then what comes.
+    As with journalctl, a reader without a place first gets the last older line, then the new ones.
 
     Args:
         wait: waits some seconds; False when the reader has gone.

@@ -1,7 +1,7 @@
-"""NVML without a GPU: the same functions, exceptions and units, from a fleet and its faults.
+"""NVML without a GPU: the same functions, exceptions and units, from a fleet file and its faults.
 
-It answers below `agent.gpu.nvml`, so the code above it is the code that runs in production. Must
-not know who asks: no child process, no report.
+It replaces the layer below `agent.gpu.nvml`, so the code above it is the code that runs in
+production.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from agent.gpu.nvml import (
 # ruff: noqa: N802, N803, N815 - the names are NVML's own
 
 IDLE_POWER_RATIO = 0.1
-"""Share of its power limit that an idle data-center GPU draws, about."""
+"""Approximate share of its power limit that an idle data-center GPU draws."""
 IDLE_TEMPERATURE_C = 30
 BUSY_TEMPERATURE_C = 70
 SCAN_PERIOD_S = 0.25
@@ -59,14 +59,14 @@ SCAN_PERIOD_S = 0.25
 
 
 MOST_MIG_PARTS = 7
-"""So many instances a device can have, at most."""
+"""The most instances that a device can have."""
 _RECORD = struct.Struct("=IxxxxQII")
 _WIDE_RECORD = struct.Struct("=IxxxxQIIQ")
 _NO_INSTANCE = (0xFFFFFFFF, 0xFFFFFFFF)
 
 
 class Processes(Protocol):
-    """Who holds which GPU now; `agent.gpu.fake.processes.ProcessTable` is the real one."""
+    """The processes on each GPU now; `agent.gpu.fake.processes.ProcessTable` is the real one."""
 
     def scan(self) -> list[Holder]: ...
 
@@ -108,7 +108,7 @@ class _Field(Struct, frozen=True):
 
 
 class _Gpu(Struct, frozen=True):
-    """What a handle is, here: of a GPU, or of a MIG instance of it."""
+    """A device handle: a GPU, or a MIG instance of one."""
 
     index: int
     uuid: str
@@ -118,7 +118,7 @@ class _Gpu(Struct, frozen=True):
 
 
 class _Events(Struct):
-    """An event set: whose events, and which of the script it has had."""
+    """An event set: its GPUs, and the events of the script that it has delivered."""
 
     indices: set[int] = set()
     delivered: set[tuple[int, int]] = set()
@@ -131,9 +131,9 @@ def _raise(code: int) -> NoReturn:
 class FakeNvml:
     """NVML of a machine with this fleet; the script starts with the object.
 
-    `now_s` is any clock that only grows, `pause` waits some seconds (a hanging call does so until
-    its fault ends), and `age_s` is how much of the script is over already: a reader that was
-    started again goes on, and has no event twice.
+    `now_s` is any clock that only grows. `pause` waits some seconds (a hanging call does so until
+    its fault ends). `age_s` is how much of the script is over already: a restarted reader goes on,
+    and gets no event twice.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         if not self._is_open:
             _raise(UNINITIALIZED)
-        # A hang of all GPUs is one of the driver: not even their number is said then.
+        # A hang of all GPUs is one of the driver: it does not even report their number.
         self._hang(None)
         counts = [fault.value for fault in self._active(FaultKind.WRONG_COUNT)]
         return min((count for count in counts if count is not None), default=len(self._gpus))
@@ -347,7 +347,10 @@ class FakeNvml:
         return self._now_s() - self._start_s
 
     def _has_happened(self, fault: Fault) -> bool:
-        """In the life of this object: NVML tells no event of before it was opened."""
+        """True if it happened in the life of this object.
+
+        NVML delivers no event from before it was opened.
+        """
         return self._age_s <= fault.at_s <= self._elapsed_s()
 
     def _active(self, kind: FaultKind, index: int | None = None) -> list[Fault]:
@@ -361,7 +364,7 @@ class FakeNvml:
         ]
 
     def _hang(self, index: int | None) -> None:
-        """Does not return before every hang of this GPU, or of the driver, is over."""
+        """Block until every hang of this GPU, or of the driver, is over."""
         while faults := self._active(FaultKind.HANG, index):
             left_s = max(fault.end_s for fault in faults) - self._elapsed_s()
             # In slices: `pause` cannot take an endless time, nor can a clock jump be foreseen.
@@ -370,9 +373,9 @@ class FakeNvml:
     def _answering(
         self, handle: Handle, call: NvmlCall | None = None, *, of_a_part: bool = True
     ) -> _Gpu:
-        """The GPU behind a handle, once it answers at all, and has an answer to this call.
+        """The GPU behind a handle, once it answers at all, and supports this call.
 
-        of_a_part: a MIG instance has one as well.
+        of_a_part: a MIG instance supports the call as well.
         """
         if not isinstance(handle, _Gpu):
             _raise(INVALID_ARGUMENT)
@@ -382,7 +385,7 @@ class FakeNvml:
         if self._active(FaultKind.LOST, handle.index):
             _raise(GPU_IS_LOST)
         for fault in self._active(FaultKind.ERROR, handle.index):
-            # An instance answers for itself: whoever may not ask for all may ask for it.
+            # An instance answers for itself: an account without rights to all may query it.
             if fault.call == call and handle.part is None:
                 _raise(fault.value or 0)
         if handle.part is not None and not of_a_part:
@@ -390,7 +393,7 @@ class FakeNvml:
         return handle
 
     def _reading(self, gpu: _Gpu, call: NvmlCall, value: int) -> int:
-        """The value, or what a fault says in its place."""
+        """The value, or the value that a fault returns in its place."""
         faults = [] if gpu.part is not None else self._active(FaultKind.READING, gpu.index)
         said = [fault.value for fault in faults if fault.call == call and fault.value is not None]
         return said[-1] if said else value
@@ -441,7 +444,7 @@ class FakeNvml:
 
 
 def _misread(processes: list[ComputeProcess]) -> list[ComputeProcess]:
-    """What comes of records of 32 bytes that are read as such of 24."""
+    """The garbage that results when records of 32 bytes are read as records of 24."""
     wide = b"".join(
         _WIDE_RECORD.pack(one.pid, one.usedGpuMemory or 0, *_NO_INSTANCE, 0) for one in processes
     )
@@ -461,5 +464,8 @@ def _memory_bytes(holder: Holder, gpu: _Gpu) -> int:
 
 
 def _has_context(holder: Holder) -> bool:
-    """A process that says it uses nothing has not opened the GPU: a launcher, a supervisor."""
+    """False for a process that reports no usage.
+
+    A launcher or supervisor has not opened the GPU.
+    """
     return holder.usage.busy_ratio != 0 or holder.usage.memory_bytes != 0

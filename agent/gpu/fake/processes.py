@@ -1,7 +1,7 @@
-"""Which live processes hold which fake GPUs, from /proc. Must not know NVML.
+"""Finds the live processes that hold fake GPUs, from /proc.
 
-The table of processes is real: a job that was given a GPU by its UUID in CUDA_VISIBLE_DEVICES
-holds it for as long as the process lives, whatever Aryl believes.
+The table of processes is real: a job that got a GPU by UUID in CUDA_VISIBLE_DEVICES holds that GPU
+for as long as its process lives, whatever Aryl believes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ MEMORY_ENV = "ARYL_FAKE_GPU_MEMORY_BYTES"
 USAGE_FILE_ENV = "ARYL_FAKE_GPU_USAGE_FILE"
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 MPS_ENV = "CUDA_MPS_PIPE_DIRECTORY"
-"""Whoever has it computes through the Multi-Process Service of that directory (CUDA's own
+"""A process that has it computes through the Multi-Process Service of that directory (CUDA's own
 variable)."""
 
 YOUNG_SCANS = 4
 """A process is read again this often: between fork and exec it still shows its parent's
 environment."""
 FORGET_SCANS = 15
-"""A process without GPUs is looked at again after this many scans, should its pid have come to
-another one or should it have called exec."""
+"""A process without GPUs is read again after this many scans: its pid may belong to another
+process, or it may have called exec."""
 MAX_ENVIRON_BYTES = 1_000_000
 
 
 class Usage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one process uses each GPU it holds; None is the GPU model's default."""
+    """One process's usage of each GPU it holds; None is the GPU model's default."""
 
     busy_ratio: Ratio | None = None
     memory_bytes: NonNegativeInt | None = None
@@ -126,7 +126,7 @@ class ProcessTable:
             entry.usage, entry.usage_file, entry.usage_mtime_ns = Usage(), Path(file), -1
 
     def _refresh_usage(self, entry: _Entry) -> None:
-        """A file that is missing or half written leaves the last usage in force."""
+        """Refresh the usage; a missing or half-written file leaves the last one in force."""
         if entry.usage_file is None:
             return
         try:
@@ -146,7 +146,7 @@ def _pids(proc: Path) -> set[int]:
 
 
 def _environ(pid: int, proc: Path) -> dict[str, str]:
-    """Environment of a process; empty where we may not look, which is no error."""
+    """Environment of a process; empty where access is denied, which is no error."""
     data = environ_of(pid, proc=proc, max_bytes=MAX_ENVIRON_BYTES)
     if VISIBLE_ENV.encode() not in data:
         return {}
@@ -155,7 +155,7 @@ def _environ(pid: int, proc: Path) -> dict[str, str]:
 
 
 def _usage_of(environ: Mapping[str, str]) -> Usage:
-    """What the process says of itself; a value that does not fit is as if it were not there."""
+    """The usage that a process states for itself; an invalid value is ignored."""
     values: dict[str, str] = {}
     for field, name in (("busy_ratio", BUSY_ENV), ("memory_bytes", MEMORY_ENV)):
         with suppress(KeyError, msgspec.ValidationError):

@@ -1,4 +1,4 @@
 """Answers to people and programs.
 
-Start at `handlers`; `queries` builds each answer, `explain` and its siblings say why.
+Start at `handlers`; `queries` builds each answer, `explain` and its siblings give the reasons.
 """

@@ -1,4 +1,4 @@
-"""Why a job, node or loan is where it is, from the state that decisions use. Pure."""
+"""Explains the state of a job, node or loan, from the same state that decisions use. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
 
 
 def _stalled(entry: JobEntry, at_s: float) -> tuple[str, ...]:
-    """That a running job tells no progress any more, and what becomes of it."""
+    """A running job without progress, and what will happen to it."""
     words = stalls.in_words(entry, at_s)
     if not words:
         return ()
@@ -108,13 +108,13 @@ def _or_last_event(engine: Engine, now_s: float | None) -> float:
 
 
 def _not_ready(worker: WorkerEntry) -> str:
-    """Where a worker is made ready, how far that is, and what its node says that it waits for."""
+    """Where a worker is being prepared, its stage, and the wait that its node reports."""
     why = f": {worker.waits_for}" if worker.waits_for else ""
     return f"{worker.node} is {worker.phase or 'not yet taken'}{why}"
 
 
 def _awaited(entry: JobEntry) -> list[str]:
-    """Nodes without which a gang that was rebuilt from ledgers is not whole."""
+    """Nodes that a gang rebuilt from ledgers still lacks."""
     return [
         f"it was rebuilt from ledgers, and {name}, which was given others of its workers, was not "
         f"heard since: they may be running. If it is dead: aryl node confirm-dead {name}"
@@ -153,7 +153,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
 
 
 def _restarts(entry: JobEntry) -> list[str]:
-    """How much of its budget is used, of a job that has failed by its own fault."""
+    """The used part of the retry budget of a job that has failed by its own fault."""
     used, most = jobs_retry.restarts_used(entry), entry.spec.retry.max_restarts
     return [f"{used} of {counted(most, 'restart')} used (retry.max_restarts)"] if used else []
 
@@ -185,7 +185,7 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
 
 
 def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    """Its workers on LOST nodes: what must happen before they count as gone, and when."""
+    """The workers of a job on LOST nodes: how and when they will count as gone."""
     said: list[str] = []
     for name in sorted({worker.node for worker in entry.workers.values()}):
         since_s = engine.state.nodes[name].silent_since_s
@@ -243,8 +243,8 @@ def node(
 ) -> tuple[str, ...]:
     """Why a node does what it does; now_s as of `job`.
 
-    slow_command: what moves its server and has not ended, for so long until now. refused_report:
-    why the latest of its reports was not taken; empty: it was, or none came.
+    slow_command: the command that moves its server and has not ended, and its running time.
+    refused_report: why the latest of its reports was refused; empty: it was taken, or none came.
     """
     at_s = _or_last_event(engine, now_s)
     said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
@@ -284,13 +284,15 @@ def node(
 
 
 def _detail(entry: NodeEntry) -> str:
-    """What its agent says of it, but for the lease that it is under: that is said of it anyway."""
+    """The agent's own detail, without the lease, which has a sentence of its own."""
     lease = None if entry.lease is None else f"lease {entry.lease.lease_id}"
     return "; ".join(part for part in entry.detail.split("; ") if part != lease)
 
 
 def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
-    """What keeps a node out of its pool's work, by its agent's settings and the cell's."""
+    """The reason that keeps a node out of its pool's work, by its agent's settings and the
+    cell's.
+    """
     if entry.home_pool == Pool.TRAINING:
         if entry.role not in (NodeRole.TRAINING, NodeRole.LOST, NodeRole.QUARANTINED):
             return [f"it is of the training pool now, and still {entry.role}: it takes no workers"]
@@ -316,7 +318,7 @@ def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
 
 
 def _sick_gpus(entry: NodeEntry) -> list[str]:
-    """GPUs that nobody new gets, and whether they are still there."""
+    """GPUs that no new worker gets, and whether they are still there."""
     return [
         f"GPU {slot.uuid} is gone from it, and {slot.holder} was not heard to have ended"
         if slot.is_gone
@@ -327,7 +329,7 @@ def _sick_gpus(entry: NodeEntry) -> list[str]:
 
 
 def _beside(entry: NodeEntry) -> str:
-    """What follows from a process of nobody's on a GPU of this node."""
+    """The effect of a foreign process on a GPU of this node."""
     if entry.home_pool == Pool.TRAINING:
         return ": nothing new is placed on it"
     return " and that is not its server's: nothing new is placed on it, and the node is not lent"
@@ -336,7 +338,7 @@ def _beside(entry: NodeEntry) -> str:
 def _overdue(
     engine: Engine, entry: NodeEntry, now_s: float, slow_command: CommandReport | None
 ) -> list[str]:
-    """That a node was asked back and is later than its service was promised, and for whom."""
+    """A node that is late on its way home: its promised deadline and its service."""
     lease_id = entry.last_lease_id
     found = None if lease_id is None else engine.state.loans.get(lease_id)
     late_s = 0.0 if found is None else loan_outcome.overdue_s(found, now_s)
@@ -356,7 +358,7 @@ def _overdue(
 
 
 def _waits_for(slow_command: CommandReport | None) -> str:
-    """What a node that is late has yet to wait for."""
+    """The next step that a late node waits for."""
     if slow_command is not None:
         return (
             f"its {slow_command.name} command has run for {slow_command.running_s:.0f} s and has "

@@ -1,15 +1,9 @@
-"""What is said of a job whose pre-run is on, or was at its end. Pure; must not know how one ends.
+"""Explains a job's special states: pre-run, drain, stop and suspension. Pure.
 
 A pre-run is a try on a few GPUs (`coordinator.engine.jobs.prerun`). Rows show the job as it runs,
-of one worker, so that whoever asked for a gang has to be told that this is not all of it.
-
-What a drain means for a node and for the jobs on it, in sentences. Pure; must not decide.
-
-What is said of a job whose workers were told to stop: what becomes of it, and by when. Pure.
-
-What is said of a suspended job: since when, and who computes on its GPUs meanwhile. Pure.
-
-Must not know policies: whose turn comes when is theirs.
+with one worker, so the text explains to a submitter of a gang that this is not the whole gang. For
+a drain the text covers the node and the jobs on it. For a job that stops it gives the next state
+and the deadline. For a suspended job it gives the start of the suspension and the jobs on its GPUs.
 """
 
 from __future__ import annotations
@@ -46,12 +40,14 @@ def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
 
 
 WORKERS_NAMED = 4
-"""Of those that still stop, the ones whose grace lasts longest."""
+"""Of the workers that still stop, those with the longest grace are named."""
 
 
 def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
-    """What follows its last worker's end, and the grace of those that are left; empty of a job that
-    is not ending. now_s: engine time."""
+    """The next state after the last worker's end, and the grace of the remaining workers.
+
+    Empty for a job that is not ending. now_s: engine time.
+    """
     if job.after_vacating is None or job.state in FINAL_JOB_STATES:
         return ()
     left = sorted(
@@ -97,7 +93,7 @@ def _left_s(worker: WorkerEntry, now_s: float) -> float:
 
 
 def closed_reasons(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
-    """That no new work comes to a node, by whose order, and until when what runs may go on.
+    """Why no new work comes to a node: by whose order, and until when running work may go on.
 
     now_s: engine time.
     """
@@ -130,8 +126,10 @@ def drain_reasons(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
 
 
 def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
-    """That it is about its pre-run, on how many GPUs, and what becomes of its gang; empty of any
-    other job, and of one that is a gang by now."""
+    """Sentences about a pre-run: that it is one, its GPUs, and the next state of its gang.
+
+    Empty for any other job, and for one that is a gang by now.
+    """
     if not prerun_spec.is_on(job):
         return ()
     gpus = counted(job.spec.gpus_per_worker, "GPU")
@@ -148,7 +146,7 @@ def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
 
 
 def _is_final(job: JobEntry) -> bool:
-    """Whether it has ended, or will when its worker has left."""
+    """True if it has ended, or will when its worker has left."""
     again = (None, AfterVacating.REQUEUE)
     return job.state in FINAL_JOB_STATES or job.after_vacating not in again
 
@@ -174,7 +172,7 @@ def _has_failed(job: JobEntry) -> bool:
 
 
 def _gang(job: JobEntry) -> str:
-    """What its user asked for, by its least size."""
+    """The user's gang, by its minimum size."""
     spec = prerun_spec.submitted(job)
     workers = counted(spec.workers.min, "worker")
     return f"its gang of {workers} with {counted(spec.base_demand_gpus, 'GPU')}"

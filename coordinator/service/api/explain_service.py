@@ -1,8 +1,7 @@
-"""What an operator is told of a service: what it needs, what it lends and wants back. Pure.
+"""Explains a service to an operator: the nodes that it needs, lends and reclaims. Pure.
 
-Every sentence is of the state that decisions use, and why nothing is lent is the policy's own word.
-
-What an operator is told of a service that Aryl does not act for alone. Pure.
+Every sentence comes from the state that decisions use; the policy itself gives the reason why a
+service lends nothing. The module also covers a service for which Aryl does not act alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RECOMMENDED = "recommended"
 
 
 def observe_reasons(engine: Engine, name: str) -> tuple[str, ...]:
-    """What was watched or is recommended, in sentences."""
+    """The observations or recommendations, as sentences."""
     entry = engine.state.services[ServiceName(name)]
     said: list[str] = []
     if entry.mode == Mode.OBSERVE:
@@ -73,13 +72,16 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
 
 
 COUNTED = 8
-"""More nodes than these are counted and not named."""
+"""Beyond this number nodes are counted and not named."""
 RETURNED_SHOWN = 3
 STORY_LINES = 30
 
 
 def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
-    """That the cell has no settings of a service; of one that nodes name, which these are."""
+    """Sentences that the cell has no settings of a service.
+
+    For one that nodes name, with these nodes.
+    """
     naming = dict(unknown_services(engine.state, engine.settings))
     refusal = unknown("service", name, known)
     by = naming.get(ServiceName(name))
@@ -90,20 +92,22 @@ def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
 
 
 def nodes_of(engine: Engine, name: str) -> list[NodeEntry]:
-    """Its nodes, by name."""
+    """The nodes of a service, by name."""
     nodes = engine.state.nodes
     return [nodes[key] for key in sorted(nodes) if nodes[key].service == name]
 
 
 def loans_of(engine: Engine, name: str) -> list[LoanEntry]:
-    """Its loans, oldest first: all that are out, and the last few that came home."""
+    """The loans of a service, oldest first: all that are out, and the last few that were
+    returned.
+    """
     mine = [loan for loan in engine.state.loans.values() if loan.service == name]
     home = [loan for loan in mine if loan.returned_at_s is not None][-RETURNED_SHOWN:]
     return [loan for loan in mine if loan.returned_at_s is None or loan in home]
 
 
 def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
-    """What it needs, what keeps its nodes, which it wants back, and which are not well."""
+    """The nodes that it needs, keeps and wants back, with reasons, and the unwell ones."""
     nodes = nodes_of(engine, name)
     return (
         *_frozen(engine),
@@ -117,7 +121,7 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
 
 
 def limit(engine: Engine, name: str) -> tuple[str, ...]:
-    """How many of its nodes a service lends at the very most; empty of one without settings."""
+    """The most nodes that a service ever lends; empty for one without settings."""
     found = engine.snapshot()
     return tuple(
         lends(service, len(own), most_lent(service, own))
@@ -127,7 +131,7 @@ def limit(engine: Engine, name: str) -> tuple[str, ...]:
 
 
 def _frozen(engine: Engine) -> list[str]:
-    """That its promise holds all the same."""
+    """A sentence that its promise holds all the same."""
     if not engine.state.is_frozen:
         return []
     said = "nothing more is lent, and nodes that its load needs still come home"
@@ -135,13 +139,14 @@ def _frozen(engine: Engine) -> list[str]:
 
 
 def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
-    """Its balance, and what keeps the node that would be lent first."""
+    """The balance of a service, and why the node that would be lent first is not."""
     serving = [node for node in nodes if node.role == NodeRole.SERVING]
     if not nodes:
         return ("it has no node here: none whose agent names it was ever heard",)
     if not serving:
         return ("none of its nodes serves now, so none can be lent",)
-    # As a loan pass takes them: the longest serving first, none that something of its own keeps.
+    # In the order of a loan pass: the longest serving first, without nodes that have their own
+    # obstacle.
     first = min(
         serving,
         key=lambda n: (
@@ -171,14 +176,14 @@ def _unknown_loads(engine: Engine, name: str, *, now_s: float) -> list[str]:
 
 def _recalled(engine: Engine, name: str) -> list[str]:
     entry = engine.state.services[ServiceName(name)]
-    # Of a recall of all it would end this service's part, and leave those that are yet to come.
+    # In a recall of all it would end this service's part, and leave services that are added later.
     whose = "--all" if engine.state.is_recalled else f"--service {name}"
     undo = f"aryl recall {whose} --off"
     return [f"recalled: it lends nothing until {undo}"] if entry.is_recalled else []
 
 
 def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
-    """Each node that was asked back and does not serve yet, against its deadline."""
+    """Each node that was recalled and does not serve yet, with its deadline."""
     said: list[str] = []
     for loan in engine.state.loans.values():
         ordered_at_s, deadline_s = loan.reclaim_ordered_at_s, loan.reclaim_deadline_s
@@ -203,7 +208,7 @@ def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
 
 
 def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
-    """Nodes that nobody counts on, and why; each says it itself."""
+    """Nodes that count for nothing now, each with its own reason."""
     said: list[str] = []
     for node in nodes:
         if node.role in (NodeRole.LOST, NodeRole.QUARANTINED):

@@ -1,6 +1,6 @@
-"""The API's request handlers: decode, check, let an event in, answer. Must not decide.
+"""The API's request handlers: decode, check, pass an event in, answer.
 
-Who calls is the subject (its tokens are fixed by NATS permissions), never the payload.
+The subject identifies the caller (NATS permissions fix its tokens), never the payload.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 def job_id_of(request_id: str) -> JobId:
-    """The id of the job that a request makes: the same request is the same job."""
+    """The id of the job that a request creates: the same request is the same job."""
     digest = blake2b(request_id.encode(), digest_size=5).digest()
     return JobId("j" + b32encode(digest).decode().lower())
 
@@ -61,7 +61,10 @@ _NAMED = re.compile(r"(?:unknown|required) field `(?P<field>[^`]+)`|field (?P<ow
 
 
 def field_of(text: str) -> str:
-    """The dotted path of the field that a decoder's error is about; empty where it names none."""
+    """The dotted path of the field that a decoder's error is about.
+
+    Empty where the error names none.
+    """
     at, named = _AT.search(text), _NAMED.search(text)
     parts = [at["path"] if at else "", (named["field"] or named["own"]) if named else ""]
     return ".".join(part for part in parts if part)
@@ -83,7 +86,7 @@ class Api:
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
     async def serve(self, message: BusMessage) -> None:
-        """Answer one request; a bad one is counted, answered and changes nothing."""
+        """Answer one request; an invalid one is counted, answered and changes nothing."""
         tenant, user, verb = subjects.api_caller(message.subject)
         try:
             self._check_rate(tenant, verb)
@@ -94,7 +97,7 @@ class Api:
             reply = ApiError(
                 code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
             )
-        except Refusal as refusal:  # a verb that is none, or one too many
+        except Refusal as refusal:  # an unknown verb, or one too many
             reply = refusal.error
         except Unavailable as error:
             reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
@@ -102,7 +105,7 @@ class Api:
         await message.respond(_fitting(data, verb))
 
     def _check_rate(self, tenant: str, verb: str) -> None:
-        """Refuse what is beyond a tenant's rate; operators can always end what runs, and order."""
+        """Refuse requests beyond a tenant's rate; operators can always end what runs, and order."""
         if is_order(tenant, verb):
             return
         wait_s = self._rates.wait_s(tenant, now_s=self._coordinator.clock.now_s())
@@ -143,11 +146,11 @@ class Api:
                     past = await self._looks.past(request)
                 except Refusal as refusal:
                     return await self._finish(refusal.error)
-                # Shared by those who asked at the same end of the story.
+                # Shared by callers that asked at the same end of the events.
                 key = data + str(past.end).encode()
                 return await self._reads.answer(key, lambda: self._look(request, past))
             case _:
-                # Who asks changes nothing: what the request says is what is answered.
+                # A read changes nothing: the request's own text is the answer's.
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     async def _change(
@@ -174,12 +177,14 @@ class Api:
             return refusal.error
 
     async def _finish(self, reply: Message) -> bytes:
-        """The bytes of an answer that may stand in the record that is being written: until it is
-        written, nobody may hear of it."""
+        """The bytes of an answer that may depend on the record that is being written.
+
+        The answer leaves only once the record is written.
+        """
         await self._coordinator.settled()
         return encode(self._coordinator.decider.time.shown(reply))
 
-    # --- what changes something -------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------
 
     async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
@@ -194,7 +199,7 @@ class Api:
                 self._entering.pop(job_id, None)
         else:
             await self._coordinator.settled()
-        # Looked at afterwards: another request with this id may have come first.
+        # Checked afterwards: another request with this id may have come first.
         job = self._coordinator.engine.state.jobs.get(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
@@ -207,9 +212,10 @@ class Api:
         return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
-        """Refuse a job of a tenant that has as many waiting as it may; none that was let in before.
+        """Refuse a new job of a tenant that has its limit of waiting jobs.
 
-        Jobs on their way into the engine count, so that no burst goes beyond the limit.
+        A job let in before passes. Jobs on their way into the engine count, so that no burst goes
+        beyond the limit.
         """
         engine = self._coordinator.engine
         if job_id in self._entering:
@@ -231,7 +237,7 @@ class Api:
             )
 
     def _check_spec(self, spec: JobSpec) -> None:
-        """Refuse what could never run here."""
+        """Refuse a job that could never run here."""
         found = misfit(spec)
         if found is not None:
             raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
@@ -296,10 +302,10 @@ class Api:
         return Done(detail=f"{action} {target}".strip() + within)
 
     def _forget_node(self, name: NodeName) -> None:
-        """Of a node that was removed nothing is told any more, not even what it reported last."""
+        """Forget everything about a removed node, its last report included."""
         state = self._coordinator.engine.state
         node = state.nodes.get(name)
-        if node is not None:  # it was heard while the order was on its way
+        if node is not None:  # it reported while the order was on its way
             why = nodes_maintenance.why_not(state, node) or f"node {name} has joined anew"
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
         self._coordinator.folder.remove_node(name)
@@ -319,10 +325,10 @@ class Api:
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
 
     def _target(self, action: OperatorAction, request: Operate) -> str:
-        """What the engine knows it by: a loan by its id, also where the caller names its node.
+        """The engine's name for a target: a loan by its id, even where the caller names its node.
 
         Raises:
-            Refusal: there is none, or nothing of the kind can be done to it.
+            Refusal: the target does not exist, or does not allow this action.
         """
         state = self._coordinator.engine.state
         a = OperatorAction
@@ -358,14 +364,14 @@ class Api:
             )
 
     def _check_service(self, name: ServiceName) -> None:
-        """An empty name means all of them."""
+        """Check a service name; an empty name means all of them."""
         services = self._coordinator.engine.state.services
         if name and name not in services:
             raise unknown("service", name, sorted(services))
 
 
 def _ordered(request: Message) -> str:
-    """What a request would have changed; empty for one that only looks."""
+    """The change that a request would have made, as text; empty for a read."""
     match request:
         case Submit():
             return f"submit {request.spec.name}"
@@ -378,7 +384,10 @@ def _ordered(request: Message) -> str:
 
 
 def _fitting(data: bytes, verb: str) -> bytes:
-    """An answer that a message can carry; else the reason, instead of none until the timeout."""
+    """An answer that fits into a message.
+
+    Else the reason, instead of no answer until the timeout.
+    """
     if len(data) <= MAX_MESSAGE_BYTES:
         return data
     return encode(

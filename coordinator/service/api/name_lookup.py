@@ -1,4 +1,4 @@
-"""What a caller's name means: a job, a node, a service or a loan. Pure; must not know who asks."""
+"""Resolves a name in a request to a job, a node, a service or a loan. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
 
 CELL = "cell"
-"""The subject of what happens to the whole cell."""
+"""The subject of events of the whole cell."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
-    """The request changed nothing; carries what the caller is told."""
+    """The request changed nothing; carries the error for the caller."""
 
     def __init__(self, code: ApiErrorCode, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -26,10 +26,10 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What story lines are asked for.
+    """The subject of the requested event lines.
 
-    name: by kind and id, which asks for the same again whoever takes the name meanwhile.
-    words: the subjects of its story lines; empty: of any.
+    name: by kind and id, which stays the same even if another object takes the name meanwhile.
+    words: the subjects of its lines; empty: of any.
     from_s, to_s: only lines of this span count, both ends included.
     """
 
@@ -39,7 +39,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     to_s: float = inf
 
     def covers(self, line: StoryLine | StoryRow) -> bool:
-        """Whether a line is one of those."""
+        """True if a line belongs to the subject."""
         is_named = not self.words or line.subject in self.words
         return is_named and self.from_s <= line.at_s <= self.to_s
 
@@ -48,17 +48,17 @@ ANYTHING = Subject()
 
 
 def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
-    """There is none of this name; says which there are."""
+    """The refusal of an unknown name; lists the known ones."""
     some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
     hint = f"; known: {some}" if known else "; none is known"
     return Refusal(ApiErrorCode.NOT_FOUND, f"no {kind} {name!r}{hint}", kind)
 
 
 def job(state: ClusterState, name: str) -> JobEntry:
-    """By id, or by a name that only one live job has, or else only one job at all.
+    """A job by id, or by a name that only one live job has, or else only one job at all.
 
     Raises:
-        Refusal: there is none, or there are several.
+        Refusal: no job has it, or several have.
     """
     found = state.jobs.get(JobId(name))
     if found is not None:
@@ -77,7 +77,7 @@ def job(state: ClusterState, name: str) -> JobEntry:
 
 
 def node(state: ClusterState, name: str) -> NodeEntry:
-    """By name; Refusal where there is none."""
+    """A node by name; Refusal if there is none."""
     found = state.nodes.get(NodeName(name))
     if found is None:
         raise unknown("node", name, sorted(state.nodes))
@@ -85,7 +85,10 @@ def node(state: ClusterState, name: str) -> NodeEntry:
 
 
 def loan(state: ClusterState, name: str) -> LoanEntry:
-    """By lease id, or the newest of the node that is or was lent; Refusal where there is none."""
+    """A loan by lease id, or the newest of the node that is or was lent.
+
+    Refusal if there is none.
+    """
     found = state.loans.get(LeaseId(name))
     if found is not None:
         return found
@@ -98,7 +101,7 @@ def loan(state: ClusterState, name: str) -> LoanEntry:
 
 
 def open_loan(state: ClusterState, name: str) -> LoanEntry:
-    """As `loan`, of those that are not home yet; a Refusal says what the node does instead."""
+    """As `loan`, among loans not yet returned; otherwise a Refusal with the node's present role."""
     found = loan(state, name)
     if found.returned_at_s is None:
         return found
@@ -109,13 +112,13 @@ def open_loan(state: ClusterState, name: str) -> LoanEntry:
 
 
 def not_lent(state: ClusterState, name: NodeName) -> str:
-    """Of a node without a loan, that it has none and what it does."""
+    """The refusal for a node without a loan, with its present role."""
     found = state.nodes.get(name)
     return f"there is no loan of {name}" + ("" if found is None else f", which is {found.role}")
 
 
 def about_job(state: ClusterState, name: str) -> Subject:
-    """The lines of a job, also of one that is forgotten while lines of it are kept."""
+    """The lines of a job, even of a forgotten one while its lines are kept."""
     try:
         job_id = str(job(state, name).job_id)
     except Refusal as refusal:
@@ -129,7 +132,7 @@ def about_job(state: ClusterState, name: str) -> Subject:
 
 
 def about_node(state: ClusterState, name: str) -> Subject:
-    """The lines of a node, also of one that was removed while lines of it are kept."""
+    """The lines of a node, even of a removed one while its lines are kept."""
     known = name if _was_node(state, name) else node(state, name).name
     return Subject(name=f"node/{name}", words=frozenset({known}))
 
@@ -166,12 +169,13 @@ _ABOUT: dict[str, Callable[[ClusterState, str], Subject]] = {
 
 
 def about(state: ClusterState, asked: str) -> Subject:
-    """What story lines an id, a name or `kind/NAME` asks for; empty asks for all.
+    """The subject for an id, a name or `kind/NAME`; empty selects all lines.
 
-    A node's name means the node and not its newest loan; else a name of several kinds is none.
+    A node's name means the node and not its newest loan; any other name that several kinds share is
+    refused.
 
     Raises:
-        Refusal: there is nothing of this name, or more than one thing.
+        Refusal: the name is unknown, or means more than one thing.
     """
     kind, slash, name = asked.partition("/")
     if not asked:
@@ -196,7 +200,7 @@ def about(state: ClusterState, asked: str) -> Subject:
 
 
 def _of_any_kind(state: ClusterState, name: str) -> list[Subject]:
-    """At least one; a Refusal says what is in the way."""
+    """Check for at least one match; otherwise a Refusal names the obstacle."""
     found: list[Subject] = []
     refusals: list[Refusal] = []
     for kind, of_kind in _ABOUT.items():

@@ -1,8 +1,6 @@
-"""The API's requests that only look: lists, descriptions, logs. Must not let anything in.
+"""The API's read-only requests: lists, descriptions, logs.
 
-Lists in pages: as many rows as one message carries and a time slice builds.
-
-Must not know what a row is.
+A list comes in pages: as many rows as one message carries and one time slice builds.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def page(
 ) -> tuple[tuple[Row, ...], bool]:
     """The first rows that one message carries, at least one, and whether there are more.
 
-    is_over: whether the time for this page is over; the rows behind are for the next one.
+    is_over: whether the time for this page is over; the remaining rows are for the next one.
     """
     taken: list[Row] = []
     size_bytes = 0
@@ -79,7 +77,7 @@ def page(
 def after(entries: Mapping[K, E], name: str) -> Iterable[E]:
     """Entries behind the one of this name; from the first on where it is gone.
 
-    Whoever asks for page after page then sees some again, and misses none.
+    A caller that pages through then sees some again, and misses none.
     """
     names = list(map(str, entries))
     begin = names.index(name) + 1 if name in names else 0
@@ -91,13 +89,14 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 STORY_BYTES = 500_000
-"""Story lines of one description, the newest ones; the rest of it needs some room as well."""
+"""Bytes of event lines in one description, the newest ones; the rest of it needs some room as
+well."""
 
 
 class Past(Struct, frozen=True, kw_only=True):
-    """Story lines of a subject.
+    """Event lines of a subject.
 
-    end: the number after which the caller asks for what comes next.
+    end: the number to continue from.
     has_more: whether older lines than those of the state are left out.
     """
 
@@ -114,7 +113,7 @@ class Looks:
         self._coordinator = coordinator
 
     async def past(self, request: Message) -> Past:
-        """Story lines that a request asks for; what the state forgot is read from the history.
+        """Event lines for a request; lines that the state has forgotten come from the history.
 
         Raises:
             Refusal: the subject is unknown, also to the history.
@@ -126,7 +125,7 @@ class Looks:
                     about = name_lookup.about(state, request.subject)
                 except Refusal as refusal:
                     about = await self._forgotten(request.subject, refusal)
-                # Without a subject and a number the newest lines are meant.
+                # Without a subject and a number, the newest lines.
                 is_recent = request.after >= state.stories_dropped
                 is_recent |= not (request.after or about.words)
                 return await self._past(about, after=request.after, is_recent=is_recent)
@@ -170,7 +169,7 @@ class Looks:
         return Past(about=about, rows=(*old, *recent), end=end)
 
     async def _forgotten(self, asked: str, refusal: Refusal) -> Subject:
-        """A subject that only the history knows: a job that ended long ago, a node that left."""
+        """A subject that only the history has: a job that ended long ago, a node that left."""
         kind, _, name = asked.rpartition("/")
         history = self._coordinator.history
         is_unknown = refusal.error.code == ApiErrorCode.NOT_FOUND and kind in ("", "job", "node")
@@ -188,7 +187,7 @@ class Looks:
         return Subject(name=f"{kind or 'job'}/{name}", words=frozenset({name}))
 
     def list(self, request: Message, past: Past) -> Message:
-        """Whatever has rows: jobs, nodes, services, tenants, loans, events, the cell's status.
+        """Any list: jobs, nodes, services, tenants, loans, events, the cell's status.
 
         Raises:
             Refusal: the subject of the events is unknown.
@@ -278,10 +277,10 @@ class Looks:
         return self._coordinator.decider.time.now_s()
 
     def describe(self, request: Describe, past: Past) -> Description:
-        """All that is known of one job, node, service or loan.
+        """The full description of one job, node, service or loan.
 
         Raises:
-            Refusal: there is none of that name.
+            Refusal: the name is unknown.
         """
         describers: dict[str, Callable[[str], Description]] = {
             "job": self._describe_job,
@@ -377,11 +376,11 @@ class Looks:
         )
 
     async def logs(self, request: GetLogs) -> Logs:
-        """The end of a worker's log, as its node has it.
+        """The end of a worker's log, from its node.
 
         Raises:
-            Refusal: there is no such job, attempt or worker, or its node has no log of it.
-            Unavailable: the node does not answer, or what it answers does not fit.
+            Refusal: the job, attempt or worker is unknown, or its node has no log of it.
+            Unavailable: the node does not answer, or its answer is invalid.
         """
         job = name_lookup.job(self._coordinator.engine.state, request.job_id)
         worker = _worker(job, request)
@@ -398,16 +397,16 @@ class Looks:
 
 
 def _newest(story: tuple[StoryRow, ...]) -> tuple[StoryRow, ...]:
-    """As many of the last lines as a description carries beside the rest."""
+    """As many of the last lines as a description can carry beside the rest."""
     found, _ = page(reversed(story), most_bytes=STORY_BYTES)
     return tuple(reversed(found))
 
 
 def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
-    """The worker whose log is asked for, and where it runs or ran.
+    """The worker whose log is requested, and its node.
 
     Raises:
-        Refusal: nothing is known of the attempt, or of the worker in it.
+        Refusal: the attempt, or the worker in it, is unknown.
     """
     found = ended_workers.of_attempt(job, request.attempt)
     if job.attempt == 0:

@@ -1,4 +1,4 @@
-"""Requests a second of each tenant, by a token bucket. Pure; `now_s` is an argument."""
+"""Limits each tenant's requests per second, by a token bucket. Pure; `now_s` is an argument."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 BURST_S = 10.0
-"""A tenant that was quiet may ask for so many seconds' worth at once: scripts submit in bursts."""
+"""A quiet tenant may send this many seconds' worth at once: scripts submit in bursts."""
 TENANTS = 1000
-"""Buckets kept; beyond that the full ones go, of tenants that asked nothing for `BURST_S`."""
+"""Buckets kept; beyond that the full ones go, of tenants without a request for `BURST_S`."""
 
 
 class _Bucket(Struct):
-    """What a tenant may ask now, as of an instant."""
+    """A tenant's token bucket, as of an instant."""
 
     tokens: float
     at_s: float
 
 
 class Rates:
-    """How often each tenant asks.
+    """The request rate of each tenant.
 
     Args:
         per_s: of a tenant that `by_tenant` does not name.
@@ -33,11 +33,11 @@ class Rates:
         self._buckets: dict[str, _Bucket] = {}
 
     def limit(self, tenant: str) -> float:
-        """Requests a second that a tenant may ask on average."""
+        """The average number of requests a second that a tenant may send."""
         return self._by_tenant.get(tenant, self._per_s)
 
     def wait_s(self, tenant: str, *, now_s: float) -> float:
-        """Take one request of a tenant; 0 if it may ask now, else the time until it may again."""
+        """Take one request of a tenant; 0 if it may ask now, else the wait in seconds."""
         limit = self.limit(tenant)
         most = max(1.0, limit * BURST_S)
         bucket = self._buckets.get(tenant)
@@ -54,6 +54,6 @@ class Rates:
         return 0.0
 
     def _forget(self, now_s: float) -> None:
-        """A bucket of `BURST_S` ago is full again, as a new one is."""
+        """Forget full buckets: one of `BURST_S` ago is full again, as a new one is."""
         for tenant in [t for t, b in self._buckets.items() if now_s - b.at_s >= BURST_S]:
             del self._buckets[tenant]

@@ -1,4 +1,4 @@
-"""Rows for people and scripts, built from the engine's state and the last reports. Pure."""
+"""Builds rows for people and scripts from the engine's state and the last reports. Pure."""
 
 from __future__ import annotations
 
@@ -78,9 +78,11 @@ def _set(value: float | None) -> float | UnsetType:
 
 
 def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
-    """What keeps a job that waits: first that nothing is decided, then what a pass would say. Of
-    a suspended one who computes in its place, of a stalled one what it told last, of others what
-    becomes of them as they end."""
+    """The reasons that hold a job.
+
+    For a waiting job: first that nothing is decided, then the result of a pass. For a suspended one
+    the jobs that compute in its place, for a stalled one its last progress, for others their end.
+    """
     if job.state == JobState.SUSPENDED:
         return (explain_job.suspension_reason(engine, job, now_s=now_s),)
     if job.state != JobState.PENDING:
@@ -106,7 +108,7 @@ def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
 
 
 def busy_ratio(reports: list[NodeReport]) -> float | None:
-    """Mean NVML busy share over the GPUs of some nodes; None when none says."""
+    """Mean NVML busy share over the GPUs of some nodes; None when no node reports it."""
     ratios = [
         gpu.gpu_busy_ratio
         for report in reports
@@ -117,9 +119,9 @@ def busy_ratio(reports: list[NodeReport]) -> float | None:
 
 
 def telemetry(name: NodeName, folder: Folder, *, boot_now_s: float) -> NodeTelemetry | None:
-    """What a node measured of itself by the latest report; None: none was heard here.
+    """The measurements of a node's latest report; None: none arrived here.
 
-    boot_now_s: on the clock that `folder` was told of reports by.
+    boot_now_s: on the clock by which `folder` receives reports.
     """
     report = folder.reports.get(name)
     if report is None:
@@ -135,9 +137,9 @@ def telemetry(name: NodeName, folder: Folder, *, boot_now_s: float) -> NodeTelem
 
 
 def slow_command(name: NodeName, folder: Folder, *, boot_now_s: float) -> CommandReport | None:
-    """What a node has waited for until now, by its latest report; boot_now_s as of `telemetry`.
+    """The command that a node still waits for, by its latest report; boot_now_s as of `telemetry`.
 
-    Of a silent node, too: nothing else is known of the command.
+    It holds for a silent node, too: nothing else is known of the command.
     """
     report = folder.reports.get(name)
     if report is None or report.slow_command is UNSET:
@@ -187,7 +189,7 @@ def node_row(
 
 
 def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:
-    """Why a node takes nothing new by itself; unset where it does, or is not there to take any."""
+    """Why a node takes no new work by itself; unset where it does, or is away."""
     why = node.ledger_error or node.closed_reason
     if not why or node.role == NodeRole.LOST:
         return UNSET
@@ -205,7 +207,7 @@ def unknown_load(engine: Engine, node: NodeEntry, *, now_s: float) -> UnknownLoa
 
 
 def _unknown_loads(engine: Engine, name: ServiceName, now_s: float) -> UnknownLoadRow | UnsetType:
-    """The same of a service, as its loan passes see it."""
+    """The same for a service, as its loan passes see it."""
     found = unknown_loads.of_service(engine.state, name)
     if not found:
         return UNSET
@@ -261,7 +263,7 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
 
 
 def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
-    """Requests that run and that wait, as the servers' own pages say."""
+    """Requests that run and that wait, by the servers' own pages."""
     pages = [report.inference for report in reports if report.inference is not None]
     if not pages:
         return None, None
@@ -294,7 +296,7 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
 
 
 def _plain(gpus: Count) -> float:
-    """A part of GPUs as JSON has it; whole ones stay integers."""
+    """A part of GPUs for JSON; whole numbers stay integers."""
     return gpus if isinstance(gpus, int) else float(gpus)
 
 
@@ -342,7 +344,7 @@ def _loan_state(loan: LoanEntry) -> str:
 def story_rows(
     stories: list[StoryLine], dropped: int, *, after: int = 0, about: Subject = ANYTHING
 ) -> tuple[StoryRow, ...]:
-    """Story lines after a number, of one subject or of all."""
+    """Event lines after a number, of one subject or of all."""
     return tuple(
         StoryRow(
             number=number,
@@ -424,14 +426,14 @@ def status(
 
 
 def _breaker(engine: Engine) -> str:
-    """Why no more GPUs are taken out by themselves; empty: they are."""
+    """Why no more GPUs are taken out automatically; empty while they are."""
     if engine.state.breaker_since_s is None:
         return ""
     return gpu_faults.why_open(Context(engine.state, engine.settings, engine.state.now_s))
 
 
 def _of_unknown_load(engine: Engine) -> tuple[str, ...]:
-    """Services with nodes of an unknown load, and how many of them that are."""
+    """Services with nodes of an unknown load, and the number of those nodes."""
     said: list[str] = []
     for name in sorted(engine.state.services) if engine.state.unknown_loads else ():
         if found := unknown_loads.of_service(engine.state, name):

@@ -1,9 +1,10 @@
-"""Reads built one at a time, each shared by all who asked before it began.
+"""Builds read replies one at a time.
+
+All requests that arrive before a build starts share its result.
 
 A build blocks the event loop. So a list is built in pages, each within `BUILD_S`, and after a build
 the loop rests for as long as the build took: reads never take more than half of the loop. A request
-joins a build that has not begun, so its answer knows of all that was acknowledged before it. Must
-not know what is read.
+joins only a build that has not begun, so its answer includes all that was acknowledged before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from common.errors import Unavailable
 from common.messages import Message
 
 MAX_BUILDS = 64
-"""Different reads that wait; one who asks for another is refused, and may ask again."""
+"""Different reads that wait; a caller with yet another is refused, and may ask again."""
 BUILD_S = 0.02
 """A page of a list ends when its build has taken this long."""
 MAX_WAIT_S = 8.0
@@ -39,7 +40,7 @@ class Reads:
     """The builds that wait.
 
     Args:
-        finish: makes the bytes of an answer, when all that it may tell is in the journal.
+        finish: makes the bytes of an answer, once all that it reveals is in the journal.
     """
 
     def __init__(self, *, clock: Clock, finish: Callable[[Message], Awaitable[bytes]]) -> None:
@@ -50,11 +51,11 @@ class Reads:
         self._finishing: set[asyncio.Task[None]] = set()
 
     async def answer(self, key: bytes, build: Callable[[], Message]) -> bytes:
-        """The answer of `build`, which may run once for several that ask with the same key.
+        """The answer of `build`, which may run once for several callers with the same key.
 
         Raises:
             Unavailable: too many different reads wait, or this one waited too long.
-            Exception: whatever `build` raises.
+            Exception: any error of `build`.
         """
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -72,7 +73,7 @@ class Reads:
             waiting.waiters -= 1
 
     async def _run(self) -> None:
-        """Build what waits until nothing does."""
+        """Run the waiting builds until none is left."""
         while self._waiting:
             _, one = self._waiting.popitem(last=False)
             began_s = self._clock.now_s()
@@ -100,6 +101,6 @@ class Reads:
 
 
 def _look(answer: asyncio.Future[bytes]) -> None:
-    """Look at an exception that may have no waiter left."""
+    """Retrieve an exception that may have no waiter left, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()

@@ -1,7 +1,6 @@
-"""The history of a cell: each story line that is in the journal, in order, for `aryl explain`.
+"""The history of a cell: each event line that is in the journal, in order, for `aryl explain`.
 
-The engine's state keeps the newest lines alone. Must not know where lines are kept, nor what they
-say.
+The engine's state keeps only the newest lines.
 """
 
 from __future__ import annotations
@@ -23,21 +22,22 @@ log = logging.getLogger(__name__)
 
 BATCH_LINES = 200
 MAX_PENDING_LINES = 100_000
-"""Kept in memory while the history takes nothing; the oldest are then lost to it."""
+"""Lines kept in memory while the history takes nothing; beyond it the oldest are lost to the
+history."""
 RETRY_S = 1.0
 COMPLAINT_PERIOD_S = 60.0
 
 
 class HistoryPort(Protocol):
-    """Story lines by their numbers, which only grow."""
+    """Event lines by their numbers, which only grow."""
 
     @property
     def server(self) -> str:
-        """Which run of the server keeps it; another one may have lost the newest lines."""
+        """The run of the server that keeps it; another run may have lost the newest lines."""
         ...
 
     async def open(self) -> int:
-        """Create what is missing; the number of the last line, 0 of an empty history.
+        """Create missing parts; the number of the last line, 0 for an empty history.
 
         Raises:
             Unavailable: no answer.
@@ -69,8 +69,8 @@ class HistoryPort(Protocol):
 class Historian:
     """Copies the lines of the engine's state into the history as they are journaled.
 
-    What a server lost, and what a leader had no time for, is in the state of the next one: the copy
-    goes on after the last line that is there.
+    Lines that a server lost, or that a leader had no time for, are in the state of the next leader:
+    the copy continues after the last line that is there.
     """
 
     def __init__(self, history: HistoryPort, *, clock: Clock) -> None:
@@ -82,13 +82,13 @@ class Historian:
         self._taken = 0
         """Number of the last line that was pending."""
         self._last: int | None = None
-        """Number of the last line in the history; None: to be asked for."""
+        """Number of the last line in the history; None: to be looked up."""
         self._server = ""
         self._wake = asyncio.Event()
         self._warn = Throttle(clock, COMPLAINT_PERIOD_S)
 
     def journaled(self, state: ClusterState) -> None:
-        """All that a state has told is in the journal."""
+        """Record that all lines of a state are in the journal."""
         self._state = state
         end = state.stories_dropped + len(state.stories)
         if end <= self._taken:
@@ -103,7 +103,7 @@ class Historian:
         self._wake.set()
 
     async def last_number(self) -> int:
-        """Of the last line that is there; 0 where the history cannot be read."""
+        """The number of the last line that is there; 0 where the history cannot be read."""
         try:
             return await self._history.open()
         except (Unavailable, ConfigError) as error:
@@ -111,7 +111,7 @@ class Historian:
             return 0
 
     async def run(self) -> None:
-        """Copy for ever; a history that takes nothing holds up no decision."""
+        """Copy for ever; a history that takes nothing delays no decision."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -141,7 +141,7 @@ class Historian:
             self._pending.popleft()
 
     def _find_place(self, last: int) -> None:
-        """What comes after the last line that is there; what was lost is still in the state."""
+        """The place after the last line that is there; lost lines are still in the state."""
         state, pending = self._state, self._pending
         first = pending[0].number if pending else self._taken + 1
         begin = max(last, state.stories_dropped)

@@ -1,8 +1,7 @@
-"""Journal and snapshots on JetStream: what survives a coordinator.
+"""Journal and snapshots on JetStream, which survive a coordinator.
 
-Must not know what a record or a snapshot holds. Streams are made when they are missing and never
-changed: a site that wants three replicas says so in `journal_replicas` before the first start, or
-edits the streams with NATS's own tools.
+Streams are created when they are missing and never changed. A site that wants three replicas sets
+`journal_replicas` before the first start, or edits the streams with NATS's own tools.
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 """One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
 NewName = Callable[[], str]
-"""A name that no save of anybody has: two coordinators may save at once."""
+"""Makes a name that no other save has: two coordinators may save at once."""
 WRITER_HEADER = "Aryl-Writer"
-"""Every record has it; a message without it was published by somebody else."""
+"""Every record has it; a coordinator wrote no message without it."""
 _TAKES_NOTHING = "JetStream is there and stores nothing: if its disk was full, restart nats-server"
-"""It keeps the error of a disk that filled up, and writes nothing when there is space again."""
+"""The server keeps the error of a disk that filled up, and writes nothing when there is space
+again."""
 CHECKSUM_HEADER = "Aryl-Checksum"
 """CRC-32 of a record: one that was changed on its way to the disk and back is no record."""
 _FETCH_COUNT = 500
@@ -54,16 +54,17 @@ _FETCH_BYTES = 16 * 1024 * 1024
 _WRONG_LAST_SEQUENCE = 10071
 _CONSUMER_IDLE_S = 30.0
 _MOST_TRIES = 100
-"""Of one append, where foreign messages keep coming first."""
+"""Tries of one append, where foreign messages keep coming first."""
 
 
 class Journal:
-    """`JournalPort` on one stream: file storage, writes are fenced, no single record is taken out.
+    """`JournalPort` on one stream: file storage, writes are fenced, no single record is removed.
 
     Args:
-        writer: who writes; a message that names nobody is no record.
-        replicas: of a stream that is made here.
-        is_shortened: whether its begin may be dropped; nobody can then be kept from dropping all.
+        writer: the writer's name; a message without one is no record.
+        replicas: of a stream that is created here.
+        is_shortened: whether its start may be dropped; the server can then no longer prevent
+            dropping all.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class Journal:
 
     @property
     def server(self) -> str:
-        """The run of nats-server that is spoken to."""
+        """The run of the connected nats-server."""
         return self._bus.server_id
 
     @property
     def identity(self) -> str:
-        """When the stream was made; a stream of the same name that is made again has another."""
+        """When the stream was created; a recreated stream of the same name has another time."""
         return self._identity
 
     @property
@@ -107,7 +108,7 @@ class Journal:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record known here; 0 of an empty journal."""
+        """Sequence of the last record known here; 0 for an empty journal."""
         return self._last_sequence
 
     async def open(self) -> None:
@@ -122,7 +123,7 @@ class Journal:
         config.deny_purge = not self._is_shortened
         info = await _ensure_stream(self._bus, config)
         if self._is_shortened and info.config.deny_purge:
-            # NATS never takes that back, so it is no setting of a stream that is there.
+            # NATS never takes that back, so it cannot be set on an existing stream.
             log.warning("journal_kept_days: %s was made to keep all, and does", self._stream)
             self._is_shortened = False
         natsrules.check_max_payload(self._bus.max_payload_bytes)
@@ -133,9 +134,9 @@ class Journal:
     async def append(self, record: bytes) -> int:
         """Write one record after the last one known here; returns its sequence.
 
-        A lost answer and a refused sequence are both settled by what stands at the place of the
-        record: the same bytes (they name their writer) mean that it was written. Messages there
-        that no coordinator wrote fence nobody: the record goes after them, however many they are.
+        The message at the record's place settles both a lost answer and a refused sequence: the
+        same bytes (they name their writer) mean that it was written. Messages there that no
+        coordinator wrote fence nothing: the record goes after them, whatever their number.
 
         Raises:
             ConfigError: the server's `max_payload` is smaller than the record.
@@ -152,7 +153,7 @@ class Journal:
         raise Unavailable(f"journal: foreign messages came first {_MOST_TRIES} times")
 
     async def _is_written(self, record: bytes) -> bool:
-        """Write it, or pass over the foreign messages that stand at its place; whether it is."""
+        """Write it, or skip the foreign messages at its place; True if it is written."""
         headers = {
             api.Header.EXPECTED_STREAM.value: self._stream,
             api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence),
@@ -178,7 +179,7 @@ class Journal:
         return True
 
     async def _while_connected(self, publishing: Awaitable[api.PubAck]) -> api.PubAck:
-        """The acknowledgement, unless the connection ends first: it would be waited for in vain.
+        """The acknowledgement, unless the connection ends first: it would never arrive.
 
         Raises:
             Unavailable: the connection was lost.
@@ -195,9 +196,9 @@ class Journal:
             await asyncio.gather(acked, cut, return_exceptions=True)
 
     async def mend(self) -> None:
-        """After `Wounded`: make the stream if it is gone, and find its end as it is now.
+        """After `Wounded`: create the stream if it is gone, and find its present end.
 
-        Nothing is taken out: what the next append follows is still checked by the server.
+        Nothing is removed: the server still checks the predecessor of the next append.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -205,7 +206,7 @@ class Journal:
         await self.open()
 
     async def holds(self, sequence: int, record: bytes) -> bool:
-        """Whether a record can be read back; a server may acknowledge what it cannot read.
+        """True if a record can be read back; a server may acknowledge records that it cannot read.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -214,7 +215,7 @@ class Journal:
         return found is not None and (found.data or b"") == record
 
     async def last_record(self) -> tuple[int, bytes] | None:
-        """The last record that can be read, and its sequence; what no coordinator wrote is none.
+        """The last readable record of a coordinator, and its sequence.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -232,7 +233,7 @@ class Journal:
         return None
 
     async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
-        """Records from a sequence on, to the end as it is now; foreign messages are left out.
+        """Records from a sequence on, to the present end; foreign messages are left out.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -250,7 +251,7 @@ class Journal:
     async def _read(
         self, from_sequence: int, *, to_sequence: int | None = None
     ) -> AsyncIterator[_Message | Lost]:
-        """What stands in the stream, and which of its sequences are gone."""
+        """The content of the stream, and its missing sequences."""
         begin = max(from_sequence, self._first_sequence)
         async for found in _read(
             self._bus, self._stream, self._subject, begin, to_sequence=to_sequence
@@ -264,7 +265,7 @@ class Journal:
         """Drop records up to a sequence, as far as they are more than `kept_s` older than the last.
 
         Ages are by one clock, the server's. The last record always stays, and so does all of a
-        stream that was made to keep it.
+        stream that was created to keep it.
 
         Raises:
             Unavailable: not known to be dropped.
@@ -296,7 +297,7 @@ class Journal:
         return found.time.timestamp()
 
     async def _settle(self, record: bytes, otherwise: Unavailable) -> bool:
-        """Whether a record stands at its place; foreign messages there are passed over.
+        """True if a record is at its place; foreign messages there are skipped.
 
         Raises:
             Fenced: another coordinator's record is there.
@@ -304,7 +305,7 @@ class Journal:
             Wounded: nothing is there, and records before it are gone.
         """
         sequence = self._last_sequence + 1
-        # Not a direct get: a replica that lags would say that nothing is there.
+        # Not a direct get: a lagging replica would report nothing there.
         found = await self._message(sequence)
         if found is None:
             await self._check_end(otherwise)
@@ -324,13 +325,16 @@ class Journal:
                 foreign.append(one.sequence)
         if not foreign:
             raise otherwise
-        # They took the place of the record, whose own write can therefore never come true.
+        # They took the place of the record, whose own write can therefore never succeed.
         self._pass_over(foreign)
         self._last_sequence = foreign[-1]
         return False
 
     async def _check_end(self, otherwise: Unavailable) -> None:
-        """Why nothing stands where the next record belongs; returns when more stands behind it."""
+        """Raise the reason why the next record's place is empty.
+
+        Returns when more follows behind it.
+        """
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("journal"):
@@ -345,7 +349,7 @@ class Journal:
             raise otherwise
 
     async def _message(self, sequence: int) -> api.RawStreamMsg | None:
-        """What stands at a sequence; None: nothing, or there is no stream."""
+        """The message at a sequence; None: there is none, or no stream."""
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("journal"):
@@ -356,7 +360,7 @@ class Journal:
             raise Unavailable(f"journal: {error.description}") from error
 
     def _pass_over(self, sequences: list[int]) -> None:
-        """Count what no coordinator wrote, and say so once."""
+        """Count a message that no coordinator wrote, and log that once."""
         new = [sequence for sequence in sequences if sequence > self._foreign_until]
         if new:
             self._foreign_until = new[-1]
@@ -366,7 +370,7 @@ class Journal:
 
 
 class Snapshots:
-    """`SnapshotsPort` on a stream of chunks; a save that did not end is as if never begun."""
+    """`SnapshotsPort` on a stream of chunks; an unfinished save counts as never begun."""
 
     def __init__(
         self, bus: NatsBus, *, cell: str, clock: Clock, new_name: NewName, replicas: int = 1
@@ -378,13 +382,13 @@ class Snapshots:
         self._new_name = new_name
         self._replicas = replicas
         self._newest_from = 0
-        """Where in the stream the newest whole snapshot that is known here begins; 0: nowhere."""
+        """The start in the stream of the newest known whole snapshot; 0: none."""
 
     async def save(self, sequence: int, data: bytes) -> None:
         """Write the state after the record with this sequence; the one before stays, none older.
 
         Raises:
-            Unavailable: not known to be whole; those before are still there.
+            Unavailable: not known to be whole; the earlier ones are still there.
         """
         config = _stream_config(self._stream, self._subject, self._replicas)
         await _ensure_stream(self._bus, config)
@@ -394,7 +398,7 @@ class Snapshots:
             for chunk in split(sequence, data, name=self._new_name()):
                 ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
                 first = first or ack.seq
-            # A stream that was made again begins at 1: to purge up to more than its end empties it.
+            # A recreated stream begins at 1: a purge up to more than its end empties it.
             kept_from = self._newest_from if 0 < self._newest_from < first else first
             await stream.purge_stream(self._stream, seq=kept_from)
         self._newest_from = first
@@ -424,7 +428,7 @@ class History:
     """`HistoryPort` on a stream with a subject for each job, node and service.
 
     Args:
-        kept_s: lines that are older are dropped; 0: none ever.
+        kept_s: older lines are dropped; 0: none ever.
     """
 
     def __init__(self, bus: NatsBus, *, cell: str, kept_s: float, replicas: int = 1) -> None:
@@ -437,11 +441,11 @@ class History:
 
     @property
     def server(self) -> str:
-        """The run of nats-server that is spoken to."""
+        """The run of the connected nats-server."""
         return self._bus.server_id
 
     async def open(self) -> int:
-        """Create what is missing; the number of the last line, 0 of an empty history.
+        """Create missing parts; the number of the last line, 0 for an empty history.
 
         Raises:
             Unavailable: JetStream does not answer.
@@ -475,7 +479,7 @@ class History:
             discard=api.DiscardPolicy.OLD,
             max_age=self._kept_s,
             num_replicas=self._replicas,
-            # An answer does not wait for the disk; what is lost so is copied again.
+            # An answer does not wait for the disk; lost lines are copied again.
             persist_mode=api.PersistMode.ASYNC if self._replicas == 1 else None,
         )
 
@@ -592,7 +596,7 @@ class History:
 
 
 def _story_row(data: bytes) -> StoryRow | None:
-    """None for what no coordinator wrote."""
+    """The row of a message; None for one that no coordinator wrote."""
     try:
         return msgspec.msgpack.decode(data, type=StoryRow)
     except UNREADABLE:
@@ -676,13 +680,13 @@ async def _read(
     *,
     to_sequence: int | None = None,
 ) -> AsyncGenerator[_Message | Lost]:
-    """Messages of a stream in order, to its end at the time of the call; none of a missing one.
+    """Messages of a stream in order, to its end at the time of the call; none of a missing stream.
 
-    A sequence that does not arrive is asked for once more by itself: it is `Lost` where the server
-    has nothing there, as after damage to a file of the stream.
+    A sequence that does not arrive is requested once more by itself: it is `Lost` if the server has
+    nothing there, as after damage to a file of the stream.
 
     Raises:
-        Unavailable: JetStream did not answer, or a message that is there did not arrive.
+        Unavailable: JetStream did not answer, or an existing message did not arrive.
     """
     stream = bus.jetstream(timeout_s=TIMEOUT_S)
     try:
@@ -703,7 +707,7 @@ async def _read(
         async with contextlib.aclosing(delivered):
             async for message in delivered:
                 if message.sequence != sequence:
-                    break  # what is missing is asked for
+                    break  # missing messages are requested
                 yield message
                 sequence += 1
         if sequence == there:
@@ -714,7 +718,7 @@ async def _read(
 async def _delivered(
     stream: JetStreamContext, name: str, subject: str, sequence: int, *, end: int, count: int
 ) -> AsyncGenerator[_Message]:
-    """What a consumer delivers from a sequence on; it ends where nothing more arrives in time."""
+    """The deliveries of a consumer from a sequence on; ends where nothing more arrives in time."""
     first = sequence
     with jetstream_as_unavailable(name, are_api_errors_too=True):
         consumer = await _consumer(stream, name, subject, sequence)

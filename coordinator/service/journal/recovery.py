@@ -1,7 +1,4 @@
-"""What a coordinator knows when it starts: the newest snapshot, and the journal's records after it.
-
-Must not know who leads, what agents report, or how records come about.
-"""
+"""Rebuilds the state at a coordinator's start: the newest snapshot, then later journal records."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class Saved(Struct, frozen=True, kw_only=True):
-    """A snapshot: the state, and the settings that it was decided by until then.
+    """A snapshot: the state, and the settings that decided it until then.
 
-    The records after it were decided by those settings too, whatever the file says by now.
+    Those settings decided the records after it too, whatever the file contains by now.
     """
 
     settings: EngineSettings
@@ -41,19 +38,19 @@ class Saved(Struct, frozen=True, kw_only=True):
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True):
-    """An engine as it was after the last record."""
+    """The engine after the last record."""
 
     engine: Engine
     records: int
-    """How many of the journal it took: those after the newest snapshot."""
+    """Number of journal records taken: those after the newest snapshot."""
     snapshot_sequence: int
-    """Of the last record that is in that snapshot; 0: there was none."""
+    """Of the last record in that snapshot; 0: there was none."""
     number: int
-    """Of the last record that is in the engine."""
+    """Of the last record in the engine."""
     last_number: int
-    """Of the last record that is known to have been written."""
+    """Of the last record known to be written."""
     losses: tuple[RecordsLost, ...] = ()
-    """Records that are gone; the state lacks what they held."""
+    """Records that are gone; the state lacks their effects."""
 
 
 class _Base(Struct, frozen=True):
@@ -67,7 +64,7 @@ class _Base(Struct, frozen=True):
 
 
 class _Replaying:
-    """The engine on its way through the journal, and what is missing on the way."""
+    """The engine during replay of the journal, and the missing records so far."""
 
     def __init__(self, base: _Base, journal: JournalPort, progress: Callable[[], None]) -> None:
         self.engine = base.engine
@@ -79,7 +76,7 @@ class _Replaying:
         self._gone: Lost | None = None
 
     async def run(self, from_sequence: int) -> None:
-        """Take every record from a sequence on that is later than the last one taken."""
+        """Replay every record from a sequence on that is later than the last one taken."""
         if from_sequence < self._journal.first_sequence and self._journal.first_sequence > 1:
             self._gone = Lost(from_sequence, self._journal.first_sequence - 1)
         async for found in self._journal.read(from_sequence):
@@ -89,12 +86,12 @@ class _Replaying:
                 continue
             self._take(*found)
             self._progress()
-            await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
+            await asyncio.sleep(0)  # the lease must be renewed meanwhile: an expired one is lost
 
     def end(self, last_number: int) -> None:
-        """Note what is gone behind the last record that can be read.
+        """Note the records that are gone behind the last readable one.
 
-        last_number: of a record that is known to have been written; 0: of none.
+        last_number: of a record known to be written; 0: of none.
         """
         gone = 0 if self._gone is None else 1 + self._gone.last - self._gone.first
         last = max(last_number, self.number + gone)
@@ -105,7 +102,7 @@ class _Replaying:
         record = _decoded(data, sequence)
         number = record.number
         if number <= self.number:
-            self._gone = None  # what is gone before it is in the snapshot too
+            self._gone = None  # earlier missing records are in the snapshot too
             return  # in the snapshot, or written twice
         at_s = record.entries[0].now_s if record.entries else None
         is_gap = self._gone is not None or record.after > self.number
@@ -134,16 +131,16 @@ async def rebuild(
     progress: Callable[[], None],
     last_number: int = 0,
 ) -> Rebuilt:
-    """Newest snapshot + journal tail, of a journal that was opened.
+    """Rebuild from the newest snapshot and the tail of an opened journal.
 
-    What is damaged and gone is passed over and reported: what runs is known to the nodes.
+    Damaged and missing records are skipped and reported: the nodes know what runs.
 
     Args:
         progress: called after the snapshot and after each record.
-        last_number: of a record that is known to have been written; 0: of none.
+        last_number: of a record known to be written; 0: of none.
 
     Raises:
-        ConfigError: a record was decided by a policy that is not here any more; names both.
+        ConfigError: a record was decided by a policy that no longer exists here; names both.
         ProtocolError: a record of a coordinator cannot be read; names its sequence. Or records were
             dropped, and the snapshot that has them is of another version.
         Unavailable: the journal does not answer.
@@ -170,13 +167,13 @@ async def rebuild(
 
 
 def _tells_of(record: Record, first: int) -> bool:
-    """Whether its writer began without the records from a number on: it decided as replay does."""
+    """True if its writer began without the records from a number on: it decided as replay does."""
     lost = [entry.event for entry in record.entries if isinstance(entry.event, RecordsLost)]
     return any(one.first == first and not one.is_state_whole for one in lost)
 
 
 def lost_in_words(one: RecordsLost) -> str:
-    """Which records are gone, of which time, and what that means."""
+    """The missing records, their time and the effect, as text."""
     until = "the end" if one.until_s is None else _instant(one.until_s)
     when = f"from {_instant(one.from_s) if one.from_s else 'the beginning'} to {until}"
     if one.is_state_whole:
@@ -206,7 +203,10 @@ def _decoded(data: bytes, sequence: int) -> Record:
 
 
 async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Base:
-    """Before the first record nothing is configured: records carry the settings they had."""
+    """The base of a snapshot: before the first record nothing is configured.
+
+    Records carry their settings.
+    """
     loaded = await snapshots.load()
     if loaded is None:
         return _Base(Engine(EngineSettings()))
@@ -223,7 +223,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
                 "version that wrote the last one, or put back a backup of NATS's store "
                 "(docs/runbook.md says what else can be done)"
             ) from error
-        # A journal that forgets nothing only takes longer without the snapshot.
+        # A journal that keeps all records only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
         return _Base(Engine(EngineSettings()))
     number = saved.number
@@ -247,10 +247,10 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
 
 @contextlib.contextmanager
 def _decided_by_what_is_here(what: str) -> Generator[None]:
-    """Say of an unknown policy or knob that it is the journal that names it, not the settings.
+    """Name the journal, not the settings, in the error about an unknown policy or knob.
 
     Raises:
-        ConfigError: says what, and what to do: to skip it would lose what it tells.
+        ConfigError: names it and the remedy: a skipped record would lose its content.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A snapshot in pieces that fit into messages, and back. Pure; knows nothing of where they are."""
+"""Splits a snapshot into chunks that fit into messages, and joins them again. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """One piece of a snapshot."""
 
     snapshot: str
-    """Which save it belongs to: two coordinators may write at once around a takeover."""
+    """The save that it belongs to: two coordinators may write at once around a takeover."""
     sequence: int
     index: int
     count: int
@@ -42,7 +42,7 @@ def split(sequence: int, data: bytes, *, name: str) -> list[Chunk]:
 
 
 class Whole(NamedTuple):
-    """A snapshot of which nothing is missing."""
+    """A snapshot without missing chunks."""
 
     name: str
     sequence: int
@@ -50,7 +50,7 @@ class Whole(NamedTuple):
 
 
 def join(chunks: list[Chunk]) -> Whole | None:
-    """The set that was completed last and is whole, out of chunks in the order of the stream."""
+    """The set that was completed last and is whole, from chunks in the order of the stream."""
     sets: dict[str, dict[int, Chunk]] = {}
     newest: Whole | None = None
     for chunk in chunks:

@@ -1,11 +1,11 @@
-"""Engine time: seconds since 1970 that run on with the boot clock, whatever somebody sets.
+"""Engine time: seconds since 1970 that advance with the boot clock, even if the wall clock is set.
 
-A wall clock that is set back must not hold up the time limits, waits and loans of a cell, and one
-that is set ahead must not end them: intervals are of the boot clock. So each leader
-leaves a mark in the journal: how far engine time is ahead of the boot clock of its machine. A next
-one on the same boot goes on from there, and asks no wall clock. On another boot or machine only the
-wall clock says how long nobody led; where that is long, it is told, as the clock may be wrong. Must
-not know events, the engine's rules or the journal.
+A wall clock that is set back must not extend the time limits, waits and loans of a cell. One that
+is set ahead must not end them. So intervals are measured on the boot clock, and each leader leaves
+a mark in the journal: how far engine time is ahead of the boot clock of its machine. The next
+leader on the same boot continues from there, and reads no wall clock. On another boot or machine
+only the wall clock shows how long the cell had no leader. A long gap is reported, as the clock may
+be wrong.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 P = TypeVar("P", bound=Struct)
 
 TOLERANCE_S = 5.0
-"""A wall clock that is no further off shows the time as well as any: clocks of two coordinators
-differ by less where somebody keeps them."""
+"""A wall clock within this range is good enough: clocks of two coordinators that are kept in sync
+differ by less."""
 
 GAP_S = 600.0
-"""No cell is without a leader for so long by design: a standby leads within seconds."""
+"""No cell is without a leader for this long by design: a standby leads within seconds."""
 
 GAP_SHOWN_S = 86_400.0
-"""How long `aryl status` tells of such a gap: whoever is on duty next sees it."""
+"""How long `aryl status` shows a gap of this kind, so that the next person on duty sees it."""
 
 REPEAT_PERIOD_S = 600.0
-"""How often it is said that it is off: it may be for as long as the cell lives."""
+"""How often the warning is repeated: the clock may be off for as long as the cell lives."""
 
 
 class EngineTime:
@@ -43,7 +43,7 @@ class EngineTime:
 
     Args:
         clock: this machine's clocks; the wall clock is read when leading begins, and after that
-            only for what people are shown.
+            only for instants that people see.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -54,7 +54,7 @@ class EngineTime:
         self.begin(0.0)
 
     def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
-        """Leading begins; `known_s` is the last instant of the journal, and none is before it.
+        """Begin to lead.
 
         mark: that of whoever led before; None: nobody did.
         """
@@ -69,7 +69,7 @@ class EngineTime:
             log.warning("%s", self._told_gap())
 
     def mark(self) -> ClockMark:
-        """For the next leader, if that is one of the same boot."""
+        """The mark for the next leader, if that is one of the same boot."""
         return ClockMark(self._clock.boot_id(), self._base_s - self._began_s)
 
     def _told_gap(self) -> str:
@@ -80,7 +80,7 @@ class EngineTime:
         )
 
     def warning(self) -> str:
-        """What is odd about the time, for whoever looks at the cell; empty where nothing is."""
+        """A warning about the time, for people who look at the cell; empty without one."""
         said: list[str] = []
         if self._gap_s and self._clock.now_s() - self._began_s < GAP_SHOWN_S:
             said.append(self._told_gap())
@@ -90,14 +90,14 @@ class EngineTime:
         return "; ".join(said)
 
     def now_s(self) -> float:
-        """Seconds since 1970, as this cell counts them."""
+        """Seconds since 1970 in engine time."""
         return self._base_s + self._clock.now_s() - self._began_s
 
     def ahead_s(self) -> float:
         """Seconds by which engine time is ahead of the wall clock; 0 within `TOLERANCE_S`.
 
-        It stays what it was until it is off by more than that: an instant that is shown twice is
-        the same both times.
+        The value stays until it is off by more than that: an instant that is shown twice is the
+        same both times.
         """
         ahead_s = self.now_s() - self._clock.wall_s()
         if abs(ahead_s - self._shown_ahead_s) > TOLERANCE_S:
@@ -105,7 +105,7 @@ class EngineTime:
         return self._shown_ahead_s
 
     def look(self) -> None:
-        """Say, from time to time, that the wall clock is off, and by how much."""
+        """Log, from time to time, that the wall clock is off, and by how much."""
         ahead_s = self.ahead_s()
         which = "behind" if ahead_s > 0 else "ahead of"
         if ahead_s and self._throttle.is_due(which):
@@ -118,13 +118,13 @@ class EngineTime:
             )
 
     def shown(self, answer: Message) -> Message:
-        """An answer of the API with its instants as the wall clock has them now."""
+        """An answer of the API with its instants converted to the present wall clock."""
         ahead_s = self.ahead_s()
         return _earlier(answer, ahead_s) if ahead_s else answer
 
 
 def _earlier(part: P, by_s: float) -> P:
-    """A message or a part of one, with all its instants earlier by that many seconds."""
+    """A message or a part of one, with all its instants earlier by a number of seconds."""
     changes: dict[str, object] = {}
     for name in part.__struct_fields__:
         value: object = getattr(part, name)

@@ -1,4 +1,4 @@
-"""The leader's lease on JetStream. Must not know the lease's rules: `leader` has them."""
+"""The key of the leader's lease on JetStream; `lease` has the rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def leader_lease(
 ) -> LeaderLease:
     """The lease of this process, on one key of a KV bucket of its own; arguments as `LeaderLease`.
 
-    replicas: of the bucket. process: names this process; one on another machine gives another name.
+    replicas: of the bucket.
+    process: names this process; one on another machine gives another name.
 
     Raises:
         ConfigError: the margin eats the TTL.
@@ -51,8 +52,8 @@ def leader_lease(
 class NatsKey:
     """`KeyPort` on a KV bucket.
 
-    Plain compare-and-set by revision: in nats-py 2.16 a per-message TTL is lost at each update, and
-    a watch is blind for seconds after a server restart.
+    Plain compare-and-set by revision: in nats-py 2.16 each update loses a per-message TTL, and a
+    watch is blind for seconds after a server restart.
     """
 
     def __init__(self, bus: NatsBus, *, cell: str, timeout_s: float, replicas: int = 1) -> None:
@@ -68,7 +69,7 @@ class NatsKey:
             try:
                 entry = await bucket.get(streams.LEADER_KEY)
             except nats.js.errors.KeyDeletedError as error:
-                # Somebody deleted it by hand: its revision still fences.
+                # An operator deleted it by hand: its revision still fences.
                 deleted = cast("KeyValue.Entry", error.entry)  # pyright: ignore[reportUnknownMemberType]
                 return KeyEntry(b"", deleted.revision or 0)
             except nats.js.errors.KeyNotFoundError:

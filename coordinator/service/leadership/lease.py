@@ -1,13 +1,12 @@
-"""The leader's lease: who may act, until when, on one key with compare-and-set.
+"""The leader's lease: which coordinator may act, and until when, on one key with compare-and-set.
 
-Must not know where the key is kept (`coordinator.service.leadership.jetstream_key` has it on
-JetStream).
+`coordinator.service.leadership.jetstream_key` keeps the key on JetStream.
 
-The rules: clocks of two machines are never compared. A holder counts its TTL from the
-moment that it *sent* the write that succeeded; everybody else counts the same TTL from the moment
-that they first *saw* that revision, which is later. So the holder always stops before another one
-starts, as long as their clocks run at the same speed to within the margin. A holder that ended is
-not waited for where that is known: on its own machine, by those that look for its process.
+The rules: clocks of two machines are never compared. A holder counts its TTL from the moment that
+it *sent* the write that succeeded. All others count the same TTL from the moment that they first
+*saw* that revision, which is later. So the holder always stops before another one starts, as long
+as their clocks run at the same speed to within the margin. A coordinator does not wait for a holder
+that it knows to have ended: on its own machine it looks for the holder's process.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from coordinator.service.leadership.process import ProcessId
 log = logging.getLogger(__name__)
 
 MAX_TTL_S = 3600.0
-"""No coordinator asks for so long; a key that says more was written by none, and nobody would lead
-until it is over."""
+"""No coordinator asks for more; a key with more was not written by one, and the cell would have no
+leader until it is over."""
 MAX_POLL_S = 0.25
 """A standby looks at least this often: a planned takeover is done within a second, and one after a
 kill within `leader_ttl_s`, two looks and a rebuild."""
@@ -66,12 +65,12 @@ class KeyPort(Protocol):
 
 
 class LeaseValue(Struct, frozen=True, kw_only=True):
-    """What stands in the key."""
+    """The content of the key."""
 
     holder: str
     """For people."""
     nonce: str
-    """Who it really is: two processes may have one name, and a name may come back."""
+    """Its true identity: two processes may have one name, and a name may come back."""
     epoch: Ordinal
     ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
@@ -91,9 +90,9 @@ class LeaderLease:
     Args:
         ttl_s: a holder that does not renew for this long is replaced.
         margin_s: it stops acting this long before.
-        nonce: who it really is; no other holder, past or present, has the same.
-        process: in which process it is, so that those beside it see when it has ended.
-        has_ended: whether a process is known to have ended; what is not known is waited out.
+        nonce: the holder's true identity; no other holder, past or present, has the same.
+        process: the holder's process, so that others on the machine see when it has ended.
+        has_ended: whether a process is known to have ended; the lease of any other is waited out.
 
     Raises:
         ConfigError: the margin eats the TTL.
@@ -125,7 +124,7 @@ class LeaderLease:
         self._valid_until_s = -math.inf
         self._record = self._record_before = 0
         self._lost_at_s: float | None = None
-        """Since when the key, which was there, is gone or older than it was."""
+        """Since when the key, which existed, is gone or older than before."""
 
     @property
     def valid_until_s(self) -> float:
@@ -134,15 +133,17 @@ class LeaderLease:
 
     @property
     def record_before(self) -> int:
-        """Number of a journal record that the holder before is known to have written; 0: none."""
+        """Number of a journal record that the previous holder is known to have written; 0: none."""
         return self._record_before
 
     def note_record(self, number: int) -> None:
-        """Renewals tell from here on that the journal has this record."""
+        """Report from the next renewal on that the journal has this record."""
         self._record = number
 
     async def look(self) -> None:
-        """See who holds it now: from here on another's TTL counts, not only from `acquire` on.
+        """Look up the present holder.
+
+        Another's TTL counts from here on, not only from `acquire` on.
 
         Raises:
             Unavailable: no answer.
@@ -161,8 +162,8 @@ class LeaderLease:
     async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
         """Wait until this holder leads; returns its epoch.
 
-        The epoch is one more than every epoch that the key or any agent has seen by
-        then: agents go on reporting while a standby waits.
+        The epoch is one more than every epoch that the key or any agent has seen by then: agents
+        continue to report while a standby waits.
         """
         while True:
             asked_s = self._clock.now_s()
@@ -174,19 +175,19 @@ class LeaderLease:
                     if epoch is not None:
                         return epoch
             except Unavailable as error:
-                # A standby outlives an outage; what it has seen so far stays seen.
+                # A standby outlives an outage; its observations stay valid.
                 log.info("leader lease cannot be read or taken: %s", error)
             await self._clock.sleep(min(MAX_POLL_S, self._ttl_s / 8))
 
     async def renew(self) -> None:
-        """Prolong it, counted from now.
+        """Renew the lease, counted from now.
 
-        One that ran out is not prolonged, even if nobody has taken it: whoever slept through its
-        end has heard nothing meanwhile, and starts afresh instead of acting on what it knew.
+        An expired lease is not renewed, even if no other holder has taken it: a holder that slept
+        through its end has missed reports, and starts afresh instead of acting on old knowledge.
 
         Raises:
-            Fenced: somebody else holds it, or nobody does, or it ran out.
-            Unavailable: not known to be prolonged; `valid_until_s` is as before.
+            Fenced: another coordinator holds it, or none does, or it ran out.
+            Unavailable: not known to be renewed; `valid_until_s` is unchanged.
         """
         if self._held is None:
             raise Fenced("the leader lease is not held here")
@@ -196,8 +197,8 @@ class LeaderLease:
         if await self._write(self._held):
             return
         # An earlier renewal may have been applied although its answer was lost; or a damaged disk
-        # lost the key, or gave back an older value. Nobody else took the lease then: others wait
-        # for a TTL where a key that they saw is gone.
+        # lost the key, or gave back an older value. In that case no other coordinator took the
+        # lease: others wait for a TTL where a key that they saw is gone.
         entry = await self._key.get()
         if self._is_ours_still(entry):
             self._revision = entry.revision if entry is not None else 0
@@ -210,8 +211,8 @@ class LeaderLease:
     async def keep(self, progressed_at_s: Callable[[], float], *, stall_s: float) -> None:
         """Renew it each quarter of its TTL, from now on and until it is lost.
 
-        A holder whose work stalls keeps nobody else from leading: its lease runs out. Work that
-        goes on before that is renewed for again.
+        A holder whose work stalls does not block others: its lease runs out. If its work resumes
+        before that, renewals resume too.
 
         Raises:
             Fenced: another holder has it, or it ran out.
@@ -234,7 +235,9 @@ class LeaderLease:
                 raise Fenced(f"the leader lease ran out{why}")
 
     async def release(self) -> None:
-        """Give it up at once, so that the next one need not wait; nothing when it is not held.
+        """Give the lease up at once, so that the next holder need not wait.
+
+        Nothing when it is not held.
 
         A renewal that was under way when the holder stopped may come first: then the lease is
         released at the revision of that renewal.
@@ -262,7 +265,8 @@ class LeaderLease:
         if value is None:
             return entry is None or asked_s - seen.at_s >= self._ttl_s
         if value.is_released or value.nonce == self._nonce:
-            # Our own: a take whose answer was lost. Nobody else acts on it, and we do not yet.
+            # Our own: a take whose answer was lost. No other coordinator acts on it, and we do not
+            # yet.
             return True
         if value.process is not None and self._has_ended(value.process):
             return True
@@ -286,7 +290,7 @@ class LeaderLease:
         return value.epoch
 
     def _is_ours_still(self, entry: KeyEntry | None) -> bool:
-        """Whether the key shows no other holder than this one, or one before it."""
+        """True if the key shows no other holder than this one, or one before it."""
         value = decode_value(entry.value) if entry is not None else None
         if entry is None or self._held is None or not entry.value:
             return self._held is not None
@@ -306,7 +310,7 @@ class LeaderLease:
 
 
 def decode_value(value: bytes) -> LeaseValue | None:
-    """None for what no coordinator of this version wrote: it is waited out like any other lease."""
+    """A value of this version; None for any other: it is waited out like any other lease."""
     try:
         return msgspec.msgpack.decode(value, type=LeaseValue)
     except UNREADABLE:

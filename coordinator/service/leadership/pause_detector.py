@@ -1,6 +1,6 @@
-"""Somebody listens: from when to when nodes could be heard, and that a standby does its part.
+"""Detects pauses of the coordinator: the times in which it could receive reports from nodes.
 
-Must not know who leads, nor what is heard.
+Each look also shows that the event loop turns, which is a standby's part.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class Listening:
-    """Looks at the clock for as long as a coordinator lives, whoever leads.
+    """Watches the clock for as long as a coordinator lives, whichever coordinator leads.
 
     Args:
-        folder: told that somebody listens.
+        folder: gets each time span in which reports could arrive.
         period_s: time between two looks.
         looked: called after each look of `run`: the event loop turns.
     """
@@ -32,14 +32,17 @@ class Listening:
         self._looked = looked
 
     async def run(self) -> None:
-        """Know of all time whether nodes could be heard in it, also while somebody else leads."""
+        """Track when reports could arrive, also while another coordinator leads."""
         while True:
             self.look()
             self._looked()
             await self._clock.sleep(self._period_s)
 
     def look(self) -> None:
-        """Call it before silence is judged: this process may just have been asleep itself."""
+        """Look at the clock now.
+
+        Call it before silence is judged: this process may have been asleep.
+        """
         missed_s = self._folder.listened(now_s=self._clock.now_s(), period_s=self._period_s)
         if missed_s:
             log.warning("nobody listened here for %.1f s: that is no silence of nodes", missed_s)

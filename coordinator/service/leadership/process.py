@@ -1,8 +1,8 @@
-"""Which process this is, and whether another one of this machine has ended. Must not know leases.
+"""Names this process uniquely, and detects whether another process of this machine has ended.
 
-A pid alone says little: it is used again, and every container counts its own. So a process is named
-by the boot, the namespace of its pid, the pid and its start, and whatever cannot be looked at
-counts as alive.
+A pid alone is not enough: it is used again, and every container counts its own. So a process is
+named by the boot, the namespace of its pid, the pid and its start. A process that cannot be
+inspected counts as alive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessId(Struct, frozen=True, kw_only=True):
 
 
 def this_process() -> ProcessId | None:
-    """This process; None where the kernel does not say all of it."""
+    """This process; None where the kernel does not give all parts."""
     pid = os.getpid()
     ticks = start_ticks(pid)
     if not ticks:
@@ -44,7 +44,7 @@ def this_process() -> ProcessId | None:
 
 
 def has_ended(process: ProcessId) -> bool:
-    """Whether a process of this machine and namespace is known to have ended; a zombie has."""
+    """True if a process of this machine and namespace is known to have ended; a zombie has."""
     try:
         if (process.boot_id, process.pid_namespace) != (boot_id(), _namespace()):
             return False
@@ -52,7 +52,7 @@ def has_ended(process: ProcessId) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        pass  # of another user: it may be another one by now, if that can be seen
+        pass  # of another user: if it is visible, it may be another process by now
     except OSError:
         return False
     is_hidden = not (PROC / str(process.pid)).exists()

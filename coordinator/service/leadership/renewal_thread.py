@@ -1,8 +1,8 @@
 """The leader's lease on a thread of its own, so that no work of the decision loop delays a renewal.
 
 The thread has an event loop and a lease of its own; the caller's loop only asks it. A long pass, a
-list or a flood of messages blocks the caller's loop and leaves this one free. Must not know the
-rules of the lease: `leader` has them, with the rule that ends a lease whose decisions stall.
+list or a flood of messages blocks the caller's loop and leaves this one free. `lease` has the
+rules, including the one that ends a lease whose decisions stall.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ class LeaseThread:
 
     @property
     def record_before(self) -> int:
-        """Number of a record that the holder before has written; set once, when it is taken."""
+        """Number of a record that the previous holder has written.
+
+        Set once, when the lease is taken.
+        """
         return self._lease.record_before
 
     def note_record(self, number: int) -> None:
-        """The next renewal tells of this record; an integer that is replaced whole."""
+        """Report this record with the next renewal; an integer that is replaced whole."""
         self._lease.note_record(number)
 
     async def look(self) -> None:
-        """See who holds it now."""
+        """Look up the present holder."""
         await _on(self._loop, self._lease.look())
 
     async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
@@ -49,7 +52,7 @@ class LeaseThread:
         return await _on(self._loop, self._lease.acquire(holder, highest_reported_epoch))
 
     async def renew(self) -> None:
-        """Prolong it once."""
+        """Renew it once."""
         await _on(self._loop, self._lease.renew())
 
     async def keep(self, progressed_at_s: Callable[[], float], *, stall_s: float) -> None:
@@ -68,10 +71,10 @@ async def in_thread(
     """Run a lease on a thread of its own for as long as the block runs.
 
     Args:
-        make: makes the lease, and whatever connection it needs; the thread enters and leaves it.
+        make: makes the lease, and any connection that it needs; the thread enters and leaves it.
 
     Raises:
-        Exception: whatever `make` raises.
+        Exception: any error of `make`.
     """
     loop = asyncio.new_event_loop()
     # A daemon: a thread that hangs must not outlive a process that ends.
@@ -88,7 +91,7 @@ async def in_thread(
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread: turn the loop until it is stopped, then end what still runs on it."""
+    """The thread: run the loop until it is stopped, then end the tasks left on it."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -1,4 +1,4 @@
-"""Commands to the bus: push desired states until the reports show them. Must not decide.
+"""Sends commands over the bus: pushes desired states until the reports show them.
 
 Level-triggered: a lost, repeated or reordered push costs time, never correctness.
 """
@@ -47,7 +47,7 @@ class _Ordered(NamedTuple):
         return self.desired.epoch, self.desired.generation
 
     def at(self, now_s: float) -> DesiredState:
-        """As it is sent now: a reclaim's time runs on while the order is on its way."""
+        """The order as it is sent now: a reclaim's time runs on while the order is on its way."""
         if self.desired.reclaim_in_s is None:
             return self.desired
         left_s = max(0.0, self.desired.reclaim_in_s - (now_s - self.at_s))
@@ -57,13 +57,13 @@ class _Ordered(NamedTuple):
 class Dispatcher:
     """One push in flight per node; the newest desired state wins.
 
-    Only what it was given leaves, whatever the engine has decided since: that is not yet in the
-    journal.
+    It sends only states that it was given, whatever the engine has decided since: that is not yet
+    in the journal.
 
     Args:
         may_act: whether this coordinator's lease still holds.
-        fenced: told when an agent knows a higher epoch.
-        instance: which start of a node's agent is meant, when a message leaves; unset: any.
+        fenced: called when an agent knows a higher epoch.
+        instance: the start of a node's agent that is meant, when a message leaves; unset: any.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Dispatcher:
         self._line.want(node)
 
     def compare(self, node: NodeName, *, epoch: int, generation: int) -> None:
-        """A node shows what it acts on: push again if that is not what it was ordered.
+        """Push again if the generation that a node acts on is not the one ordered.
 
-        Not more often than `retry_s`; nothing to a node that was ordered nothing yet.
+        At most once per `retry_s`; nothing to a node without an order yet.
         """
         ordered = self._ordered.get(node)
         if ordered is None or (epoch, generation) == ordered.number:
@@ -114,7 +114,7 @@ class Dispatcher:
             self._line.want(node)
 
     async def run(self) -> None:
-        """Send what is wanted, for ever."""
+        """Send the pending states, for ever."""
         await self._line.run()
 
     async def _send(self, node: NodeName) -> None:
@@ -140,18 +140,18 @@ class Dispatcher:
         if not reply.is_accepted:
             self.refusals += 1
             why = f"node {node} refused generation {desired.generation}: {reply.error}"
-            self._refusals.note(node, reply.error, said=why)  # it is asked again while it refuses
+            self._refusals.note(node, reply.error, said=why)  # requested again while it refuses
             if report_validation.trusted_epoch(reply.epoch) > desired.epoch:
                 self._fenced(
                     Fenced(f"node {node} has epoch {reply.epoch}, ours is {desired.epoch}")
                 )
 
     async def ledger(self, node: NodeName) -> LedgerReply:
-        """What a node holds in full.
+        """All that a node holds.
 
         Raises:
             Unavailable: the node does not answer.
-            ProtocolError: its answer does not fit.
+            ProtocolError: its answer is invalid.
         """
         request = LedgerRequest(node=node, instance=self._instance(node))
         answer = await self._ask(subjects.node_ledger(self._cell, node), request)
@@ -166,7 +166,7 @@ class Dispatcher:
 
         Raises:
             Unavailable: the node does not answer.
-            ProtocolError: its answer does not fit.
+            ProtocolError: its answer is invalid.
         """
         request = LogRequest(node=node, key=key, max_bytes=max_bytes, instance=self._instance(node))
         answer = await self._ask(subjects.node_logs(self._cell, node), request)
@@ -180,7 +180,7 @@ class Dispatcher:
         return await self._bus.request(subject, encode(request), timeout_s=self._timeout_s)
 
     def _note_bad(self, node: NodeName, error: ProtocolError) -> None:
-        """The node's fault, whoever wanted to know: it is counted, and the log names it."""
+        """Count a node's bad answer, and name the node in the log."""
         self.bad_messages += 1
         self._bad_answers.note(node, str(error))
 

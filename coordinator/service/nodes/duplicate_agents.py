@@ -1,16 +1,15 @@
-"""Who speaks for a node, where several agents report under its name. Pure.
+"""Decides which agent speaks for a node when several report under its name. Pure; takes `now_s`.
 
-Must not know what a report holds but who made it, nor the engine; `now_s` is an argument.
+An agent is one start of the program (`instance`) on one boot of a machine. On one machine a later
+agent replaces an earlier one: an agent that was replaced never reports again, and a boot that ended
+never comes back. A machine also cannot have been up for longer than its previous boot was silent.
+An agent that breaks these rules is a rival: a second machine (a cloned image, a copied agent.toml)
+or a second agent with a state_dir of its own. A rival is accepted only when the other agent has
+fallen silent.
 
-An agent is one start of the program (`instance`) on one boot of a machine. On one machine another
-one comes after it or not at all: one that was replaced never speaks again, and a boot that ended
-never comes back. Nor has a machine been up for longer than its boot before was silent. Whoever
-breaks that is a second machine (a cloned image, a copied agent.toml) or a second agent with a
-state_dir of its own: a rival. It is heard only when the other one has fallen silent.
-
-Another start on the same boot is a restart where it holds the state directory of the one before it
-(`follows`), which is over then. Where it does not say so, as two containers of one host would not,
-a few reports that do not come are the proof.
+Another start on the same boot is a restart if it holds the state directory of the agent before it
+(`follows`), which is over then. Two containers of one host would not state that; then a few missing
+reports are the proof.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from common.messages import NodeReport
 from common.model import NodeName
 
 REPLACED_KEPT = 8
-"""Of one node; who came before that and is back would be taken for a new one, once more."""
+"""Agents of one node; an older predecessor that is back would count as new, once more."""
 MISSED = 3
-"""A speaker that misses so many reports was restarted, if another start of its boot reports. One
+"""A speaker that misses this many reports was restarted, if another start of its boot reports. One
 may be lost, and the next be late."""
 PERIOD_S = 1.0
-"""Between two reports of an agent that does not say it: the default of its settings."""
+"""Between two reports of an agent that does not state it: the default of its settings."""
 NUMBER_S = 1e-3
 """An agent numbers its reports by its boot clock, in milliseconds."""
 
 
 class _Rival(Struct):
-    """Who is not heard, since when, and when it reported last."""
+    """A rival: its identity, since when it reports, and its last report."""
 
     boot_id: str
     instance: str
@@ -41,7 +40,7 @@ class _Rival(Struct):
 
 
 class _Speaker(Struct):
-    """Who is heard, when it reported last, and whom it came after."""
+    """The speaker: its identity, its last report, and its predecessor."""
 
     boot_id: str
     instance: str
@@ -59,9 +58,9 @@ class Rivals:
     """Admits the reports of one agent per node.
 
     Args:
-        patience_s: a speaker that is silent so long is replaced by a rival; a rival that reports
-            for so long is told, and one that is silent so long is forgotten. What was only late,
-            or came in one heap, is thus dropped without a word.
+        patience_s: a speaker that is silent this long is replaced by a rival. A rival that reports
+            for this long is reported, and one that is silent this long is forgotten. Reports that
+            were only late, or came all at once, are thus dropped without a message.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -71,9 +70,9 @@ class Rivals:
         self._speakers: dict[NodeName, _Speaker] = {}
 
     def admit(self, report: NodeReport, *, now_s: float, silent_s: float) -> bool:
-        """Whether a report is of the agent that speaks for its node, as it may from now on.
+        """True if a report is of the agent that speaks for its node, which this report may decide.
 
-        silent_s: since the speaker's last report, as far as anybody listened.
+        silent_s: since the speaker's last report, not counting pauses of this coordinator.
         """
         node, instance = NodeName(report.node), report.instance
         speaker = self._speakers.get(node)
@@ -91,16 +90,16 @@ class Rivals:
         return True
 
     def speaks(self, report: NodeReport) -> bool:
-        """Whether a report is of the agent that speaks for its node."""
+        """True if a report is of the agent that speaks for its node."""
         speaker = self._speakers.get(NodeName(report.node))
         said = (report.boot_id, report.instance)
         return speaker is not None and (speaker.boot_id, speaker.instance) == said
 
     def prefer(self, node: NodeName, boot_id: str) -> bool:
-        """Of rivals the one speaks whose boot a node was of when somebody else listened.
+        """Let the rival speak whose boot the node had under the previous leader.
 
         Returns:
-            Whether that changed who speaks.
+            Whether that changed the speaker.
         """
         speaker = self._speakers.get(node)
         rival = None if speaker is None else speaker.rival
@@ -125,7 +124,7 @@ class Rivals:
         return report.boot_id not in speaker.boots and up_s <= off_s + self._patience_s
 
     def _met(self, speaker: _Speaker, report: NodeReport, now_s: float) -> None:
-        """Of several rivals the first one is told, so that the words do not change each second."""
+        """Choose the first of several rivals, so that the text does not change each second."""
         rival = speaker.rival
         if rival is None or now_s - rival.at_s > self._patience_s:
             rival = speaker.rival = _Rival(
@@ -134,7 +133,10 @@ class Rivals:
         rival.at_s = now_s
 
     def told(self, node: NodeName, *, now_s: float) -> str:
-        """That several agents report as a node, in words; empty where it is not so, or not yet."""
+        """A text that several agents report as a node.
+
+        Empty where that is not so, or not yet known.
+        """
         speaker = self._speakers.get(node)
         rival = None if speaker is None else speaker.rival
         if speaker is None or rival is None or now_s - rival.at_s > self._patience_s:
@@ -170,5 +172,5 @@ def _kept(replaced: list[str], last: str, *, back: str) -> list[str]:
 
 
 def _short(boot_id: str) -> str:
-    """Enough of it to tell two machines apart (/proc/sys/kernel/random/boot_id)."""
+    """Enough of it to distinguish two machines (/proc/sys/kernel/random/boot_id)."""
     return boot_id[:8]

@@ -1,6 +1,6 @@
-"""What each fault of a GPU means: the packaged catalogue and a site's own file over it.
+"""The meaning of each GPU fault: the packaged catalogue, overridden by a site's own file.
 
-An edge: reads files. Must not know what the engine does with a class.
+An edge: reads files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Words = Annotated[str, Meta(max_length=200)]
 
 
 class SiteEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault in a file; what is left out is as the packaged entry has it."""
+    """One fault in a file; omitted fields are as in the packaged entry."""
 
     kind: FaultClass | None = field(default=None, name="class")
     meaning: Words | None = None
@@ -36,7 +36,7 @@ class SiteEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in a file."""
+    """The content of a file."""
 
     xid: dict[str, SiteEntry] = field(default_factory=dict[str, SiteEntry])
     ecc: SiteEntry = SiteEntry()
@@ -53,7 +53,7 @@ def read_catalogue(site_file: str = "") -> Catalogue:
     """The packaged catalogue, with a site's own entries over it.
 
     Raises:
-        ConfigError: the site's file is not there, or one of its entries does not fit; names it.
+        ConfigError: the site's file is missing, or one of its entries is invalid; names it.
     """
     known = packaged()
     if not site_file:
@@ -84,7 +84,7 @@ def _read(text: str, name: str, by_xid: dict[int, Entry], ecc: Entry) -> Catalog
 
 
 def _where(text: str) -> str:
-    """The first entry of a file that does not fit, for an error that does not name it."""
+    """The first invalid entry of a file, for an error that does not name it."""
     xids = cast("object", parse_toml(text).get("xid"))
     entries = cast("dict[str, object]", xids) if isinstance(xids, dict) else {}
     for key, entry in entries.items():

@@ -1,7 +1,4 @@
-"""What a report says of a GPU, as facts for the engine: its faults by a catalogue. Pure.
-
-Must not know where a catalogue is read, nor what follows from a fault.
-"""
+"""Turns a report's GPUs into facts for the engine: their faults by a catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ ECC = "uncorrected ECC errors"
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One fault: what follows from it, what it means, and whose the next step is; as `GpuFaultFact`
-    has it."""
+    """One fault: its effect, its meaning and who acts next; as in `GpuFaultFact`."""
 
     kind: FaultClass = FaultClass.INFO
     meaning: str = ""
@@ -25,8 +21,10 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(Struct, frozen=True, kw_only=True):
-    """Entries by XID, and that of uncorrected ECC errors. An XID that is not there changes nothing:
-    nobody knows what it means."""
+    """Entries by XID, and that of uncorrected ECC errors.
+
+    An XID without an entry changes nothing, because its meaning is unknown.
+    """
 
     by_xid: dict[int, Entry]
     ecc: Entry
@@ -65,4 +63,4 @@ def _fault(entry: Entry, what: str, count: int) -> GpuFaultFact:
 
 
 NO_CATALOGUE = Catalogue(by_xid={}, ecc=UNKNOWN)
-"""By which every fault is told and none has a consequence."""
+"""A catalogue by which every fault is reported and none has a consequence."""

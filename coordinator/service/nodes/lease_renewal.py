@@ -1,6 +1,6 @@
-"""Lease renewals, answered at once and from memory: the one request that must never queue.
+"""Answers lease renewals at once and from memory: the one request that must never queue.
 
-Must not know the journal; whether a lease may be kept is asked of whoever leads.
+The leader decides whether a lease may be kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class Renewals:
     """Answers `renew`.
 
     Args:
-        doubt: why nobody here can say now whether a node may keep its lease; empty when we can.
+        doubt: why this coordinator cannot decide now whether a node may keep its lease; empty when
+            it can.
         refusal: why this node may not keep this lease; empty when it may. It sends the node home.
-        ttl_s: the TTL that is granted. epoch: of whoever answers.
+        ttl_s: the TTL that is granted.
+        epoch: of the coordinator that answers.
     """
 
     def __init__(
@@ -47,10 +49,10 @@ class Renewals:
         self.unanswered = 0
 
     async def answer(self, message: BusMessage) -> None:
-        """One request; one that does not fit is counted and dropped.
+        """Answer one request; an invalid one is counted and dropped.
 
-        While there is doubt there is no answer: whoever hears nothing asks again, and goes home
-        when its TTL ends; a refusal would send it home at once.
+        While there is doubt there is no answer: an agent without an answer asks again, and goes
+        home when its TTL ends; a refusal would send it home at once.
         """
         try:
             request = decode(message.data, RenewRequest)

@@ -1,7 +1,4 @@
-"""Ledgers of nodes, asked for beside the decisions, one question at a time for each node.
-
-Must not know why a ledger is wanted, nor what follows from it.
-"""
+"""Fetches the ledgers of nodes beside the decisions, one request at a time for each node."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class LedgerAsker:
-    """Asks nodes what they hold; nothing of it outlives `run`.
+    """Asks nodes for their ledgers; no request outlives `run`.
 
     Args:
         fetch: asks one node; raises Unavailable or ProtocolError where there is no good answer.
-        got: told a node and its ledger.
-        lacked: told a node that gave no good answer.
+        got: called with a node and its ledger.
+        lacked: called with a node that gave no good answer.
     """
 
     def __init__(
@@ -38,12 +35,12 @@ class LedgerAsker:
         self._line = OneEach(self._ask, name="ledger")
 
     def ask(self, node: NodeName) -> None:
-        """A node's ledger is wanted; nothing more is asked of one whose answer is awaited."""
+        """Request a node's ledger; at most one request per node is under way."""
         if not self._line.is_busy(node):
             self._line.want(node)
 
     async def run(self) -> None:
-        """Ask what is wanted, for ever."""
+        """Send the requests, for ever."""
         await self._line.run()
 
     async def _ask(self, node: NodeName) -> None:

@@ -1,8 +1,7 @@
-"""What many senders do wrong at the same time, in one line of the log each period. Must not know
-what a message holds.
+"""Combines the same mistake of many senders into one log line per period.
 
-After an upgrade that stopped half-way hundreds of agents send what does not fit each second: a line
-for each of them would fill a disk, and hide what else happens.
+After an upgrade that stopped half-way, hundreds of agents send invalid messages each second: a line
+for each of them would fill a disk and hide everything else.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ NAMED = 3
 KEPT = 10_000
 """Senders and reasons of one period; a flood of made-up ones must not fill the memory instead."""
 QUIET = 1.5
-"""Periods after which nobody will complain again so soon: what was not told yet is told then."""
+"""Periods without a new mistake, after which the unreported rest is logged."""
 
 
 class Complaints:
-    """Says the first one at once, and after that each period who did it how often, and why.
+    """Logs the first mistake at once, and after that a summary each period with counts and reasons.
 
     Args:
-        what: what they send, in the plural, as `bad reports`.
+        what: the messages, in the plural, as `bad reports`.
         period_s: between two lines.
     """
 
@@ -44,9 +43,9 @@ class Complaints:
         """By sender, the oldest first."""
 
     def note(self, sender: str, why: str, *, said: str = "") -> None:
-        """One more.
+        """Note one more mistake.
 
-        said: the line, where it is one that stands alone, if not `WHAT of SENDER: WHY`.
+        said: the line for a mistake that stands alone, if not `WHAT of SENDER: WHY`.
         """
         self._count += 1
         self._latest.pop(sender, None)
@@ -63,16 +62,16 @@ class Complaints:
             self._tell(alone if is_alone else "")
 
     def cured(self, sender: str) -> None:
-        """It did right: what it did wrong before is `of` it no longer."""
+        """Record a valid message: the sender's earlier mistake is over."""
         self._latest.pop(sender, None)
 
     def of(self, sender: str) -> str:
-        """What it did wrong last; empty when it did right since, or that is a period ago."""
+        """A sender's last mistake; empty after a valid message, or after a period."""
         at_s, why = self._latest.get(sender, (float("-inf"), ""))
         return why if self._clock.now_s() < at_s + self._period_s else ""
 
     def look(self) -> None:
-        """Time passes: after the last one of many the rest of them is told."""
+        """Log the rest of the mistakes when a period has passed."""
         is_quiet = self._clock.now_s() >= self._told_at_s + QUIET * self._period_s
         if is_quiet and self._count > self._told_count:
             self._tell("")

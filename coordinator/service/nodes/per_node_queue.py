@@ -1,4 +1,4 @@
-"""Work beside the decisions, one piece at a time for each node. Must not know what the work is."""
+"""Runs work beside the decisions, one piece at a time for each node."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from common.model import NodeName
 
 
 class OneEach:
-    """Does for nodes what is wanted of them; nothing of it outlives `run`.
+    """Does the wanted work for nodes; no work outlives `run`.
 
     Args:
-        work: for one node. What it raises is a defect, and ends `run`.
+        work: for one node. An exception from it is a defect, and ends `run`.
         name: of the work, for tasks.
     """
 
@@ -24,16 +24,16 @@ class OneEach:
         self._wake = asyncio.Event()
 
     def want(self, node: NodeName) -> None:
-        """Do it for a node, once more if it is being done for it now."""
+        """Request the work for a node, once more if it is under way now."""
         self._wanted[node] = None
         self._wake.set()
 
     def is_busy(self, node: NodeName) -> bool:
-        """Whether it is being done for a node."""
+        """True if the work is under way for a node."""
         return node in self._busy
 
     async def run(self) -> None:
-        """Do what is wanted, for ever."""
+        """Do the requested work, for ever."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()

@@ -1,8 +1,8 @@
-"""Since when the reports of nodes show the same progress of a worker. Pure; `now_s` is an argument.
+"""Tracks since when a worker's reports show the same progress. Pure; `now_s` is an argument.
 
-Only reports count. A node that is not heard says nothing of its workers, so neither its silence nor
-a time in which this coordinator did not listen makes a job silent. A report that shows the same
-step as one of ten minutes before proves ten minutes without a step, whatever was lost in between.
+Only reports count. A silent node reports nothing of its workers, so neither its silence nor a pause
+of this coordinator makes a job look stuck. A report that shows the same step as one of ten minutes
+before proves ten minutes without a step, even if reports in between were lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.engine.state.events import ProgressStopped
 
 
 class _Word(NamedTuple):
-    """What a worker told last, in which phase, and when that was first reported."""
+    """A worker's last progress and phase, and when that was first reported."""
 
     progress: Progress | None
     checkpoint: Checkpoint | None
@@ -26,10 +26,10 @@ class _Word(NamedTuple):
 
 
 class Words:
-    """The last word of every worker that is reported.
+    """The last progress of every worker in the reports.
 
     Args:
-        lost_after_s: a node that is not heard for longer says nothing of its workers.
+        lost_after_s: a node that is silent for longer reports nothing of its workers.
     """
 
     def __init__(self, *, lost_after_s: float) -> None:
@@ -38,7 +38,7 @@ class Words:
         self._said: dict[JobId, tuple[int, float]] = {}
 
     def note(self, report: NodeReport, *, now_s: float) -> None:
-        """A node reported at an instant: which of its workers told something new."""
+        """Take a node's report at an instant: which of its workers showed new progress."""
         name = NodeName(report.node)
         before = self._of.pop(name, None)
         if not report.workers:
@@ -57,21 +57,21 @@ class Words:
         self._of[name] = found
 
     def missed(self, missed_s: float) -> None:
-        """This coordinator did not listen for a while, maybe as the machine slept: no silence."""
+        """Record a pause of this coordinator, maybe as the machine slept: that is no silence."""
         for words in self._of.values():
             for key, word in words.items():
                 words[key] = word._replace(since_s=word.since_s + missed_s)
 
     def remove(self, node: NodeName) -> None:
-        """It is no node of the cell any more."""
+        """Remove a node that has left the cell."""
         self._of.pop(node, None)
 
     def forget_stop(self, job_id: JobId) -> None:
-        """Say again that a job tells no progress, if that lasts."""
+        """Report again that a job makes no progress, if that lasts."""
         self._said.pop(job_id, None)
 
     def since_s(self, node: NodeName, key: WorkerKey, default_s: float) -> float:
-        """When what a worker told last was first reported."""
+        """When a worker's last progress was first reported."""
         word = self._of.get(node, {}).get(key)
         return default_s if word is None else word.since_s
 
@@ -83,9 +83,9 @@ class Words:
         now_s: float,
         unread: Container[str],
     ) -> list[ProgressStopped]:
-        """Watched jobs whose workers told nothing for as long as is watched for; each once.
+        """Watched jobs without progress for as long as their watch; each once.
 
-        unread: nodes of which a report has arrived and is not folded yet.
+        unread: nodes with a report that has arrived and is not folded yet.
         """
         for job_id in [job_id for job_id in self._said if job_id not in watched]:
             del self._said[job_id]
@@ -109,7 +109,7 @@ class Words:
         now_s: float,
         unread: Container[str],
     ) -> float:
-        """How long none of the workers told anything; 0 where that is not known of one of them."""
+        """How long none of the workers made progress; 0 if that is unknown for one of them."""
         quiet_s: list[float] = []
         tellers_s: list[float] = []
         for key, node in watch.workers:
@@ -118,7 +118,7 @@ class Words:
             if report is None or word is None or word.phase != WorkerPhase.RUNNING:
                 return 0.0
             if node in unread or now_s - heard_s > self._lost_after_s or report.ledger_error:
-                return 0.0  # a full disk keeps the words of shims as well
+                return 0.0  # a full disk also keeps the shims' progress from it
             quiet_s.append(heard_s - word.since_s)
             if word.progress is not None:
                 tellers_s.append(quiet_s[-1])

@@ -1,9 +1,7 @@
-"""Report folding: node reports become a few facts per pass, never raw telemetry. Pure.
+"""Folds node reports into a few facts per pass, never raw telemetry. Pure; `now_s` is an argument.
 
-Must not know the bus or the engine's state; `now_s` is an argument.
-
-How long ago something happened is said by whoever saw it, on one clock: an agent up to its report,
-the folder from there on. Clocks of two machines are never compared, and an age is no news.
+The program that saw an event measures its age, on one clock: an agent up to its report, the folder
+from there on. Clocks of two machines are never compared, and a growing age is no new fact.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from coordinator.service.nodes.service_load import Loads
 
 
 class Folder:
-    """Remembers the last facts of each node and says only what is new.
+    """Remembers the last facts of each node and emits only new ones.
 
     Args:
         lost_after_s: a node silent this long is reported as silent, once.
-        load_period_s: one load sample per service and this many seconds.
-        progress_period_s: a job's progress is said at most this often.
-        catalogue: what faults of GPUs mean.
+        load_period_s: one load sample per service in this many seconds.
+        progress_period_s: a job's progress is emitted at most this often.
+        catalogue: the meaning of GPU faults.
     """
 
     def __init__(
@@ -58,10 +56,10 @@ class Folder:
         self.reports: dict[NodeName, NodeReport] = {}
         self.heard_at_s: dict[NodeName, float] = {}
         self._silent_since_s: dict[NodeName, float] = {}
-        """When a node was heard last, later by the time in which nobody listened since."""
+        """When a node reported last, later by the pauses since then."""
         self._listened_at_s: float | None = None
         self._missed = (float("-inf"), 0.0)
-        """The last time in which nobody listened: when it ended, and how long it was."""
+        """The last pause: when it ended, and how long it was."""
         self.stale_count = 0
         self.rivals = Rivals(patience_s=lost_after_s)
         self._facts: dict[NodeName, NodeReported] = {}
@@ -71,26 +69,26 @@ class Folder:
         self.loads = Loads(load_period_s)
 
     def forget_facts(self) -> None:
-        """Say everything again: a new leader must hear each node once."""
+        """Emit everything again: a new leader must hear each node once."""
         self._facts.clear()
         self._progress.clear()
 
     def forget_node(self, node: NodeName) -> None:
-        """Say this node's facts again with its next report."""
+        """Emit this node's facts again with its next report."""
         self._facts.pop(node, None)
 
     def forget_silence(self, node: NodeName) -> None:
-        """Say this node's silence again if it lasts, else its facts with its next report."""
+        """Emit this node's silence again if it lasts, else its facts with its next report."""
         self._silent.discard(node)
         self._facts.pop(node, None)
 
     def forget_progress(self, job_id: JobId) -> None:
-        """Say this job's progress again."""
+        """Emit this job's progress again."""
         self._progress.pop(job_id, None)
         self._words.forget_stop(job_id)
 
     def remove_node(self, node: NodeName) -> None:
-        """It is no node of the cell any more; with its next report it is a new one."""
+        """Remove a node that has left the cell; with its next report it is a new one."""
         self._facts.pop(node, None)
         self.reports.pop(node, None)
         self.heard_at_s.pop(node, None)
@@ -107,7 +105,7 @@ class Folder:
         return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
 
     def prefer(self, node: NodeName, boot_id: str) -> None:
-        """A new leader knows by which boot a node was heard last; of rivals that one is heard."""
+        """Prefer the boot that the journal names for a node; among rivals that agent speaks."""
         if self.rivals.prefer(node, boot_id):
             self.reports.pop(node, None)
 
@@ -117,20 +115,20 @@ class Folder:
         return UNSET if report is None else report.instance
 
     def expect(self, node: NodeName, *, now_s: float) -> None:
-        """A node that should report from now on; silence is counted from here if it never did."""
+        """Expect reports of a node from now on; silence counts from here if it never reported."""
         self.heard_at_s.setdefault(node, now_s)
         self._silent_since_s.setdefault(node, now_s)
 
     def silent_s(self, node: NodeName, *, now_s: float) -> float:
-        """Time listened since a node's last report; infinite if it never reported."""
+        """Time since a node's last report without pauses; infinite if it never reported."""
         return now_s - self._silent_since_s.get(node, float("-inf"))
 
     def listened(self, *, now_s: float, period_s: float) -> float:
-        """Somebody listens now, as each `period_s`; seconds in which nobody did, mostly 0.
+        """Record that reports could arrive, as each `period_s`.
 
-        A process that was stopped, or busy, or on a machine that slept, has heard nobody and knows
-        nothing of that time: what it missed is no silence. A look that comes within twice its
-        period is in time.
+        Returns the seconds of a pause, usually 0. A process that was stopped, or busy, or on a
+        machine that slept, has received no reports and knows nothing of that time: the pause is no
+        silence of the nodes. A look that comes within twice its period is in time.
         """
         since_s, self._listened_at_s = self._listened_at_s, now_s
         missed_s = 0.0 if since_s is None else now_s - since_s - period_s
@@ -144,19 +142,20 @@ class Folder:
         return missed_s
 
     def _later(self, at_s: float) -> float:
-        """An instant, later by the time since in which nobody listened."""
+        """An instant, later by the pauses since then."""
         ended_s, missed_s = self._missed
         return max(at_s, min(ended_s, at_s + missed_s))
 
     def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
-        """The node's facts, if they differ from the last ones said.
+        """The node's facts, if they differ from the last ones emitted.
 
-        now_s: when the report arrived. It may have waited since, and longer than a time in which
-        nobody listened: that time is no silence of its node either.
+        now_s: when the report arrived. It may have waited since then, longer than a pause of this
+        coordinator: a pause is no silence of its node either.
 
-        A report that was overtaken by a later one of the same boot is counted and dropped; an
-        agent numbers its reports by its boot clock, so a restart never goes backwards. So is one of
-        a rival, which says nothing of the node: neither that it lives nor what it holds.
+        A report that was overtaken by a later one of the same boot is counted and dropped; an agent
+        numbers its reports by its boot clock, so a restart never goes backwards. A report of a
+        rival is dropped too. It proves nothing of the node: neither that it lives nor what it
+        holds.
         """
         node = NodeName(report.node)
         silent_s = self.silent_s(node, now_s=now_s)
@@ -184,8 +183,11 @@ class Folder:
         return structs.replace(told, is_move_heard=True) if is_move_heard else told
 
     def _is_move_heard(self, last: NodeReport | None, report: NodeReport, now_s: float) -> bool:
-        """Whether a role was left just now. By the clock, not by `silent_s`: whoever did not listen
-        for a while may have missed the move, though the node was not silent."""
+        """True if a node has just left a role.
+
+        It goes by the clock, not by `silent_s`: during a pause this coordinator may have missed the
+        change, though the node was not silent.
+        """
         if last is None or last.role == report.role or last.boot_id != report.boot_id:
             return False
         return now_s - self.heard_at_s[NodeName(report.node)] <= self.lost_after_s
@@ -193,7 +195,7 @@ class Folder:
     def due(self, *, now_s: float, unread: Container[str] = ()) -> list[Event]:
         """Facts that come with time: loads, progress, nodes that fell silent.
 
-        unread: nodes of which a report has arrived and is not folded yet; they are not silent.
+        unread: nodes with a report that has arrived and is not folded yet; they are not silent.
         """
         loads = self.loads.due(
             now_s=now_s,
@@ -253,9 +255,10 @@ class Folder:
     def proving(
         self, awaited_s: Mapping[NodeName, float], *, since_s: float, now_s: float
     ) -> list[NodeSilent]:
-        """LOST nodes whose silence is now so long that it says something of their workers.
+        """LOST nodes whose silence is now long enough to prove something about their workers.
 
-        awaited_s: how long, by node. since_s: since when reports are answered.
+        awaited_s: how long, by node.
+        since_s: since when reports are answered.
         """
         found: list[NodeSilent] = []
         for node, enough_s in sorted(awaited_s.items()):
@@ -268,7 +271,7 @@ class Folder:
     def stopped(
         self, watched: Mapping[JobId, Watch], *, now_s: float, unread: Container[str] = ()
     ) -> list[ProgressStopped]:
-        """Watched jobs that tell no progress, by the reports of all nodes that they run on."""
+        """Watched jobs that make no progress, by the reports of all nodes that they run on."""
         return self._words.stopped(watched, self.reports, self.heard_at_s, now_s, unread)
 
 
@@ -282,9 +285,9 @@ def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int)
 def facts_of(
     report: NodeReport, *, rival: str = "", catalogue: Catalogue = NO_CATALOGUE
 ) -> NodeReported:
-    """What matters of a report to a scheduler, without ages; see `_dated`.
+    """A scheduler's facts in a report, without ages; see `_dated`.
 
-    rival: that another agent reports as this node, in words.
+    rival: text that another agent reports as this node.
     """
     return NodeReported(
         node=NodeName(report.node),
@@ -332,12 +335,15 @@ def facts_of(
 _NO_FAULT = Fault.NONE
 _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
 _TELLING = _ENDED | {WorkerPhase.RESERVING}
-"""Phases whose error says why a worker ended, or what keeps its node from making ready for it."""
+"""Phases whose error gives the reason of a worker's end, or of its node's wait."""
 
 
 def _is_news(facts: NodeReported, last: NodeReported | None) -> bool:
-    """Whether facts are others than the last ones said. How much memory is yet in use on a GPU that
-    is waited for, and by which process, changes from one report to the next and decides nothing."""
+    """True if facts differ from the last ones emitted.
+
+    The used memory of a GPU that is awaited, and its process, change with each report and decide
+    nothing.
+    """
     if last is None:
         return True
     if facts == last:
@@ -361,7 +367,7 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 def _dated(facts: NodeReported, report: NodeReport, *, late_s: float) -> NodeReported:
-    """The facts of a report with the ages in it, which grew by `late_s` since it was heard."""
+    """The facts of a report with its ages, which grew by `late_s` since it arrived."""
     if report.home_ago_s is not None:
         facts = structs.replace(facts, home_ago_s=max(0.0, report.home_ago_s) + late_s)
     if all(worker.phase not in _ENDED for worker in report.workers):

@@ -1,8 +1,8 @@
-"""Node reports on their way in: the newest of each agent waits, and is taken in time slices.
+"""The inbound queue of node reports: the newest of each agent, processed in time slices.
 
-Under overload reports are what is shed: a report that waits is replaced by the next one of its
-agent, so no backlog grows beyond one report per agent, and requests, renewals and decisions have
-their turn between two slices. Must not know what a report says beyond who sent it and when.
+Under overload the queue sheds reports: the next report of an agent replaces one that waits. So no
+backlog grows beyond one report per agent, and requests, renewals and decisions have their turn
+between two slices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWN_S = 60.0
 
 
 class _Sender(Struct, frozen=True):
-    """Who sent a report, and its number; the rest of the report is skipped, not decoded."""
+    """The sender and number of a report; the rest of the report is skipped, not decoded."""
 
     boot_id: str = ""
     instance: str | None = None
@@ -47,7 +47,7 @@ class _Waiting(Struct):
     message: BusMessage
     at_s: float
     sender: _Sender | None = None
-    """Looked at only where a second report of the node comes before the first is taken."""
+    """Decoded only if a second report of the node comes before the first is taken."""
 
 
 Take = Callable[[BusMessage, float], Awaitable[None]]
@@ -57,7 +57,7 @@ class Inflow:
     """The reports that wait to be taken, at most one of each agent.
 
     Args:
-        take: takes a report and when it arrived, on the boot clock.
+        take: takes a report and its time of arrival, on the boot clock.
     """
 
     def __init__(self, take: Take, *, clock: Clock) -> None:
@@ -75,7 +75,7 @@ class Inflow:
         self._logged_count = 0
 
     def __contains__(self, node: object) -> bool:
-        """Whether a report of a node waits: the node is not silent then."""
+        """True if a report of a node waits: the node is not silent then."""
         return node in self._waiting
 
     @property
@@ -115,13 +115,13 @@ class Inflow:
         self._shed_at_s = self._clock.now_s()
 
     async def run(self) -> None:
-        """Take what waits, slice by slice, for ever."""
+        """Process the waiting reports, slice by slice, for ever."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
                 await self._slice()
-                await asyncio.sleep(0)  # whoever else is ready has its turn
+                await asyncio.sleep(0)  # other ready tasks have their turn
 
     async def _slice(self) -> None:
         until_s = self._clock.now_s() + SLICE_S
@@ -137,7 +137,7 @@ class Inflow:
                     log.exception("report on %s failed", one.message.subject)
 
     def look(self) -> None:
-        """Time passes: log, each period, how many reports were shed since the last line."""
+        """Log, each period, how many reports were shed since the last line."""
         now_s = self._clock.now_s()
         new = self.shed_count - self._logged_count
         if new and now_s - self._logged_at_s >= REPEAT_PERIOD_S:
@@ -152,7 +152,7 @@ class Inflow:
 
 
 def _sender(waiting: _Waiting) -> _Sender:
-    """Who sent a report; one that cannot be read is its own kind of sender."""
+    """The sender of a report; an unreadable report has a kind of sender of its own."""
     try:
         return _DECODER.decode(waiting.message.data)
     except UNREADABLE:

@@ -1,6 +1,6 @@
-"""What agents say, checked as far as types cannot: a report that is taken can be lived with. Pure.
+"""Validation of node reports beyond their types. Pure.
 
-Must not know the engine; what is refused here is counted and dropped by whoever asked.
+The caller counts and drops the reports that are refused here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ MAX_COUNT = float(MAX_INT)
 """Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
 
 MAX_TRUSTED_EPOCH = MAX_INT // 2
-"""No cell has had so many leaders, and above it are as many again: a wrong word uses up none."""
+"""Far above any real epoch; higher values are ignored, so that one corrupt report cannot exhaust
+the counter."""
 
 
 def node_report(data: bytes, subject: str) -> NodeReport:
     """A report from its bytes and the subject that it came on.
 
-    NATS permissions fix the subject; what a payload calls itself must be the same.
+    The fault of an end is in `fault`, whatever the version of its agent. NATS permissions fix the
+    subject; the payload must name the same node.
 
     Raises:
-        ProtocolError: it does not fit; names the field.
+        ProtocolError: it is invalid; names the field.
     """
     report = decode(data, NodeReport)
     if report.node != subjects.node_of(subject):
@@ -47,7 +49,7 @@ def node_report(data: bytes, subject: str) -> NodeReport:
 
 
 def trusted_epoch(said: int) -> int:
-    """The epoch that an agent obeys, by what it says; 0 of one that nobody can have given."""
+    """The epoch that an agent reports it obeys; 0 for one that no coordinator can have given."""
     return said if said <= MAX_TRUSTED_EPOCH else 0
 
 

@@ -1,12 +1,12 @@
 """The load of each service, from the counters on its nodes' metrics pages. Pure.
 
-Arrivals = completions + change of what is in flight (conservation of requests). A rate is a
-difference of two pages over the time between them on the node's own clock, by which its reports are
-numbered: reports that were skipped, or that came late and in one heap, make no other load.
+Arrivals = completions + change of the requests in flight (conservation of requests). A rate is a
+difference of two pages over the time between them on the node's own clock, which also numbers the
+node's reports. Reports that were skipped, or that came late and all at once, therefore do not
+change the load.
 
-A page that cannot be read says nothing, and least of all that nothing arrives: the last known rate
-of its node holds until the node is read again, stops to serve or is silent for too long. Must not
-know what is lent, nor how much a node carries.
+An unreadable page proves nothing, and least of all that no request arrives: the last known rate of
+its node holds until the node is read again, stops serving or is silent for too long.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ COLLECTOR = "inference"
 CLOCK_S = 1e-3
 """A report is numbered by its node's boot clock, in milliseconds."""
 PERIOD_S = 1.0
-"""Between two reports of an agent that does not say it: the default of its settings."""
+"""Between two reports of an agent that does not state it: the default of its settings."""
 MISSED = 3
-"""So many reports without a page make a load unknown, and no fewer than a load period has."""
+"""This many reports without a page make a load unknown, and no fewer than a load period has."""
 LEAST_OF_PERIOD = 0.5
-"""A rate covers at least this part of a load period: one arrival between two pages that follow each
-other at once is no load."""
+"""A rate covers at least this part of a load period: one arrival between two pages in quick
+succession is no load."""
 
 
 class LastKnown(Struct, frozen=True, kw_only=True):
-    """What is known of a node whose load was reported as unknown.
+    """The last knowledge of a node whose load was reported as unknown.
 
     load: its last known one; None: it never had one.
     at_s: when its last page came, on the listener's clock.
@@ -50,13 +50,13 @@ class LastKnown(Struct, frozen=True, kw_only=True):
 class _Counted(Struct, kw_only=True):
     """One node that serves or drains.
 
-    clock_s: of its last page, and mark_s: of the page that `arrived` counts from; on the node's own
-        clock. None: no page of it was read.
-    is_new: it has no page from before this window, so that the window may be longer than what it
-        counts.
+    clock_s, mark_s: instants of its last page, and of the page that `arrived` counts from, on the
+        node's own clock. None: no page of it was read.
+    is_new: it has no page from before this window, so that the window may be longer than the time
+        that it counts.
     rate: the last known one; None: none yet.
     page_at_s: when its last page came, on the listener's clock; of a node without any page, when it
-        was first heard to serve.
+        first reported to serve.
     why: why its newest report has no page; empty where it has.
     """
 
@@ -75,10 +75,10 @@ class _Counted(Struct, kw_only=True):
     rate: float | None = None
 
     def read(self, page: InferenceReport, clock_s: float) -> None:
-        """Count what arrived since the page before; a server that restarted counts from there on.
+        """Count arrivals since the page before; a server that restarted counts from there on.
 
-        What arrived while it restarted nobody knows: the rest of the window, or the last known
-        rate, stands for it.
+        Arrivals during its restart are unknown: the rest of the window, or the last known rate,
+        stands for them.
         """
         in_flight = page.running_count + page.waiting_count
         if self.mark_s is None or page.success_total < self.success_total:
@@ -89,14 +89,16 @@ class _Counted(Struct, kw_only=True):
         self.success_total, self.in_flight, self.clock_s = page.success_total, in_flight, clock_s
 
     def close(self, window_s: float, least_s: float) -> float | None:
-        """Its part of the load of a window that ends now; None: its last known rate holds."""
+        """The node's part of the load of a window that ends now; None: its last known rate
+        holds.
+        """
         if self.clock_s is None or self.mark_s is None:
             return None
         covered_s = self.clock_s - self.mark_s
         is_enough = covered_s >= least_s
         is_new = self.is_new and self.rate is None
         if not is_enough and self.is_serving and not is_new:
-            return None  # what has arrived since the mark is of the next window
+            return None  # arrivals since the mark are of the next window
         arrived = max(0.0, self.arrived)
         if covered_s <= 0:
             return None
@@ -127,16 +129,16 @@ class Loads:
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._service_of: dict[NodeName, ServiceName] = {}
-        """Of each node that names one, whatever its role."""
+        """For each node that names one, whatever its role."""
         self._counted: dict[NodeName, _Counted] = {}
         self._left: dict[ServiceName, float] = {}
-        """What arrived in this window at nodes that do not serve any more."""
+        """Arrivals in this window at nodes that no longer serve."""
         self._since_s: dict[ServiceName, float] = {}
         self._unknown: dict[NodeName, LastKnown] = {}
         """Nodes whose load was reported as unknown."""
         self._over: set[NodeName] = set()
-        """Those of them that were heard in another role or for another service, or removed. A node
-        that a new leader has not heard yet is none of these."""
+        """Those of them that reported another role or another service, or were removed. A node that
+        a new leader has not heard yet is none of these."""
         self._makes_samples = False
 
     def note(self, report: NodeReport, *, now_s: float) -> None:
@@ -183,7 +185,7 @@ class Loads:
                 counted.keep_up(self._period_s)
 
     def remove(self, node: NodeName) -> None:
-        """It is no node of a service any more."""
+        """Remove a node that no longer belongs to a service."""
         self._leave(node)
         self._service_of.pop(node, None)
         if node in self._unknown:
@@ -196,8 +198,7 @@ class Loads:
             self._left[counted.service] = left + counted.arrived
 
     def lead(self, unknown: Mapping[NodeName, LastKnown], *, now_s: float) -> None:
-        """A new leader begins: what arrived before is no sample of its own, and what was known
-        before holds.
+        """Begin a new lead: earlier arrivals are no sample of its own, and earlier rates hold.
 
         unknown: nodes whose load was last reported as unknown, by an earlier leader.
         """
@@ -216,7 +217,7 @@ class Loads:
     def _is_over(self, node: NodeName, last: LastKnown) -> bool:
         counted = self._counted.get(node)
         if counted is None:
-            return node in self._service_of  # heard, in another role
+            return node in self._service_of  # it reported, in another role
         return counted.service != last.service or not counted.is_serving
 
     def _hold(self, node: NodeName, last: LastKnown) -> None:
@@ -230,7 +231,7 @@ class Loads:
         elif last.is_serving:
             self._counted[node] = _Counted(
                 service=last.service,
-                boot_id="",  # another one than that of its first report, which takes its place
+                boot_id="",  # another service than that of its first report, which takes its place
                 is_serving=True,
                 page_at_s=last.at_s,
                 fresh_s=self._period_s,
@@ -239,12 +240,12 @@ class Loads:
             )
 
     def missed(self, missed_s: float, *, now_s: float) -> None:
-        """Nothing could be heard for so long: no page is late for that."""
+        """Record a pause in which no report could arrive: no page is late for that."""
         for counted in self._counted.values():
             counted.page_at_s = min(now_s, counted.page_at_s + missed_s)
 
     def tell_again(self, event: LoadUnknown) -> None:
-        """The engine did not get this event: the next samples come with it again."""
+        """Repeat an event that the engine did not get with the next samples."""
         node = event.node
         if event.why:
             self._unknown.pop(node, None)
@@ -255,8 +256,7 @@ class Loads:
             self._over.add(node)
 
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
-        """The samples whose time has come, each behind the nodes of which the load became unknown
-        or known again."""
+        """The samples that are due, each after the nodes that became unknown or known."""
         self._makes_samples = True
         over: dict[ServiceName, float] = {}
         for service in sorted(set(self._service_of.values())):
@@ -283,7 +283,7 @@ class Loads:
         return events
 
     def _gone(self) -> list[Event]:
-        """Nodes that no longer serve: that their load was unknown is over."""
+        """Nodes that no longer serve, so that their load is no longer unknown."""
         gone = sorted(self._over)
         for node in gone:
             del self._unknown[node]
@@ -316,7 +316,7 @@ class Loads:
     def _close(
         self, service: ServiceName, members: list[NodeName], window_s: float
     ) -> tuple[float, bool]:
-        """The sum over the nodes, and whether any one that serves was measured in this window.
+        """The sum over the nodes, and whether any serving one was measured in this window.
 
         A node that could never be read counts as much as the mean of the others.
         """
@@ -342,7 +342,7 @@ class Loads:
 
 
 def _why_unread(report: NodeReport) -> str:
-    """Why a report has no page, in the words of its agent."""
+    """Why a report has no page, in its agent's words."""
     failed = (one for one in report.collectors if one.name == COLLECTOR and not one.is_success)
     found = next(failed, None)
     return found.error if found is not None and found.error else "its agent reports no page"
