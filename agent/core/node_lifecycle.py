@@ -1,12 +1,12 @@
 """A node's life: its role, its lease, its inference server. Pure: no clock, no I/O, no processes.
 
-`accept` takes what is wanted, `step` takes what is, and both change only the memory; what the
-world must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSITIONS` alone.
+`accept` takes what is wanted, `step` takes what is, and both change only the memory; what the world
+must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSITIONS` alone.
 
-Whether a desired state is for a node to take. Pure; must not know what follows from it.
+Whether a desired state is for a node to take. Pure.
 
 Which pool a node belonged to when its ledger was written: settings change while agents are away.
-Pure; must not know what is done about it.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line before any command sees it, and what is said of it. Must not know a command."""
+"""The command line before any command sees it, and what is said of it."""
 
 from __future__ import annotations
 

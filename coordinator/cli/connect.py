@@ -1,4 +1,4 @@
-"""Which cell a command talks to, and as whom. Must not know what is asked or how it is shown.
+"""Which cell a command talks to, and as whom.
 
 Flags win over the environment, that over the configuration file, and that over the cell that runs
 on this machine.

@@ -1,7 +1,7 @@
-"""A job file -> a mapping, and the line of each key where the format has them. Knows no job.
+"""A job file -> a mapping, and the line of each key where the format has them.
 
-TOML (`*.toml`, and whatever has no other name), YAML (`*.yaml`, `*.yml`) or JSON (`*.json`);
-`-` is standard input.
+TOML (`*.toml`, and whatever has no other name), YAML (`*.yaml`, `*.yml`) or JSON (`*.json`); `-` is
+standard input.
 """
 
 from __future__ import annotations

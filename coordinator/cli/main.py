@@ -1,7 +1,7 @@
-"""`aryl`: the entry, which answers Ctrl-C from the first moment on. Must not know any command.
+"""`aryl`: the entry, which answers Ctrl-C from the first moment on.
 
-Commands and what they need take seconds to import on a slow machine; until then nothing is
-started, so nothing has to be stopped. Must import nothing itself that takes time.
+Commands and what they need take seconds to import on a slow machine; until then nothing is started,
+so nothing has to be stopped. Must import nothing itself that takes time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One answer in the form that was asked for: table, JSON, names. Must not know what it says.
+"""One answer in the form that was asked for: table, JSON, names.
 
-JSON is for programs: one object with `schema_version`, every field of the API's rows under its
-own name, instants as seconds since 1970 (`*_at_s`), lengths in seconds (`*_s`). A field is only
-ever added.
+JSON is for programs: one object with `schema_version`, every field of the API's rows under its own
+name, instants as seconds since 1970 (`*_at_s`), lengths in seconds (`*_s`). A field is only ever
+added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Waiting for somebody who went away: it is said once, and asked again. Must not know what is
-asked, nor how often.
-"""
+"""Waiting for somebody who went away: it is said once, and asked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cell that runs on this machine, as a file with a lock. Must not know the bus or the API.
+"""The cell that runs on this machine, as a file with a lock.
 
 Whoever starts a cell holds `cell.lock` for as long as it runs and describes it in `cell.json`;
 whoever wants to talk to it reads the file and checks that its process still lives. The lock, not

@@ -1,4 +1,4 @@
-"""Values as people read them, and tables that fit a width. Pure; must not know the terminal.
+"""Values as people read them, and tables that fit a width. Pure.
 
 Units are in names everywhere else; here, at the rim, they become text.
 """

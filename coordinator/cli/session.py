@@ -1,7 +1,6 @@
 """One run of the CLI: its surroundings, the way to the coordinator, and errors as exit codes.
 
-Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else. Must
-not know any single command.
+Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The commands that jobs, nodes, services and loans share: list, describe, explain, one order.
-
-Must not know any of those kinds: what differs between them is an argument.
-"""
+"""The commands that jobs, nodes, services and loans share: list, describe, explain, one order."""
 
 from __future__ import annotations
 

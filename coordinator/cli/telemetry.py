@@ -1,4 +1,4 @@
-"""What a node measured of itself, as lines and a table. Pure; must not know who asks."""
+"""What a node measured of itself, as lines and a table. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`aryl up`: a whole cell on this machine, the main job on it, and one table at the end.
-
-Must not know how a cell is made of processes; `coordinator.demo` does.
-"""
+"""`aryl up`: a whole cell on this machine, the main job on it, and one table at the end."""
 
 from __future__ import annotations
 

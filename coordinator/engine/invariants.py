@@ -3,7 +3,7 @@
 Guarantees that a pass left unmet though it should not: a check of decisions, as sentences.
 
 Counts plainly, node by node, from what each tenant uses; says nothing where several nodes or
-borrowers would have to give together. Must not know who decided, nor repair.
+borrowers would have to give together.
 """
 
 from __future__ import annotations

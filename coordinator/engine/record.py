@@ -1,7 +1,6 @@
 """What one journal record holds, and how a state is rebuilt from records.
 
-A record is a batch of events with their instants and the decisions that came of them. Must not
-know where records are kept.
+A record is a batch of events with their instants and the decisions that came of them.
 
 Facts of an older version say in words whose fault the end of a worker was; they are read as the
 fields that they are now, so that they are decided again as they were.

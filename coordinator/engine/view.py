@@ -2,8 +2,8 @@
 
 Tenants in the engine: their settings as policies see them, and what is refused of decisions.
 
-Must not know policies by name. Every decision of a pass goes through here, whoever took it: a
-policy that does not keep to quotas and guarantees by itself is refused what breaks them.
+Every decision of a pass goes through here, whoever took it: a policy that does not keep to quotas
+and guarantees by itself is refused what breaks them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Knobs in words: what each may be and what it is, as `NAME:KNOB=VALUE` writes it. Pure.
-
-Must not know policies by name, nor who shows it.
-"""
+"""Knobs in words: what each may be and what it is, as `NAME:KNOB=VALUE` writes it. Pure."""
 
 from __future__ import annotations
 

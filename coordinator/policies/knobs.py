@@ -1,9 +1,9 @@
-"""Which knobs decide nothing while others are off, and how that is said. Must not know a policy.
+"""Which knobs decide nothing while others are off, and how that is said.
 
 A policy says it of its knobs in one table, beside them. Whoever turns one in vain is told what it
 needs; whoever compares policies turns each knob of those that can use it.
 
-What several policies' knobs may be: lengths and parts with bounds. Must not know a policy.
+What several policies' knobs may be: lengths and parts with bounds.
 
 No knob is ever infinite or NaN, whatever its type says; see `policy.turned`. "Never" is `null`.
 """

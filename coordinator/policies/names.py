@@ -1,4 +1,4 @@
-"""Policies that drivers mean by name without a user's word. Must not know what they are.
+"""Policies that drivers mean by name without a user's word.
 
 Whoever runs policies names none: engine and simulator take these from here.
 """

@@ -1,4 +1,4 @@
-"""What a policy is: who starts where, what is lent, its knobs and its parts. Knows no policy.
+"""What a policy is: who starts where, what is lent, its knobs and its parts.
 
 A bundle is rules over the shared parts; a joint policy decides by the general hook. Both have knobs
 that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.

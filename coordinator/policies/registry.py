@@ -1,9 +1,9 @@
-"""Policies by name, in one explicit table. Must not know the engine.
+"""Policies by name, in one explicit table.
 
 Whoever compares policies changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is
 `aryl` with two of its knobs turned. What other distributions add is let in by drivers.
 
-A policy of another distribution, as a driver found it. Must not know how it is looked for.
+A policy of another distribution, as a driver found it.
 """
 
 from __future__ import annotations

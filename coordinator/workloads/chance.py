@@ -1,4 +1,4 @@
-"""Random numbers by seed, the same on every machine and Python. Must not know what they are for."""
+"""Random numbers by seed, the same on every machine and Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a share falls on, by seed alone. Must not know what they are chosen for.
+"""Which jobs a share falls on, by seed alone.
 
 Each job draws one number in the order of the job ids, and the smallest draws are chosen. So 20 % is
 part of 40 %, and neither the order of the input nor the hash seed matters. What jobs are chosen for

@@ -1,4 +1,4 @@
-"""One function per published job format: a row becomes a `TraceJob`. Must not know files or paths.
+"""One function per published job format: a row becomes a `TraceJob`.
 
 Origins, licences and what each column means: docs/traces.md. Units end here: seconds, whole GPUs.
 """

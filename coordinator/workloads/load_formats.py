@@ -1,4 +1,4 @@
-"""Inference-load files as even series. Must not know services or nodes.
+"""Inference-load files as even series.
 
 Read: our own CSV (`t_s` and `req_per_s` or `busy_ratio`), ServeGen's aggregate (`model`) and
 clients' rates (`client`), and request logs that are binned here: Azure LLM and Mooncake.

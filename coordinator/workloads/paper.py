@@ -1,8 +1,8 @@
 """The paper's training cluster as a generator: parameters and a seed in, one trace out.
 
-Must not know files, policies or the engine. What the paper (Lyra, EuroSys'23) gives is a constant
-here with its section; what it does not give is a field of `PaperParameters`, and those are fitted
-to its FIFO row only: docs/workload-paper.md has the fit, what resists, and why.
+What the paper (Lyra, EuroSys'23) gives is a constant here with its section; what it does not give
+is a field of `PaperParameters`, and those are fitted to its FIFO row only: docs/workload-paper.md
+has the fit, what resists, and why.
 
 So that seeds differ little: running times are stratified (one draw in each of n equal parts of the
 distribution), sizes come in exact counts, offered GPU-seconds are pinned, and jobs alike in

@@ -1,7 +1,7 @@
 """The two pools of a cluster as jobs are shaped for them: GPU types and sizes of nodes.
 
-Must not know traces or how a cluster is written. Who draws jobs that grow, move or span asks here,
-so that a cluster of other types or of smaller nodes gets jobs of its own kind.
+Who draws jobs that grow, move or span asks here, so that a cluster of other types or of smaller
+nodes gets jobs of its own kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The nodes of a named workload in another number. Must not know how a cluster is written.
+"""The nodes of a named workload in another number.
 
 A workload whose jobs name rare GPU types brings nodes that have them; so many nodes of so many GPUs
 say nothing of types. So each pool keeps the types of its own nodes, in their proportion.

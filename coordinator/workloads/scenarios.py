@@ -1,7 +1,7 @@
 """What the paper varies, as pure functions: a workload in, a workload out.
 
-Must not know policies: FIFO or Aryl, with or without loans, is the caller's. Sections and figures
-are of Lyra, EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is part of 40 %.
+Sections and figures are of Lyra, EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is
+part of 40 %.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How large one worker of a job is on the nodes that the job may use. Must not know traces' formats
-or how a cluster is written."""
+"""How large one worker of a job is on the nodes that the job may use."""
 
 from __future__ import annotations
 

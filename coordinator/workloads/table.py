@@ -1,4 +1,4 @@
-"""Rows of a text table, and where each value stood. Must not know what a table is about.
+"""Rows of a text table, and where each value stood.
 
 Whatever is wrong with a file becomes one `ConfigError` that names the file, the line and, where
 there is one, the column: what stood there and what was expected.

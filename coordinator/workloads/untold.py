@@ -1,8 +1,8 @@
 """What the paper's trace tells of its jobs and a public one does not, drawn by seed.
 
-Must not know policies. A named scenario says that 21 % of the jobs are fungible and about 5 %
-elastic (Lyra, EuroSys'23, section 7.1): on a trace that is silent of it, its jobs would be others
-than those that its name stands for. What a trace does tell stays.
+A named scenario says that 21 % of the jobs are fungible and about 5 % elastic (Lyra, EuroSys'23,
+section 7.1): on a trace that is silent of it, its jobs would be others than those that its name
+stands for. What a trace does tell stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A progress bar over runs wherever they run on this machine. Must not know what a run is about.
+"""A progress bar over runs wherever they run on this machine.
 
 Each run writes how far it is into a file of its own; a thread adds them up. A run on another
 machine shows only when it has ended.

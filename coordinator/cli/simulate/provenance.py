@@ -1,7 +1,4 @@
-"""What a run of `aryl simulate` was asked for, so that what is kept of it says how it was made.
-
-Must not know what the options mean.
-"""
+"""What a run of `aryl simulate` was asked for, so that what is kept of it says how it was made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What time alone does to a job: a gang that is not ready, a limit that is reached. Must not know
-who keeps the time.
+"""What time alone does to a job: a gang that is not ready, a limit that is reached.
 
-When time alone changes something about a job: a heap of instants. Must not know what changes.
+When time alone changes something about a job: a heap of instants.
 """
 
 from __future__ import annotations

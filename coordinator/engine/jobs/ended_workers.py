@@ -1,5 +1,4 @@
-"""Which nodes have the logs of workers that are gone, and since when they are. Must not know why
-they ended."""
+"""Which nodes have the logs of workers that are gone, and since when they are."""
 
 from __future__ import annotations
 

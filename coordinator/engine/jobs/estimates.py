@@ -1,8 +1,7 @@
 """How much work a job has left, and where that number comes from.
 
 Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
-declared, else the size class's median, else the configured default. Work is in worker-seconds. Must
-not know policies.
+declared, else the size class's median, else the configured default. Work is in worker-seconds.
 """
 
 from __future__ import annotations

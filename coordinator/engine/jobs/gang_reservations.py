@@ -9,7 +9,7 @@ told to stop it.
 
 A worker that a ledger told of is no such reservation: the journal that said what it was ordered is
 lost. For the same reason a job that is doubted after lost records leaves none, and a worker that
-its node reports as running is none. Must not know why a worker is stopped, nor policies.
+its node reports as running is none.
 """
 
 from __future__ import annotations

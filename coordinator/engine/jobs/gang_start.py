@@ -1,4 +1,4 @@
-"""Starting an attempt: whether a gang fits where it was placed, and placing it. Knows no policy."""
+"""Starting an attempt: whether a gang fits where it was placed, and placing it."""
 
 from __future__ import annotations
 

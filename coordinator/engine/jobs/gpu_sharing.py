@@ -1,4 +1,4 @@
-"""GPUs that several workers have: who computes on them, in turns or packed. Knows no policy.
+"""GPUs that several workers have: who computes on them, in turns or packed.
 
 A worker that has a GPU together with others either computes there or is suspended with its whole
 gang. One computes alone unless it was allowed to be packed; then at most two do, if their memory is

@@ -1,15 +1,14 @@
-"""What happens to jobs: submit, gangs, exits, faults, preemption. Must not know why it was decided.
+"""What happens to jobs: submit, gangs, exits, faults, preemption.
 
 All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
 
-Stops that nobody here knows of: what a worker's node says that it was stopped for. Must not know
-how a journal comes to be lost.
+Stops that nobody here knows of: what a worker's node says that it was stopped for.
 
 An order to stop is in the journal; where that was lost during the grace, the answer of the node is
 all that is left of it.
 
-How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy
-says from pass to pass. Must not know any kind, nor why it is said.
+How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy says
+from pass to pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Moving a job: its GPUs elsewhere are held, its attempt saves and leaves, the next one starts.
 
 One decision, so that nobody takes the place in between; it is no preemption, because nobody else
-gets the job's turn. Must not know why a place is better, nor policies.
+gets the job's turn.
 """
 
 from __future__ import annotations

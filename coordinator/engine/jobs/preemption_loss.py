@@ -1,20 +1,20 @@
-"""What preemptions and resizes cost, in GPU-seconds. Must not know why, nor what was predicted.
+"""What preemptions and resizes cost, in GPU-seconds.
 
 A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
 then is the work since its last verified checkpoint, and what its gang computes on until one of its
 base workers has ended: without that one nobody gets further, and until then a job that ignores the
-request computes through its whole grace. A verified save that was made after the order is the
-job's answer to it and clears all of that; one that was made before the order and is heard after it
-clears what is older than itself. When the last worker of the attempt is gone, what is left is
-booked, on the job, on the cell and on the loan for whose end the job was stopped, which may have
-come home before.
+request computes through its whole grace. A verified save that was made after the order is the job's
+answer to it and clears all of that; one that was made before the order and is heard after it clears
+what is older than itself. When the last worker of the attempt is gone, what is left is booked, on
+the job, on the cell and on the loan for whose end the job was stopped, which may have come home
+before.
 
 What counts is when something happened, not when it was heard: a node says how long ago a worker
 ended or saved, by its own clock, and only such differences are used.
 
 A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
-attempt begins from it, so that it takes the booking back. Once the next attempt is placed the
-books of the last one are closed.
+attempt begins from it, so that it takes the booking back. Once the next attempt is placed the books
+of the last one are closed.
 """
 
 from __future__ import annotations

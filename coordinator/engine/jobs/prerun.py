@@ -1,4 +1,4 @@
-"""Pre-runs: a gang whose command never succeeded is first tried on a few GPUs. Knows no policy.
+"""Pre-runs: a gang whose command never succeeded is first tried on a few GPUs.
 
 Most failures of gangs come in their first minutes and come again on every GPU that is added, so
 that one GPU shows them as well (Philly study, ATC'19, section 5). While its pre-run is on, a job is

@@ -1,4 +1,4 @@
-"""A job's spec while its pre-run is on, and afterwards. Must not know how a pre-run ends."""
+"""A job's spec while its pre-run is on, and afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far jobs say that they are, and what they have saved. Must not know nodes or policies."""
+"""How far jobs say that they are, and what they have saved."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The rendezvous store of an attempt: a program of its own beside the gang's first worker. Must
-not know what its end means for the job.
+"""The rendezvous store of an attempt: a program of its own beside the gang's first worker.
 
-Losing a flexible node must not lose the rendezvous, so the store lives where worker 0
-does, which is a base worker. It has no GPU, is ordered with the gang's reservations, and is left
-behind when the attempt's last worker is gone.
+Losing a flexible node must not lose the rendezvous, so the store lives where worker 0 does, which
+is a base worker. It has no GPU, is ordered with the gang's reservations, and is left behind when
+the attempt's last worker is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a resize costs one job, measured from its own words. Must not know policies.
+"""What a resize costs one job, measured from its own words.
 
 A resize restarts every rank of a gang, so its price is not the time of the order. It is the time in
 which the job got no further: from its last step before the change to its first step after it, and

@@ -1,5 +1,4 @@
-"""Whether, when and where a job is tried again after a fault. Must not know how it was recognised
-what failed.
+"""Whether, when and where a job is tried again after a fault.
 
 The job's own budget is its user's word; what kind of failure it was decides within it, by the retry
 classes that follow from the Philly study (ATC'19, section 5): never, on another node, or after a
@@ -11,8 +10,7 @@ A path or a command that one node does not find may be a mount that failed there
 the job: one refusal does not tell. It is the node's until a second node says the same of the same
 thing, or where the job fits nowhere else.
 
-Nodes that a job leaves alone after a fault, each until an instant of its own. Must not know what
-failed, nor why another place is better.
+Nodes that a job leaves alone after a fault, each until an instant of its own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ but the job. A job is STALLED after silence much longer than its usual gap betwe
 what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED; one that
 starts, is resized, suspended or stopped is expected to be silent.
 
-A stall ends with the next word of the job, or when its gang changes. Must not know the wire.
+A stall ends with the next word of the job, or when its gang changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long a job is silent between two words of its steps, and when silence is a stall.
-
-Must not know who measures silence, nor what follows of it.
-"""
+"""How long a job is silent between two words of its steps, and when silence is a stall."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The deadline runs from the order. When the last base worker has gone, or the wait is over, the node
 is taken back as by any reclaim; who decided the wait saw to it that the rest of the deadline is
-enough. Must not know why a job was thought to end in time.
+enough.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The life of a loan, seen from the coordinator. Must not know why a node was chosen.
+"""The life of a loan, seen from the coordinator.
 
-Within what time a service was promised a lent node back. Must not know what a promise is for.
+Within what time a service was promised a lent node back.
 
 Stages of a way home that was ordered, from the load that called for it to the last word of it.
 
-Pure; must not know why a node was called back, and compares no clocks of two machines.
+Pure.
 """
 
 from __future__ import annotations

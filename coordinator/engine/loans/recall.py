@@ -1,7 +1,7 @@
 """Calling a lent node home by order, which is no policy's choice: when it must be back, and at what
-price. Must not know who ordered it, nor why.
+price.
 
-Lent nodes of no use to anybody: they are given back. Must not know policies.
+Lent nodes of no use to anybody: they are given back.
 
 One that can start nothing and on which nothing runs goes home at once. One that could, and on which
 nothing ran for `idle_return_s`, goes home at the next loan pass if no job waits: its service then

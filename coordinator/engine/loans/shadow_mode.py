@@ -1,8 +1,8 @@
 """What a service that Aryl may not act for is told: shadow loans and recommendations.
 
 In mode observe each loan that would have been made is followed as if it had been: a *shadow loan*,
-which keeps its node out of the next reckoning and changes nothing else. In mode recommend the
-loans wait for an operator. Must not know forecasts; what would be lent is the policy's to say.
+which keeps its node out of the next reckoning and changes nothing else. In mode recommend the loans
+wait for an operator.
 """
 
 from __future__ import annotations

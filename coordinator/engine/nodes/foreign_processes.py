@@ -1,5 +1,4 @@
-"""GPU processes of nobody who was given the GPUs, as a node's reports tell of them. Must not know
-how whose they are is found out.
+"""GPU processes of nobody who was given the GPUs, as a node's reports tell of them.
 
 A program that crashes and is started again is another process each time: what belongs together is
 told once, and how many came after it when the next is told.

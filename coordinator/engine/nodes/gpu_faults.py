@@ -1,7 +1,5 @@
 """Faults of GPUs: which take one out of use, for how long, and when so many are that none follows.
 
-Must not know where faults are read, nor which catalogue says what they are.
-
 What the driver asks for decides, where it tells that: a GPU for which it asks for a recovery is
 out, as long as it does, and one for which it asks for none is not. Where it tells nothing the class
 of the fault decides. A program's own fault takes no GPU out; programs that share nothing and fail

@@ -1,11 +1,9 @@
 """Drains: a node takes no more work, and what runs there may go on until a deadline, if it has one.
 
 The deadline is an instant of engine time, kept in the state: it outlives every leader and replays.
-It is an order, not a decision, so it also holds while the cell is frozen. Must not know who ordered
-it, nor what a node is drained for.
+It is an order, not a decision, so it also holds while the cell is frozen.
 
-Taking a node out of the cell for good: when it may be, and what is forgotten of it. Must not
-know who ordered it.
+Taking a node out of the cell for good: when it may be, and what is forgotten of it.
 
 Only what nobody hears may go, and only when nothing hangs on it: a worker that may still run, a
 loan, or work that the cell knows from it alone. Whoever vouches for the end of these says so by

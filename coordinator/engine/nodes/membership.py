@@ -2,7 +2,7 @@
 
 Settings change while nodes are lent: an agent starts again in another pool or for another service,
 or a coordinator whose settings have a service no more. No loan pass sees such a loan, and nothing
-would ever end it. Must not know policies, nor where settings come from.
+would ever end it.
 """
 
 from __future__ import annotations

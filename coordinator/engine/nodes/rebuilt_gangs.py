@@ -2,7 +2,7 @@
 
 Each order names the nodes of its gang, so that a ledger that is read after the journal was lost
 says who else belongs to it. Such a node may compute although nobody hears it, so only its report or
-an operator's word ends the wait. Must not know how ledgers are read.
+an operator's word ends the wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a node's ledger tells of jobs that the journal lost: they are rebuilt, worker by worker.
-
-Must not know policies, nor how ledgers are read.
-"""
+"""What a node's ledger tells of jobs that the journal lost: they are rebuilt, worker by worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes say: their role, their GPUs, the workers they hold. Must not know policies.
+"""What nodes say: their role, their GPUs, the workers they hold.
 
 A node's report is the truth about what is held; the journal is the truth about what is wanted.
 """

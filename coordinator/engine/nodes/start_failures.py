@@ -1,5 +1,4 @@
-"""Nodes that refuse to start one worker after the other: they are left alone for a while. Must not
-know policies, nor how a node starts anything.
+"""Nodes that refuse to start one worker after the other: they are left alone for a while.
 
 A node that can start nothing is idle, so it is what every policy takes first: it would draw one job
 after the other of the whole cell ("black hole node"), each free of charge and none of them told. A

@@ -1,4 +1,4 @@
-"""What the engine orders its driver to do. Must not know how it is done."""
+"""What the engine orders its driver to do."""
 
 from __future__ import annotations
 

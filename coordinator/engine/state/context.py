@@ -1,8 +1,8 @@
 """What one call of the engine works with: the state, the instant, and what came of it.
 
-Handlers get a context and change the state through it; must not know policies or drivers.
+Handlers get a context and change the state through it.
 
-What the engine forgets: a cell lives for years. Must not know how things end.
+What the engine forgets: a cell lives for years.
 
 The oldest go first and what is live stays. Room for as many again is left before the next look
 through all of them, so that an end costs nothing most times.

@@ -1,5 +1,5 @@
 """How loans end, defined once for counters, figures and rows: what is a reclaim, what a lapse, what
-a turn-back, and which was late. Pure; must not know why a node was lent or called back.
+a turn-back, and which was late. Pure.
 
 A reclaim was ordered, whatever brought the node home in the end: its lease may lapse while the
 order waits for jobs. A lapse is the end of a lease by its TTL without an order; a turn-back is a

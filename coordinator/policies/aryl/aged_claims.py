@@ -1,4 +1,4 @@
-"""Nodes kept for jobs that waited too long, so that none starves. Must not know who else waits.
+"""Nodes kept for jobs that waited too long, so that none starves.
 
 Shortest first with skipping starts whatever fits, and a large gang may never find room: what comes
 free is taken by smaller jobs. A job that has aged claims the nodes on which it could start soonest,
@@ -14,9 +14,8 @@ estimates hold the claim never moves back, so it starts within R more. Whoever h
 is younger, waits for its turn before.
 
 With ratio 0.5 and stretch 30 that is the larger of 2 R and 30 T, and R more; of 2 R and 300 T with
-one worker, however many GPUs it has; and never before `AGED_S`. The bound is in
-proportion to the job's length: it keeps wide short jobs from starving, and is no promise that long
-ones start soon.
+one worker, however many GPUs it has; and never before `AGED_S`. The bound is in proportion to the
+job's length: it keeps wide short jobs from starving, and is no promise that long ones start soon.
 """
 
 from __future__ import annotations

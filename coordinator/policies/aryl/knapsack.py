@@ -1,8 +1,8 @@
-"""The multiple-choice knapsack of flexible demand, pure numbers. Must not know jobs or nodes.
+"""The multiple-choice knapsack of flexible demand, pure numbers.
 
-Lyra, EuroSys'23, section 5.2: one group per elastic job, item k is k flexible workers, weight
-k * GPUs per worker, value the running time that they save; at most one item per group. Beyond the
-paper a group may have measured rates instead of linear ones, rising and falling as they were found.
+Lyra, EuroSys'23, section 5.2: one group per elastic job, item k is k flexible workers, weight k *
+GPUs per worker, value the running time that they save; at most one item per group. Beyond the paper
+a group may have measured rates instead of linear ones, rising and falling as they were found.
 """
 
 from __future__ import annotations

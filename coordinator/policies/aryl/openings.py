@@ -1,4 +1,4 @@
-"""When nodes come free, by what the jobs there have left. Must not know who wants them, nor why.
+"""When nodes come free, by what the jobs there have left.
 
 Flexible workers count as room from the start: they go at once when they are told to.
 """

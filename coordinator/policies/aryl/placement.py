@@ -1,4 +1,4 @@
-"""Which nodes take the workers: best fit, groups on lent nodes. Must not know order or value.
+"""Which nodes take the workers: best fit, groups on lent nodes.
 
 For policies that are made of rules; those that decide jointly place on a `floor`. The rules (Lyra,
 EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, an empty node is
@@ -9,7 +9,7 @@ Deviation: the paper puts elastic base demand on lent nodes first. A base worker
 source of preemptions, so by default it goes to training nodes while they fit
 (`elastic_base_prefers_loan` restores the paper's rule).
 
-What a rule that keeps jobs away from nodes looks like. Must not know any such rule.
+What a rule that keeps jobs away from nodes looks like.
 """
 
 from __future__ import annotations

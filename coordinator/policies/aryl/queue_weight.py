@@ -1,4 +1,4 @@
-"""What it counts that a job is over sooner where others wait. Must not know who is next.
+"""What it counts that a job is over sooner where others wait.
 
 Lyra's knapsack (EuroSys'23, section 5.2) counts the time that a worker more saves the job itself.
 But a job that ends a second sooner also gives the g GPUs of its base gang back a second sooner: by

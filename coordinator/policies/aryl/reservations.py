@@ -1,8 +1,8 @@
 """GPUs set aside for a gang that has waited long enough, so that its wait is bounded.
 
-Shortest first with skipping starts whatever fits. A gang that needs many GPUs at one time may
-never find them: what comes free is taken by others. Once a gang has waited `after_s` without room,
-the training nodes on which it can start soonest are *reserved* for it, by what runs there has left.
+Shortest first with skipping starts whatever fits. A gang that needs many GPUs at one time may never
+find them: what comes free is taken by others. Once a gang has waited `after_s` without room, the
+training nodes on which it can start soonest are *reserved* for it, by what runs there has left.
 That is EASY backfilling (Lifka, JSSPP'95; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001): until the
 instant of the reservation, its shadow time, base work may run on the reserved GPUs if it is over by
 then; base work that is not may use the GPUs of these nodes that the gang leaves over.
@@ -25,8 +25,7 @@ reservation is on training nodes: lent ones may go home before. Nodes that close
 to avoid, end it, and it is made anew elsewhere.
 
 Flexible workers go when they are told to, but not again within the cooldown of a resize, so none is
-added on the reserved GPUs from so long before the instant on. More important jobs pass. Must not
-know the order of the others.
+added on the reserved GPUs from so long before the instant on. More important jobs pass.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How many flexible workers each elastic job gets, and where. Must not know who waits.
+"""How many flexible workers each elastic job gets, and where.
 
-Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each
-pass. Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less
-must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one
-job shrinks for another only when the net gain is positive after both have paid. Of a job whose
-resizes were measured the price is known: each resize must save that, however many workers it moves.
+Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each pass.
+Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less must save
+at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one job shrinks for
+another only when the net gain is positive after both have paid. Of a job whose resizes were
+measured the price is known: each resize must save that, however many workers it moves.
 
 A job whose profile tells its speed at each size is worth what that says, not what the paper's
 linear rule would: it is offered no size that is no faster than a smaller one.

@@ -1,7 +1,7 @@
-"""One pass by rules: who starts where, how large, and what is lent or taken back. Knows no names.
+"""One pass by rules: who starts where, how large, and what is lent or taken back.
 
 A bundle's rules choose among the same parts: order (queueing), size (scaling), place (placement),
-loan (loaning, forecast) and reclaim (reclaiming). Must not know the engine.
+loan (loaning, forecast) and reclaim (reclaiming).
 """
 
 from __future__ import annotations

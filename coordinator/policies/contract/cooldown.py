@@ -1,10 +1,10 @@
-"""Jobs that were preempted or resized lately, and when they may be again. Knows no policy.
+"""Jobs that were preempted or resized lately, and when they may be again.
 
 The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
 stopped over and over, and who was stopped runs for so long once it runs again), and with it the
 start that was to have the GPUs. So a policy is told beforehand, and is asked again when the first
 of them may be stopped. A resize rests likewise (`resize_cooldown_s`, and longer where resizes of
-the job were measured to be dear), but no policy is kept to that. Must not know the engine.
+the job were measured to be dear), but no policy is kept to that.
 """
 
 from __future__ import annotations

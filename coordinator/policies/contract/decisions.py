@@ -1,4 +1,4 @@
-"""What a policy may propose: values, each with a reason. Must not know the engine.
+"""What a policy may propose: values, each with a reason.
 
 What waiting jobs wait for, in a word: data only.
 """

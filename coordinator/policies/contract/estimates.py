@@ -1,4 +1,4 @@
-"""Where an estimate comes from, and how far off each source may be. Must not know jobs or costs.
+"""Where an estimate comes from, and how far off each source may be.
 
 The engine words its sources by this enumeration, with details behind them, and policies ask here;
 so a new source is a guess until it says otherwise, and no policy reads words of its own.
@@ -7,7 +7,6 @@ How fast a job goes with so many workers, and for how long: by its profile, else
 
 Lyra (EuroSys'23, section 5) takes throughput for linear in workers; its section 8 names measured
 curves as the way on. `JobProfile` reads such a curve; here it is put into the units of a GPU type.
-Must not know nodes, nor who grows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Where GPUs are: what a pass can give away by node, and placing rules.
 
 For policies that decide jointly. Those that are made of rules place on `placement.Room` instead,
-where lent nodes have groups of their own. Must not know the engine, nor who deserves what.
+where lent nodes have groups of their own.
 
-What of a waiting job decides where its base gang has room. Must not know nodes.
+What of a waiting job decides where its base gang has room.
 """
 
 from __future__ import annotations

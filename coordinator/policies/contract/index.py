@@ -3,7 +3,7 @@
 All of it follows from the nodes and jobs of a snapshot. Whoever makes snapshots often keeps an
 index up to date change by change; `index_of` makes one from nothing, and both are equal.
 
-The nodes of each service, sorted for its balance while they change one by one. Knows no load.
+The nodes of each service, sorted for its balance while they change one by one.
 
 Whoever makes snapshots often keeps a sorter up to date; `nodes_of` makes one for a snapshot that
 has no index. Both answer the same.

@@ -1,12 +1,8 @@
 """The frozen view that policies decide on.
 
-Must not know who took the snapshot or what becomes of a decision.
-
-An inference service as policies see it. Must not know nodes, jobs, or who forecasts its load.
+An inference service as policies see it.
 
 What is alike to a placement: groups of nodes, and jobs of one shape. Values only.
-
-Must not know a snapshot, nor which nodes and jobs there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words in what people read: a count and what is counted. Must not know what the words are for."""
+"""Words in what people read: a count and what is counted."""
 
 from __future__ import annotations
 

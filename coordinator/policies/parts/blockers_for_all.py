@@ -1,7 +1,4 @@
-"""Why each job that waits does not start: one answer for each, whatever a pass left open. Pure.
-
-Must not know who decides.
-"""
+"""Why each job that waits does not start: one answer for each, whatever a pass left open. Pure."""
 
 from __future__ import annotations
 

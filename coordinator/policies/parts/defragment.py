@@ -1,10 +1,9 @@
-"""Room for workers where free GPUs are in pieces: others move to the pieces. Knows no policy.
+"""Room for workers where free GPUs are in pieces: others move to the pieces.
 
 A worker needs all its GPUs on one node. Where enough are free, but no node has enough, the one is
 cleared that costs least: a flexible worker there is replaced by one elsewhere, a job with its base
 gang there goes as a whole (ElasticFlow packs by buddy allocation and migrates, ASPLOS 2023, section
-4.3). Whoever moves takes GPUs that are no room for such a worker, so that none is lost by it. Must
-not know the engine, nor why a job is worth the move.
+4.3). Whoever moves takes GPUs that are no room for such a worker, so that none is lost by it.
 """
 
 from __future__ import annotations

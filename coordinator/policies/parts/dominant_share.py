@@ -2,7 +2,7 @@
 
 Sources: DRF (Ghodsi et al., NSDI'11, section 4.1) for one level; H-DRF (Bhattacharya et al.,
 *Hierarchical Scheduling for Diverse Datacenter Workloads*, SoCC'13) for what parts count for their
-whole. Must not know the engine, nor what is decided on them.
+whole.
 """
 
 from __future__ import annotations

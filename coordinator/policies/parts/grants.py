@@ -1,9 +1,8 @@
-"""Who gets how many workers -> decisions: stops, starts and resizes on real nodes. Knows no names.
+"""Who gets how many workers -> decisions: stops, starts and resizes on real nodes.
 
 A policy that decides jointly says which jobs run, each with how many workers, in order of
-precedence (`Grant`); `carry_out` finds the nodes. Running jobs stay where they are, what the
-others leave is given on in the same pass by the engine's nominees, and nobody is stopped in vain.
-Must not know the engine, nor why a job deserves what it gets.
+precedence (`Grant`); `carry_out` finds the nodes. Running jobs stay where they are, what the others
+leave is given on in the same pass by the engine's nominees, and nobody is stopped in vain.
 """
 
 from __future__ import annotations

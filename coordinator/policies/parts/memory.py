@@ -1,4 +1,4 @@
-"""What a policy remembers between its passes, from the bytes that it wrote. Knows no policy."""
+"""What a policy remembers between its passes, from the bytes that it wrote."""
 
 from __future__ import annotations
 

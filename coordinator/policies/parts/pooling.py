@@ -1,7 +1,7 @@
 """Which GPUs are shared out together, and who competes for them: one pool for each GPU type.
 
 A job that accepts several types competes on one of them at a time; which one a pass says anew while
-it waits. Must not know the engine, nor who deserves what.
+it waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A line of jobs walked on real nodes: who runs, who makes room. Must not know what orders it.
+"""A line of jobs walked on real nodes: who runs, who makes room.
 
 Running and waiting jobs stand in one line. Each takes its whole base gang from what is left by
 those before it: a running job where it is, a waiting one on GPUs that are free, else on those of

@@ -2,7 +2,7 @@
 
 A job that does not tell its CPUs or memory is taken to want the part of a node that its GPUs are of
 the node's GPUs; in shares of the whole cluster, of the mean node. Where no node tells its own, only
-GPUs count. Must not know the engine, nor what is decided on them.
+GPUs count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that a stop would set back: their work so far would be lost, not kept. Knows no policy.
+"""Jobs that a stop would set back: their work so far would be lost, not kept.
 
 Schedulers that end turns and leases for fairness assume that whoever is stopped goes on later from
 where it was. A job that never saves begins anew each time, and of two such jobs that take turns
@@ -6,8 +6,6 @@ neither ever ends. So a job is not stopped for another one's turn while that wou
 stops threw away above what they left: all stops together then cost a job less work than it needs,
 and every job ends. Until then it keeps its base gang, and has to pay for that by the policy's own
 measure: the GPU time that it holds counts as received, its share or its finish-time fairness falls.
-
-Must not know the engine, nor whose turn it is.
 """
 
 from __future__ import annotations

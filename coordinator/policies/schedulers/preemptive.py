@@ -1,9 +1,6 @@
 """Preemptive orders: the jobs with the least left run, whoever no longer belongs makes room.
 
-Must not know the engine, nor what a preemption costs: these are the textbook orders SRTF (least
-remaining time) and SRSF (least remaining time x GPUs; Tiresias, NSDI'19, section 3), good where
-stopping is free and a measure of what is possible where it is not. Where nobody knows how long jobs
-take, they are as good as what is estimated.
+Where nobody knows how long jobs take, they are as good as what is estimated.
 """
 
 from __future__ import annotations

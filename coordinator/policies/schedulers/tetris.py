@@ -4,7 +4,7 @@ Source: Tetris, SIGCOMM'14, sections 3.2 to 3.4, for gangs. A machine with room 
 that fit there, the one with the highest score, until nothing fits; then the next machine. The score
 is the alignment, which is the scalar product of what a worker wants and what the machine has free,
 both as parts of the machine, less eps times the work that is left, with eps the ratio of the means,
-so that both weigh alike. Must not know the engine.
+so that both weigh alike.
 
 The paper leaves the order of machines to their heartbeats. Here the fullest machine with room for
 anybody goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
@@ -14,8 +14,8 @@ to those with the most room, so to the fewest, and its last part to the fullest 
 stands to choice on the fullest of them. Its alignment is the mean over its workers, of which those
 away from its first machine count `remote_ratio`.
 
-Only the jobs of the highest priority that fit are looked at, and at a machine of those the
-1 - `fairness` part whose tenants have the smallest dominant shares.
+Only the jobs of the highest priority that fit are looked at, and at a machine of those the 1 -
+`fairness` part whose tenants have the smallest dominant shares.
 """
 
 from __future__ import annotations

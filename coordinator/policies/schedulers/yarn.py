@@ -2,7 +2,7 @@
 
 Sources: Apache Hadoop's Capacity and Fair Scheduler (their documented rules), and the form in which
 papers compare deep learning schedulers with them: `yarn` is non-preemptive FIFO with consolidation
-and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1). Must not know the engine.
+and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1).
 
 A queue is a tenant. Inside a queue jobs go by priority and submission, and the first that does not
 fit blocks those behind it; but whoever could not run in the fleet as it is blocks nobody, as YARN

@@ -1,9 +1,6 @@
 """The passes that one instant takes, each without jobs that the policy is not to see. Knows none.
 
-Must not know the engine, nor who is due what: it asks `takeback`.
-
-A pass with what tenants below their guarantee get back in it. Must not know a policy, nor the
-engine.
+A pass with what tenants below their guarantee get back in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What others hold that a guarantee may call for, the cheapest first. Must not know who gets it.
+"""What others hold that a guarantee may call for, the cheapest first.
 
 First what they would start or grow on in this very pass, then their flexible workers, then their
 jobs: of each those of the lowest priority, then those that lose least by a stop, with all that
-share GPUs with them. What a pass cannot change is
-looked up once, as many jobs that wait ask for the same.
+share GPUs with them. What a pass cannot change is looked up once, as many jobs that wait ask for
+the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which GPUs a job may not borrow that guarantees called back again and again. Knows no policy.
+"""Which GPUs a job may not borrow that guarantees called back again and again.
 
 It starts where enough stays free for all that the owners of these guarantees could still ask for,
-and on what its own guarantee covers. Must not know who counts the stops, nor how long a wait is.
+and on what its own guarantee covers.
 """
 
 from __future__ import annotations

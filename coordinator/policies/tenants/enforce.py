@@ -1,9 +1,9 @@
-"""A pass under the rules of tenants: what every policy's decisions go through. Knows no policy.
+"""A pass under the rules of tenants: what every policy's decisions go through.
 
-Must not know the engine. Without tenants nothing is looked at. With them a policy does not see the
-waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; by
-weight tenants below their fair share start first; those below their guarantee get GPUs back from
-those that borrow; and where GPUs are free, their jobs do not wait for borrowers' that wait.
+Without tenants nothing is looked at. With them a policy does not see the waiting jobs whose tenant
+has no room, so that they block nobody; what it decides is guarded; by weight tenants below their
+fair share start first; those below their guarantee get GPUs back from those that borrow; and where
+GPUs are free, their jobs do not wait for borrowers' that wait.
 """
 
 from __future__ import annotations

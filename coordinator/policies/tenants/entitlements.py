@@ -1,8 +1,4 @@
-"""What a guarantee owes a job that waits, whom it precedes, and why nobody gives it back yet. Knows
-no policy.
-
-Must not know who decided, nor the engine.
-"""
+"""What a guarantee owes a job that waits, whom it precedes, and why nobody gives it back yet."""
 
 from __future__ import annotations
 

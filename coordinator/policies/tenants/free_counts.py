@@ -1,4 +1,4 @@
-"""Free GPUs and uses of tenants while a pass is put together. Must not know who is due what.
+"""Free GPUs and uses of tenants while a pass is put together.
 
 The guard (`guarding`) looks at a pass as a whole and leaves a tenant alone that ends it with no
 less than it had, up to its guarantee; of any other it counts the stops one after the other, without

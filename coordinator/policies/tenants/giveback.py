@@ -1,8 +1,6 @@
-"""Gangs that have GPUs together, so that these come free only with all of them. Knows no policy.
+"""Gangs that have GPUs together, so that these come free only with all of them.
 
-Must not know whose they are, nor why they would leave.
-
-What borrowers could give back, and what comes of a pass: data only. Knows no policy.
+What borrowers could give back, and what comes of a pass: data only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What decisions move between tenants, in GPUs of real nodes. Knows no policy.
+"""What decisions move between tenants, in GPUs of real nodes.
 
-Whether a gang finds room on free GPUs, counted plainly. Must not know whose it is, nor why.
+Whether a gang finds room on free GPUs, counted plainly.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 """What no waiting cures: why a job could not run in the fleet as it is, with nobody else in it.
-Must not know who runs, what is free, nor a policy's order.
 
 A tenant's limits count in the same way: what it may use at most, with all others idle.
 

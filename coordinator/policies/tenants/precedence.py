@@ -1,12 +1,12 @@
 """Room kept for jobs of a higher priority: no lesser job takes what one of these waits for.
 
-Must not know a policy, nor the engine. Where a policy starts whatever fits, or serves tenants by a
-measure of its own, small jobs of a low priority take each GPU that comes free, and a wide gang of a
-higher priority never finds its room together. So a pass in which a lesser job starts is looked at:
-for each job of a higher priority that waits on, nodes are chosen on which it could run soonest by
-what the jobs there have left. Where a lesser job starts on these the pass is taken again as if it
-had to avoid them, unless it will be over by then (EASY backfilling, Lifka, JSSPP'95) by an estimate
-that may be late by as much as its source is known to be.
+Where a policy starts whatever fits, or serves tenants by a measure of its own, small jobs of a low
+priority take each GPU that comes free, and a wide gang of a higher priority never finds its room
+together. So a pass in which a lesser job starts is looked at: for each job of a higher priority
+that waits on, nodes are chosen on which it could run soonest by what the jobs there have left.
+Where a lesser job starts on these the pass is taken again as if it had to avoid them, unless it
+will be over by then (EASY backfilling, Lifka, JSSPP'95) by an estimate that may be late by as much
+as its source is known to be.
 
 Jobs of one priority are the policy's own matter, as is who of those that fit starts: a job that
 could start at once and that the policy leaves waiting all the same keeps no room from anybody. What

@@ -1,6 +1,4 @@
-"""Jobs that wait, one line for each tenant: priority first, then submission. Knows no policy.
-
-Must not know what decides which line is served next.
+"""Jobs that wait, one line for each tenant: priority first, then submission.
 
 Down the tree of tenants: at each level to whoever has least, of those with somebody to serve.
 
@@ -10,8 +8,7 @@ those compared that are part of it. So teams get their part of what their organi
 many there are of them, and what one of them leaves goes to its siblings first.
 
 Of equals the one whose job was submitted first is next: by name alone a tenant whose part is less
-than one job would stand behind the same siblings whenever something comes free. Knows no policy,
-nor what is measured.
+than one job would stand behind the same siblings whenever something comes free.
 """
 
 from __future__ import annotations

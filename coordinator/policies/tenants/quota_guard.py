@@ -1,8 +1,7 @@
 """What tenants allow of decisions, whoever decided them: quotas hold and guarantees lose nothing.
 
 Three rules. A job starts or grows only where its tenant has room. A tenant within its guarantee
-loses no GPU to another one. Jobs of two tenants share no GPU. Must not know the engine, nor who
-decided; `takeback` gives a tenant below its guarantee GPUs back.
+loses no GPU to another one. Jobs of two tenants share no GPU.
 
 The second rule counts node by node: what outsiders of a tenant take there beyond what is free and
 what others leave, they take from it. Stops count one after the other, as in Kueue and KAI: a stop
@@ -10,12 +9,12 @@ is no loss of a guarantee while the tenant still holds more than that before it.
 jobs for its own jobs loses nothing to another; for nobody it does not (`keeping`), as others would
 take in the next pass what was left in this one.
 
-What a tenant keeps within its guarantee: what no job of its own would take. Knows no policy.
+What a tenant keeps within its guarantee: what no job of its own would take.
 
 GPUs that a decision takes from a job for nobody would be another tenant's in some later pass. So
 whoever is within its guarantee makes room for jobs of its own, of the same pass, or not at all: on
 nodes, or of what a tenant that both are part of may use. What is borrowed may go in any case, and
-so may workers that make their job no faster. Must not know the engine.
+so may workers that make their job no faster.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""The passes that would follow one, while nothing comes or ends: whether they come round. Must not
-know a policy, nor the engine.
+"""The passes that would follow one, while nothing comes or ends: whether they come round.
 
-A policy and the guarantees decide by two different orders, and each may undo what the other did.
-A stop of the one makes a job due by the other, what gives way to that job changes what the policy
+A policy and the guarantees decide by two different orders, and each may undo what the other did. A
+stop of the one makes a job due by the other, what gives way to that job changes what the policy
 would have stopped for, and so on, in circles. So a stop of a policy counts only where its job does
 not come and go in the passes after it, each on what the one before leaves. Whoever is on a circle
 sees itself again: its pass is made without the stops of the circle, and the circle is left.
 
-The cell as a pass leaves it, and what guarantees would call back in it. Must not know a policy,
-nor the engine.
+The cell as a pass leaves it, and what guarantees would call back in it.
 
 A stop is of use only if what it is for lasts. Whoever is stopped waits from then on; where its
 tenant's guarantee, or that of another job that waits, calls back what the stop was for, the next

@@ -1,11 +1,11 @@
-"""What each tenant is promised, uses and may take: one tree of tenants. Knows no policy.
+"""What each tenant is promised, uses and may take: one tree of tenants.
 
 A guarantee is the quota of a tenant and of all below it. What nobody's guarantee covers, and what
 idle guarantees leave over, is borrowed; a tenant may bound what it borrows and what it lends. The
-fair shares are those of KAI-Scheduler's documented rule: guarantees first, the rest by weight.
-GPUs are counted whatever their type.
+fair shares are those of KAI-Scheduler's documented rule: guarantees first, the rest by weight. GPUs
+are counted whatever their type.
 
-What tenants leave to one another of what they share. Must not know the tree, nor who uses what.
+What tenants leave to one another of what they share.
 
 Whoever asks says what each uses: now, or by a plan.
 """

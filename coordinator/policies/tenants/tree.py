@@ -1,4 +1,4 @@
-"""The tree of a cell's tenants, and of those that only jobs name. Must not know who uses what."""
+"""The tree of a cell's tenants, and of those that only jobs name."""
 
 from __future__ import annotations
 

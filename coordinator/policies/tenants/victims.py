@@ -1,7 +1,6 @@
 """Which of what others hold goes to a job: first what leaves tenants most of their guarantees.
 
-Jobs are whole, so that one which is stopped may be more than its tenant borrows. Must not know who
-is due, nor what a stop costs: what may be given comes in the order of that.
+Jobs are whole, so that one which is stopped may be more than its tenant borrows.
 """
 
 from __future__ import annotations

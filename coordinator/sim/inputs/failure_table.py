@@ -1,5 +1,4 @@
-"""Failures of the Philly study (ATC'19, table 7) as a source of failures. Must not know nodes, time
-or what is done about a failure.
+"""Failures of the Philly study (ATC'19, table 7) as a source of failures.
 
 Every chance comes from the seed and the job's name, so that a job fails in the same way under every
 policy and setting.

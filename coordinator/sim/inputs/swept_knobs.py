@@ -1,7 +1,4 @@
-"""Knobs that are swept: whose they are, what they stand in place of, which decide nothing. Pure.
-
-Must not know a policy by name, nor the other keys of a sweep.
-"""
+"""Knobs that are swept: whose they are, what they stand in place of, which decide nothing. Pure."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 rho = T_shared / T_alone (Themis, NSDI'20, section 3): T_shared is from an app's first submission to
 the end of its last job; T_alone is how long it would have taken on a share of the cluster of its
 own, 1/N of the GPUs, where N is the time-weighted mean number of apps that were there meanwhile.
-Above 1 an app was worse off than with a private share: for it there was no sharing incentive.
-Both times are of the same nodes: what it takes to start once, a private share takes as well; being
-stopped, moved and started again is what sharing has cost. Must not know policies.
+Above 1 an app was worse off than with a private share: for it there was no sharing incentive. Both
+times are of the same nodes: what it takes to start once, a private share takes as well; being
+stopped, moved and started again is what sharing has cost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The jobs of a run that is over as `fairness` sees them: what each took, and had taken alone.
 
-Must not know policies. The truth about work is the trace's, never an estimate.
+The truth about work is the trace's, never an estimate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a run is measured by: names, units, and which end is the better one.
-
-Must not know where it is shown, nor how a figure comes about (`run.RunResult` says that).
-"""
+"""What a run is measured by: names, units, and which end is the better one."""
 
 from __future__ import annotations
 

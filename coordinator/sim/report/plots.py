@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines over time, distributions. Must not know what is plotted.
+"""Plots as SVG text: lines over time, distributions.
 
 No library and nothing from outside: a page of these opens anywhere, for ever. Colors and dashes
 come from the page's style sheet (`style`), so that light and dark pages share the plots.

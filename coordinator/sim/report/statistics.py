@@ -1,4 +1,4 @@
-"""Means over seeds with 95 % confidence intervals. Must not know what is averaged."""
+"""Means over seeds with 95 % confidence intervals."""
 
 from __future__ import annotations
 

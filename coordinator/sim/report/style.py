@@ -1,7 +1,7 @@
 """The frame and style sheet of pages with plots: light, dark, narrow, and who is shown in color.
 
-Must not know what is plotted. Everything is CSS: a page has no script, so that it opens anywhere,
-from a mail or an archive as well. Who is in color is what is ticked in the page's list (`:has`).
+Everything is CSS: a page has no script, so that it opens anywhere, from a mail or an archive as
+well. Who is in color is what is ticked in the page's list (`:has`).
 
 Colors are those of Okabe and Ito (Color Universal Design, 2008), which people see apart whatever
 their color vision, less the yellow that no white page shows; beyond seven, dashes tell lines apart.

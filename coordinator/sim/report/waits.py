@@ -1,7 +1,4 @@
-"""What jobs waited for, by the size of their gangs, as in the Philly study (ATC'19, table 2).
-
-Must not know any kind.
-"""
+"""What jobs waited for, by the size of their gangs, as in the Philly study (ATC'19, table 2)."""
 
 from __future__ import annotations
 

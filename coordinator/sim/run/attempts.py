@@ -1,6 +1,4 @@
-"""A simulated job and its attempt as they really are: work, workers, pace, pauses. Data only; must
-not know why workers come and go.
-"""
+"""A simulated job and its attempt as they really are: work, workers, pace, pauses. Data only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pretend nodes: they obey desired states with delays, by the real life-cycle table.
-
-Must not know policies; a node here sees what a real agent would be sent, and answers with what a
-real agent would report.
-"""
+"""Pretend nodes: they obey desired states with delays, by the real life-cycle table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers really compute on which GPU, and what that costs them. Knows no scheduler.
+"""Which workers really compute on which GPU, and what that costs them.
 
 The truth of the simulator: a suspended worker is not here, two that compute on one GPU slow each
 other down as `common.profile.packed_speed_ratio` says.

@@ -1,7 +1,7 @@
 """Many runs: policies x seeds, over cores or over a cluster of an existing engine.
 
-Must not know options or pages. Each run is a pure function of its task, so where it runs cannot
-change a figure; joblib carries tasks out (docs/decisions/0006-dependencies.md).
+Each run is a pure function of its task, so where it runs cannot change a figure; joblib carries
+tasks out (docs/decisions/0006-dependencies.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Jobs that fail by themselves while they compute, and what that costs. Must not know policies, nor
-where the failures come from.
+"""Jobs that fail by themselves while they compute, and what that costs.
 
 A failure is a point of the job's program: its clock is what the base gang would have computed up to
 there, in seconds. So it stands still while the job waits, is suspended, warms up or changes its

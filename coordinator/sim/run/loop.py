@@ -1,6 +1,6 @@
 """The heap of (time, priority, sequence, call): simulated time and nothing else.
 
-Must not know what the calls do. The sequence makes ties deterministic.
+The sequence makes ties deterministic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Nodes of a simulation that lose power: crash, silence, boot. Must not know what the engine makes
-of it.
-"""
+"""Nodes of a simulation that lose power: crash, silence, boot."""
 
 from __future__ import annotations
 

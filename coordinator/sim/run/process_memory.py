@@ -1,6 +1,4 @@
-"""Memory of this process: its peak, and how often garbage is looked for. Must not know what uses
-it.
-"""
+"""Memory of this process: its peak, and how often garbage is looked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How the true work of jobs runs down: speed by workers, saving, what a stop costs.
 
-Must not know why workers start or stop, nor what a scheduler believes: it holds the truth that a
-real training job would hold itself. Work is in worker-seconds of the reference GPU type.
+Work is in worker-seconds of the reference GPU type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker that a pretend node holds, and what is said of it. Must not know loops or policies."""
+"""A worker that a pretend node holds, and what is said of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run comes to its last job, and if not, why. Must not know figures, nor play anything.
+"""Whether a run comes to its last job, and if not, why.
 
 A run of which one job never ends has no figures: a mean without that job would be a lie.
 """

@@ -1,6 +1,6 @@
 """The wire between coordinator and pretend nodes: loses messages by seed, and sends them again.
 
-Must not know what is in a message. Chance is an argument: the same seed loses the same ones.
+Chance is an argument: the same seed loses the same ones.
 """
 
 from __future__ import annotations

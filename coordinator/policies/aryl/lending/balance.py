@@ -1,9 +1,9 @@
-"""How many nodes a service can lend or must have back, which first. Must not know who wants one.
+"""How many nodes a service can lend or must have back, which first.
 
-Per service (Lyra, EuroSys'23, section 6, made per service and by load):
-needed = max(min_serving, ceil(forecast / capacity_per_node) + headroom), and what is ready beyond
-that is spare. Two levels keep a node from flapping: to lend, the peak of the last loan period
-counts too, so a dip lends nothing; to reclaim, only last value and forecast count.
+Per service (Lyra, EuroSys'23, section 6, made per service and by load): needed = max(min_serving,
+ceil(forecast / capacity_per_node) + headroom), and what is ready beyond that is spare. Two levels
+keep a node from flapping: to lend, the peak of the last loan period counts too, so a dip lends
+nothing; to reclaim, only last value and forecast count.
 """
 
 from __future__ import annotations

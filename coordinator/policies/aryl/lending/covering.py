@@ -1,4 +1,4 @@
-"""Who gets which nodes, of those that could be lent. Must not know why nodes are spare.
+"""Who gets which nodes, of those that could be lent.
 
 After a scheduling pass was tried: each job that still waits, in the order of the policy, is given
 as few further nodes as let its whole base gang start, on one GPU type, beside what is free; a gang

@@ -1,4 +1,4 @@
-"""Which spare nodes training could use if they were lent now. Must not know why nodes are spare.
+"""Which spare nodes training could use if they were lent now.
 
 A scheduling pass is tried first: what starts or grows without a loan wants none. `covering` gives
 what could be lent to those that it leaves over, and a node that nobody got stays home.

@@ -1,4 +1,4 @@
-"""How long lent nodes may be held by base workers: loan lifetimes. Must not know order or value.
+"""How long lent nodes may be held by base workers: loan lifetimes.
 
 The paper lends by the next five minutes and preempts when the load comes back (Lyra, EuroSys'23,
 sections 4 and 6). But the load of a day is known before: by quantile, so many nodes of a service

@@ -1,4 +1,4 @@
-"""How surely a loan must outlive a job for it to gain by one. Must not know loans or forecasts.
+"""How surely a loan must outlive a job for it to gain by one.
 
 Whoever waits for training nodes can take a lent one instead. If the job is over before the load
 comes back it has saved its wait at home, W, and the line there the GPU-seconds that it would have

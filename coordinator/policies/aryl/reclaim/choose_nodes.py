@@ -1,8 +1,8 @@
-"""Which lent nodes go back, at the least cost to jobs. Must not know why they are wanted.
+"""Which lent nodes go back, at the least cost to jobs.
 
-Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes that are not yet lent in full, idle nodes,
-nodes with flexible workers only, nodes whose jobs end by themselves in time, and then those whose
-jobs must stop. Whom to stop is the paper's greedy, or from there on a search near the optimum.
+Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes that are not yet lent in full, idle nodes, nodes
+with flexible workers only, nodes whose jobs end by themselves in time, and then those whose jobs
+must stop. Whom to stop is the paper's greedy, or from there on a search near the optimum.
 """
 
 from __future__ import annotations

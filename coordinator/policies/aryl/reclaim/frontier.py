@@ -1,4 +1,4 @@
-"""The cheapest way to empty so many nodes, part by part. Pure numbers; must not know jobs or nodes.
+"""The cheapest way to empty so many nodes, part by part. Pure numbers.
 
 Parts that share no job are settled apart, each as a row of points (nodes emptied, cost), and put
 together by dynamic programming: exact where every part is small.

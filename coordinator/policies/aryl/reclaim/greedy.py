@@ -1,4 +1,4 @@
-"""The paper's greedy: node by node the lowest preemption cost. Must not know why nodes are wanted.
+"""The paper's greedy: node by node the lowest preemption cost.
 
 Priority comes before cost, as the paper has none: a node on which fewer jobs of the highest
 priority stop goes first, whatever else it costs. Where all priorities are alike it is the paper's.

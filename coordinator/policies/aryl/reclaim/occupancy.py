@@ -1,4 +1,4 @@
-"""Who holds the nodes that may go home. Must not know why they are wanted, or what a job costs."""
+"""Who holds the nodes that may go home."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What it costs to stop a job, by two models; and which jobs end by themselves in time.
 
-Must not know nodes or services. The paper counts jobs, so that the fewest users are hit (Lyra,
-EuroSys'23, section 4). The other model counts expected lost GPU-seconds: work since the last
-verified checkpoint, the restart, and the wait in the queue before it.
+The paper counts jobs, so that the fewest users are hit (Lyra, EuroSys'23, section 4). The other
+model counts expected lost GPU-seconds: work since the last verified checkpoint, the restart, and
+the wait in the queue before it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The rules by which lent nodes are taken back, by name. Must not know why they are wanted.
+"""The rules by which lent nodes are taken back, by name.
 
-Reclaim rules that the paper compares with: at random, and fewest jobs first. Must not know why.
+Reclaim rules that the paper compares with: at random, and fewest jobs first.
 
 Both (Lyra, EuroSys'23, section 7.1) choose nodes one by one and look at no job twice, so that one
 preemption empties two nodes only by luck: that is what the cost in `reclaiming` improves on. The

@@ -1,4 +1,4 @@
-"""Choices near the optimum, with a proof of how near. Pure numbers; must not know jobs or nodes.
+"""Choices near the optimum, with a proof of how near. Pure numbers.
 
 Three steps, each deterministic and bounded by steps, never by time: the corners of the hull
 (`hull`), what is missing to them filled part by part (`frontier`), and then a local search by

@@ -2,7 +2,6 @@
 
 AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4). Their base gangs
 come first, in an order that counts what a stop would throw away; the papers' jobs lose nothing.
-Must not know the engine.
 """
 
 from __future__ import annotations

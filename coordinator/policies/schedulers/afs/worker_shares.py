@@ -3,7 +3,7 @@
 Hwang et al., NSDI'21, "Elastic Resource Sharing for Distributed Deep Learning", section 4; the
 rules as its author's simulator has them. A greedy rule is too sure that what it gives away comes
 back, so two jobs are compared as if it never did. The unit is one worker, the first share a whole
-base gang. Must not know nodes, nor who comes first.
+base gang.
 """
 
 from __future__ import annotations

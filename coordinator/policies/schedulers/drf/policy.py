@@ -3,7 +3,7 @@
 Sources: DRF, NSDI'11, algorithm 1; H-DRF, SoCC'13, for a tree of tenants. Progressive filling: the
 tenant with the smallest dominant share over its weight starts its next job, whole gangs only; one
 whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the same
-order on what is left. Must not know the engine.
+order on what is left.
 
 A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
 the tenant that starts stays below the share that the other has after the stop. Flexible workers go
@@ -12,15 +12,14 @@ for its gangs by no rule at all, as they are dealt on what gangs leave.
 
 Progressive filling: one at a time to the line that is next, until nobody takes any more.
 
-Algorithm 1 of DRF (NSDI'11, section 4.2), for whatever comes in single pieces. Must not know what
-is dealt, nor what puts one line before another.
+Algorithm 1 of DRF (NSDI'11, section 4.2), for whatever comes in single pieces.
 
-How many workers of one job nodes take, kept while others come and go. Must not know who goes.
+How many workers of one job nodes take, kept while others come and go.
 
 Who makes room for a gang: take victims until it fits, then give back those not needed. Pure.
 
 Least disruptive first is the caller's order; the set found has nobody in it without whom the gang
-would fit as well. Must not know what a victim is, nor why it comes before another.
+would fit as well.
 """
 
 from __future__ import annotations

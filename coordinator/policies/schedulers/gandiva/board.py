@@ -1,7 +1,6 @@
 """The cluster as Gandiva sees it in one pass: who has which GPUs, who computes, what is given away.
 
-Heights and affinities are those of Gandiva (OSDI'18, section 4.1). Must not know the engine, nor
-which of its rules asks.
+Heights and affinities are those of Gandiva (OSDI'18, section 4.1).
 """
 
 from __future__ import annotations

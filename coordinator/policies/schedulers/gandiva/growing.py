@@ -1,7 +1,7 @@
 """Growing and shrinking: elastic jobs take idle GPUs of their node and give them back. Pure.
 
 Gandiva (OSDI'18), section 3.4: whoever is elastic has agreed to grow on its own node while nobody
-waits, and to shrink at once when somebody comes. Must not know the engine, nor who comes next.
+waits, and to shrink at once when somebody comes.
 """
 
 from __future__ import annotations

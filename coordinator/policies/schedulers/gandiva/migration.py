@@ -3,7 +3,7 @@
 Gandiva (OSDI'18), section 4.2: a suspended job to GPUs that were vacated, a spread gang to fewer
 nodes, and the jobs of an almost empty node to others. Each job rests between its moves, as a move
 costs a save and a start. Who never saves starts over, so that it is moved for the sake of order
-only while it has next to nothing to lose. Must not know the engine.
+only while it has next to nothing to lose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sets of nodes by gang size, and who stands in each, in turns: a book. Knows no policy.
+"""Sets of nodes by gang size, and who stands in each, in turns: a book.
 
 A set is the fewest nodes that hold a gang of its class; as many of its jobs as it has room for
 compute, the others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's
-(OSDI'18, section 4.1). Must not know snapshots, nor what a turn costs.
+(OSDI'18, section 4.1).
 
 Whoever may not start now, for reasons that are not the book's, is unseen: it keeps its place in the
 line and counts for nothing else. Forgotten it would come back as the last each time, and a job that

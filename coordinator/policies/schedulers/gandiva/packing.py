@@ -3,7 +3,6 @@
 Gandiva (OSDI'18), sections 3.3 and 4.2. Both were measured alone first. What is compared is
 progress per GPU-second that a job was charged: alone it has the whole GPU in its turns, packed half
 of it all the time, so that turns and packing cost the same and the better one makes more steps.
-Must not know the engine, nor what a profile promises: it only says whom to try first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Gandiva (OSDI'18). It wants early feedback for every job rather than short completion times: a job
 that comes computes at once where it can, on free GPUs or in turns with a gang of its size.
-Must not know the engine.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the tur
 artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
 turn that is over is a preemption, as a job of a set gets any GPUs of it; whoever would lose most of
 its work by that keeps its GPUs (`setbacks`), and a turn lasts as long as handing it over is worth.
-Must not know the engine.
 """
 
 from __future__ import annotations

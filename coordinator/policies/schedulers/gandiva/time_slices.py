@@ -2,7 +2,7 @@
 
 Gandiva (OSDI'18), sections 3.1 and 4.1. A turn ends on a grid of slices, after half a slice at
 least, so that all nodes change at one instant and nobody is cut short. A job of higher priority
-never gives way to one of lower. Must not know the engine.
+never gives way to one of lower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns that are handed over by preemption: since when a job has its own, and how long it lasts.
 
 Others' stops and the job's own start take time, in which nobody computes. A turn that is shorter
-than some times of that does little else. Pure; must not know whose turn comes next.
+than some times of that does little else. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gavel's rounds (OSDI'20): shares of time by a program, kept by priorities, round after round.
 
 A policy of Gavel says which part of the time each job should run (`time_shares`); in each round
-those run whose part over the time that they received is greatest (section 5). `las` makes the
-least attained service greatest; `themis-lp` makes the worst finish-time fairness least, which is
-what Gavel and those after it take for Themis. In between nothing changes. Must not know the engine.
+those run whose part over the time that they received is greatest (section 5). `las` makes the least
+attained service greatest; `themis-lp` makes the worst finish-time fairness least, which is what
+Gavel and those after it take for Themis. In between nothing changes.
 
 GPUs count as one pool here; gangs go to real nodes in `carry_out`.
 """

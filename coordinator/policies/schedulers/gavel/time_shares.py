@@ -3,7 +3,7 @@
 A gang that runs the part x of the time uses x times its GPUs of the pool. Both problems of Gavel
 (OSDI'20, section 4) are linear or quasi-convex programs over the matrix of such parts; with one
 type of GPU a program has one resource, and raising all jobs together until it is used up solves it
-exactly. Must not know jobs or time.
+exactly.
 """
 
 from __future__ import annotations

@@ -2,23 +2,22 @@
 
 Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large task,
 and warns of deadlock where several do. So hoards end: those that lasted too long, one at a time and
-the oldest first. If all gave back at once, they would swap what they have for ever. Must not know
-gangs, nor to whom what is given back is offered.
+the oldest first. If all gave back at once, they would swap what they have for ever.
 
 Who asks for offers: lines of waiting jobs without those that could never run.
 
 Offers for one of those would be kept for ever, and the jobs behind it would wait with it; so they
-would for one that only absent nodes could hold. Must not know who is asked first.
+would for one that only absent nodes could hold.
 
 Nodes that were offered and declined: for how long each asker is not asked after one again.
 
 Filters of Mesos (NSDI'11, section 3.2): whoever declines an offer says for how long it wants no
-other of the same node. Must not know what an asker has a use for, nor in which order all are asked.
+other of the same node.
 
 Whether a cell stands still: the same free GPUs and the same jobs that wait, and since when.
 
 Turns that pass round what is free need not end with a start; who has seen that nothing changes for
-long enough may stop them. Must not know whose turn it is, nor how long is long enough.
+long enough may stop them.
 """
 
 from __future__ import annotations

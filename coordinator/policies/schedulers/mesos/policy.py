@@ -5,7 +5,7 @@ over the nodes; all that is free of one is offered to the framework with the sma
 that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): nobody
 else sees them. The framework starts its jobs in its own order on what it was offered; what it
 cannot use yet for its first job it hoards for `hoard_s` and then gives back, refusing it for a
-while. What it has no use for it declines at once. Must not know the engine.
+while. What it has no use for it declines at once.
 
 Nobody is stopped: Mesos revokes beyond a guaranteed share only, and that is the rule of tenants.
 """

@@ -4,7 +4,7 @@ Gang scheduling by the Philly study (ATC'19, section 2.3). A gang holds as much 
 quota leaves, and no more than it needs; what it holds nobody else is given, and is used of the
 quota. It lets go of all of it while it backs off (`gang_tries`); one that reserves keeps that from
 whoever comes after it in its own line, and from nobody else. Who holds goes on before another one
-of its line begins to. Must not know whose turn it is, nor who may hold.
+of its line begins to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a gang holds what GPUs it found, lets go of them, and asks for less. Knows no policy.
+"""How long a gang holds what GPUs it found, lets go of them, and asks for less.
 
 Gang scheduling by the Philly study (ATC'19, section 2.3): a gang holds GPUs for a while; if it is
 not complete by then it lets go of all of them, backs off, and tries again, and after some such

@@ -1,9 +1,8 @@
-"""Where a gang may stand by locality levels: nodes, racks, anywhere. Knows no policy, decides
-nothing.
+"""Where a gang may stand by locality levels: nodes, racks, anywhere.
 
-The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack
-(RDMA domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first,
-and in a rack the nodes with the most; a job of one GPU goes where the fewest are free.
+The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack (RDMA
+domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first, and in a
+rack the nodes with the most; a job of one GPU goes where the fewest are free.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The scheduler of the Philly study (ATC'19, section 2.3): quotas, gangs that are acquired piece by
-piece, and locality that is given up step by step. Must not know the engine.
+piece, and locality that is given up step by step.
 
 A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the cell where no
 tenant has one; what a tenant leaves idle others use. The tenant with the smallest part of its quota

@@ -2,8 +2,7 @@
 
 The Philly study (ATC'19, section 5) would try each gang on a small pool first, so that a mistake
 shows after minutes on one GPU and not after hours in the queue on all of them. A pool gives way
-where a gang that waits would fit on the cell without it and not beside it. Must not know whose turn
-it is, nor what becomes of a gang after its pre-run.
+where a gang that waits would fit on the cell without it and not beside it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The Philly study (ATC'19, section 2.3): a virtual cluster's quota is lent while its owner does not
 use it. What a waiting gang holds is used of its tenant's quota, but stops nobody: who has more than
-its own is told by what runs. Must not know whose turn it is, nor when anybody is stopped for it.
+its own is told by what runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 SPEEDUP is goodput over that of a fair share, FITNESS a power mean of it over jobs; whoever changes
 pays for its restart by its age. Who would be stopped and lose work pays for that as well (ours: the
-paper's jobs save first). Must not know rounds, nor on which nodes workers are.
+paper's jobs save first).
 """
 
 from __future__ import annotations

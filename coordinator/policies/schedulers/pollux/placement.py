@@ -1,8 +1,7 @@
 """Nodes for jobs so that at most one job over several nodes has workers on each.
 
 Two such jobs synchronize over one node's network and slow each other down: Qiao et al., OSDI'21,
-section 4.2.1, keep them apart. Jobs on one node alone stand beside any. Must not know the engine,
-nor why a job gets so many workers.
+section 4.2.1, keep them apart. Jobs on one node alone stand beside any.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Qiao et al., OSDI'21, section 4. A job's goodput is what its profile says of so many workers: a job
 that tunes its batch size tells a curve with that in it. The search is over workers per job; nodes
 are found for its answer by `placing.apart`, and where they give a job less than was asked, the
-round asks for something else and keeps what comes of it best. Must not know the engine.
+round asks for something else and keeps what comes of it best.
 """
 
 from __future__ import annotations

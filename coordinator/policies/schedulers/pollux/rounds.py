@@ -2,8 +2,7 @@
 
 A search over workers per job does not know where GPUs are: pieces may be too small for a gang, or
 on nodes that a job may not have. Its answer is planned; where nodes give a job less than was asked,
-others get what that leaves, and the best plan of those that were tried is kept. Must not know by
-what rule nodes are found.
+others get what that leaves, and the best plan of those that were tried is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Promises of deadlines on a pool of GPUs: who is admitted, and by which plan. Pure arithmetic.
 
-ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1. Must not know jobs beyond their claims, nor
-nodes, nor who gets what the plans leave.
+ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1.
 """
 
 from __future__ import annotations

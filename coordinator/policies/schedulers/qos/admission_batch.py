@@ -1,7 +1,4 @@
-"""Which newcomers a pass gives an answer to: in turn, until that was work enough. Pure.
-
-Must not know jobs beyond their claims, nor what becomes of those that are refused.
-"""
+"""Which newcomers a pass gives an answer to: in turn, until that was work enough. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """Which jobs a GPU type has to reckon with: who was promised a deadline, who asks, who needs none.
-
-Must not know claims, nor which promises can be made or kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What each job claims of a GPU type: its sizes, its work left, and what changes take. Pure.
 
 A deadline is the gang's, so a pre-run claims what its gang does, and is the start of that: so long
-is nothing done for the deadline, on GPUs that the gang then finds (ours). Must not know which
-claims can be promised, nor a policy.
+is nothing done for the deadline, on GPUs that the gang then finds (ours).
 """
 
 from __future__ import annotations

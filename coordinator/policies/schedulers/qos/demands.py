@@ -1,7 +1,4 @@
-"""What each job needs to be in time on the GPUs of one type, and the most that can be over time.
-
-Must not know who gets what beyond that, nor nodes.
-"""
+"""What each job needs to be in time on the GPUs of one type, and the most that can be over time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The earliest date that is accepted, where a later one may be refused. Pure arithmetic.
 
-A search by halves is wrong there: it finds an edge, not the first one. Must not know what is asked
-for, nor who accepts it.
+A search by halves is wrong there: it finds an edge, not the first one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Jobs stand in order of deadline; each gets the largest size that helps it of what those before it
 left, whoever is left without waits or is stopped. Nobody is refused, late jobs run on.
-Must not know how jobs are predicted: deadlines are all that counts.
 """
 
 from __future__ import annotations

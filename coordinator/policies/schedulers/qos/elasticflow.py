@@ -10,7 +10,6 @@ broken by seconds, and seldom one by more; who is late then gets the earliest da
 other promise. Where it says nothing takes time plans are the paper's. Ours as well is what stops
 cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
 promise needs its GPUs. Where those of a share are free in pieces others move, if they are in time.
-Must not know nodes: who gets how many workers is carried out by the floor.
 """
 
 from __future__ import annotations

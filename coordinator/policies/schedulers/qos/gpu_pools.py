@@ -1,8 +1,7 @@
 """The promises on all GPU types in a pass: who changes its type, and where newcomers are asked.
 
 Who waits for one type goes to another where no promise has to make room for it, and a newcomer is
-refused only where no type that it takes can promise what it asks for. Must not know what is said to
-those that are refused, nor who gets what the plans leave.
+refused only where no type that it takes can promise what it asks for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who gets what minimum shares leave, step by step: the most GPU-seconds saved per GPU. Pure.
 
-ElasticFlow (ASPLOS 2023), section 4.2, algorithm 2. Must not know who is admitted, nor nodes.
+ElasticFlow (ASPLOS 2023), section 4.2, algorithm 2.
 """
 
 from __future__ import annotations

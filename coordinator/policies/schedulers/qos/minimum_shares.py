@@ -1,8 +1,7 @@
 """Minimum satisfactory shares: plans that meet a deadline with the fewest GPUs. Pure arithmetic.
 
-ElasticFlow (ASPLOS 2023), section 4: free GPUs are a step function of time; a job fills it
-backward from its deadline, with the smallest size for which its work fits. Must not know snapshots
-or how a plan is carried out.
+ElasticFlow (ASPLOS 2023), section 4: free GPUs are a step function of time; a job fills it backward
+from its deadline, with the smallest size for which its work fits.
 """
 
 from __future__ import annotations

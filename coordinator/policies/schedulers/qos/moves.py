@@ -1,6 +1,6 @@
 """Who may move to make room for a promised share: whoever keeps its own promise. Pure.
 
-A move is a stop: its pause is part of the plan of whoever moves from then on. Must not know nodes.
+A move is a stop: its pause is part of the plan of whoever moves from then on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A placing rule: a gang on one node where it fits, else over the emptiest. Knows no policy."""
+"""A placing rule: a gang on one node where it fits, else over the emptiest."""
 
 from __future__ import annotations
 

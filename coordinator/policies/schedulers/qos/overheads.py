@@ -2,8 +2,8 @@
 
 An estimate counts a gang as computing from the moment that its workers were told to run: it sees
 neither that they have to begin first, nor that an attempt after a stop loads what was saved, nor
-that a gang which changes its size stands still.
-Where a job says how far it is, its measured pace has all that in it. Must not know who plans by it.
+that a gang which changes its size stands still. Where a job says how far it is, its measured pace
+has all that in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plans of claims one after another, each on what those before it leave. Pure.
 
 Rows that are tried one after the other mostly begin alike: what two of them begin with is planned
-once. Must not know who is promised what, nor why a row is tried.
+once.
 """
 
 from __future__ import annotations

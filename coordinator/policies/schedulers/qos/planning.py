@@ -1,7 +1,4 @@
-"""The promises of one pass on all GPU types: kept, moved, put off, and made to newcomers.
-
-Must not know what is said to those that are refused, nor who gets what the plans leave.
-"""
+"""The promises of one pass on all GPU types: kept, moved, put off, and made to newcomers."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Deadlines by prediction and autoscaling: a reconstruction of the IJCNN 2019 framework.
 
 A job states its deadline and the range of workers it may use (Xing et al., IJCNN 2019; only its
-abstract is public, so each rule here is ours). Training time is predicted from measured step
-times, refitted online; jobs are admitted by deadline as Moore and Hodgson do it (Management
-Science 15(1), 1968); whoever would miss grows, whoever is early shrinks while others wait.
-Must not know nodes: who gets how many workers is carried out by the floor.
+abstract is public, so each rule here is ours). Training time is predicted from measured step times,
+refitted online; jobs are admitted by deadline as Moore and Hodgson do it (Management Science 15(1),
+1968); whoever would miss grows, whoever is early shrinks while others wait.
 """
 
 from __future__ import annotations

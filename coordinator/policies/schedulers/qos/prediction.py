@@ -1,8 +1,7 @@
 """Training time by worker count, from measured step times: a step takes a + b / workers. Pure.
 
 Non-negative least squares over what was seen of a model (IJCNN 2019 predicts training time; this
-form is Optimus', EuroSys 2018, section 3.2, reduced to data-parallel workers). Must not know who
-decides by it.
+form is Optimus', EuroSys 2018, section 3.2, reduced to data-parallel workers).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Nodes stop somebody only where GPUs are short. A share is planned without those that it leaves
 nothing to; if these run on beside free GPUs they still count against the quota that a start needs.
-Must not know plans, nor who deserves what.
 """
 
 from __future__ import annotations

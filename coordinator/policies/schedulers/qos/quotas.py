@@ -1,4 +1,4 @@
-"""GPUs over time that plans may have, within what tenants allow. Must not know nodes, nor a policy.
+"""GPUs over time that plans may have, within what tenants allow.
 
 A promise counts on nothing that another tenant's guarantee covers, used or not: a tenant below its
 guarantee gets it back from whoever borrows it, and is admitted within it whatever was promised to

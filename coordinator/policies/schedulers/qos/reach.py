@@ -1,7 +1,6 @@
 """How large tenants' quotas let jobs become in a pass that shares GPUs out in turn. Pure.
 
-What a job may not have it is not given: no GPU is kept for growth that would be refused. Must not
-know who gets what, nor why.
+What a job may not have it is not given: no GPU is kept for growth that would be refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """When shares are settled anew: at most once a round, but where a plan says so. Pure.
 
-ElasticFlow's artefact settles every 60 s. Must not know what is settled.
+ElasticFlow's artefact settles every 60 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which worker counts help a job, and how fast each is: claims from views. Knows no policy."""
+"""Which worker counts help a job, and how fast each is: claims from views."""
 
 from __future__ import annotations
 

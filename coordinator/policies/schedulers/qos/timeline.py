@@ -1,8 +1,7 @@
 """Free GPUs over time: what plans take of them, and where there is room. Pure arithmetic.
 
 Steps are kept in blocks that know their least and most free GPUs: who looks for room passes over
-what is full, and who holds GPUs for long takes them of whole blocks. Must not know jobs, nor how a
-plan comes about.
+what is full, and who holds GPUs for long takes them of whole blocks.
 """
 
 from __future__ import annotations

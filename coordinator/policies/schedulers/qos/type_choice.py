@@ -1,4 +1,4 @@
-"""On which GPU type each job is planned, where it takes several. Must not know any plan.
+"""On which GPU type each job is planned, where it takes several.
 
 A promise is kept on the type for which it was made: what that type has was reckoned with for it.
 """

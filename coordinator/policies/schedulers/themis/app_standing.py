@@ -1,7 +1,4 @@
-"""How an app stands before an auction of Themis: its jobs, what it holds, and its rho. Pure.
-
-Must not know bids, nor who else is there.
-"""
+"""How an app stands before an auction of Themis: its jobs, what it holds, and its rho. Pure."""
 
 from __future__ import annotations
 

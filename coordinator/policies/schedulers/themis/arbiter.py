@@ -1,4 +1,4 @@
-"""The arbiter of Themis: it leases GPUs out, auctions them, and commits. Must not know the engine.
+"""The arbiter of Themis: it leases GPUs out, auctions them, and commits.
 
 GPUs are given on lease. Those that are free or whose lease is over are auctioned among the apps
 whose finish-time fairness is worst, f being the part that is left out (NSDI'20, section 4). What

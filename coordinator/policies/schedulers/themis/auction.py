@@ -2,7 +2,7 @@
 
 What is sold is free, or its lease is over. Bids come from the agents of apps, who gets what from
 the partial-allocation auction (Themis, NSDI'20, section 4), and what was given counts as held from
-then on. Must not know who is asked to bid, nor in which order.
+then on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 An agent sees the GPUs that are offered and answers with a table of bids, by rho with each bundle
 (Themis, NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level: what
-matters to a job is how many workers it gets and over how many nodes and racks they spread, so
-for each size the table has the best levels only, each on a few sets of nodes that are real and
-free now. Must not know other apps, nor how an auction ends.
+matters to a job is how many workers it gets and over how many nodes and racks they spread, so for
+each size the table has the best levels only, each on a few sets of nodes that are real and free
+now.
 
 What is held counts as won: holding nothing is worth 1, and GPUs by rho with them, those that are
 held among them, over rho with none.

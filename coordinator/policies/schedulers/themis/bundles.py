@@ -1,7 +1,4 @@
-"""Bundles of GPUs that an app bids for, and what is left of one after its payment. Pure.
-
-Must not know how a bundle was found, nor what an auction makes of it.
-"""
+"""Bundles of GPUs that an app bids for, and what is left of one after its payment. Pure."""
 
 from __future__ import annotations
 

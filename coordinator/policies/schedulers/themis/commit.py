@@ -1,7 +1,4 @@
-"""What was given in auctions, as decisions: the lone act by which GPUs change hands. Pure.
-
-Must not know why anybody was given anything.
-"""
+"""What was given in auctions, as decisions: the lone act by which GPUs change hands. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps and their finish-time fairness: rho = T_shared / T_alone. Pure; must not know auctions.
+"""Apps and their finish-time fairness: rho = T_shared / T_alone. Pure.
 
 An app is one tenant's unit of training: its jobs with the same `app` (trials of a hyper-parameter
 search), or a job by itself. T_shared is the time since its submission and what is left on the GPUs

@@ -1,7 +1,4 @@
-"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure.
-
-Must not know who bids, nor who is asked to.
-"""
+"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure."""
 
 from __future__ import annotations
 

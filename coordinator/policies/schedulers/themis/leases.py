@@ -2,8 +2,7 @@
 
 Whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back keeps its
 base gang for another lease and gives its flexible workers back; its app's rho counts what it holds,
-so that it wins the less besides (ours: the paper's jobs save at the end of a lease). Must not know
-what GPUs are worth to anybody.
+so that it wins the less besides (ours: the paper's jobs save at the end of a lease).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (E
 what each bundle of GPUs is worth to them. The proportionally fair choice makes the product of all
 values greatest. Each bidder then keeps the part c of its bundle: the product of the others' values
 with it there, over that without it. What it loses is its hidden payment, as large as the harm that
-it does to others. Must not know apps, jobs or time.
+it does to others.
 
 With a bundle worth the part c of it, a bidder's value is its own value times the others', over what
 does not depend on it: exactly what the choice maximizes, so whoever bids the truth does best. That

@@ -1,7 +1,4 @@
-"""Where one job of a bid may be put: its own nodes, one node, one rack, anywhere. Pure.
-
-Must not know what a placement is worth, nor who else wants it.
-"""
+"""Where one job of a bid may be put: its own nodes, one node, one rack, anywhere. Pure."""
 
 from __future__ import annotations
 

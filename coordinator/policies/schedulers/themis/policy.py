@@ -1,8 +1,7 @@
 """Themis (NSDI'20): GPUs on lease, auctioned to the apps with the worst finish-time fairness.
 
 Two levels: the agent of each app bids (`auctions.bids`), the arbiter commits (`arbiter`) by a
-partial-allocation auction. `themis-simple` is the form without one that others evaluate. Must not
-know the engine.
+partial-allocation auction. `themis-simple` is the form without one that others evaluate.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Apps stand in order of what their finish-time fairness would be on their share of the GPUs from now
 on, and take all that they can use until nothing is left: the form of Themis that PCS (OSDI'24)
 evaluates. Between two divisions nothing is taken; what comes free goes to those that wait, in the
-same order. Must not know the engine.
+same order.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Source: NSDI'19. `tiresias` is discretised two-dimensional LAS, `tiresias-gittins` knows how much
 service jobs took in the past and orders the queues before the last one by Gittins index. A pass
 walks the queues from the first to the last; each job takes its whole gang or is skipped, and
-whoever runs and got nothing is preempted (pseudocode 2). Must not know the engine or the simulator.
+whoever runs and got nothing is preempted (pseudocode 2).
 
 Jobs whose model is skewed suffer from being spread, so they run on the fewest nodes that could hold
 them or wait; others run anywhere (section 3.3). A job that does not tell its skew is taken for one

@@ -2,8 +2,7 @@
 
 Source: NSDI'19, section 3.2 (discretised priorities) and section 3.2.5 (starvation). A job is in
 the queue in whose limits its attained service lies, so that service moves it down, never up; a long
-wait takes it back to the first queue and counts its service from 0 there. Must not know what orders
-the jobs of a queue beyond their first starts, nor who gets GPUs.
+wait takes it back to the first queue and counts its service from 0 there.
 
 Where a queue is kept in the order of entry (`Line.ENTRY`), it is remembered, as the public
 simulator has it; else everything but the returns to the first queue follows from the snapshot.
