@@ -1,12 +1,50 @@
-"""A node's life: its role, its lease, its inference server. Pure: no clock, no I/O, no processes.
+"""The life cycle of a node: its role, its lease, its inference server. Pure: no clock, no I/O.
 
-`accept` takes what is wanted, `step` takes what is, and both change only the memory; what the world
-must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSITIONS` alone.
+Theory of operation ===================
 
-Whether a desired state is for a node to take. Pure.
+                 lease                 idle, stopped, GPUs free
+     SERVING ------------> DRAINING ----------------------------> ON_LOAN
+       ^  ^                 |    |                                   |
+       |  |  lease over,    |    |  lease over, server stopped       |  lease over
+       |  +-----------------+    +----------------+  +---------------+
+       |     server runs                          v  v
+       |                                        VACATING
+       |  healthy, routed                           |  workers ended, GPUs free
+       +---------------------- WARMING <------------+
+                                  ^
+                                  |  quiet for `quarantine_s`, or an operator's order
+     any role --- fault ---> QUARANTINED ---> TRAINING (a node of the training pool)
 
-Which pool a node belonged to when its ledger was written: settings change while agents are away.
-Pure.
+    A reboot leads from any role to WARMING, or to TRAINING in the training pool. From VACATING a
+    GPU that does not come free, and from WARMING a server that does not start, lead to QUARANTINED.
+
+Roles change by `common.lifecycle.NODE_TRANSITIONS` alone. Any other event in a role is an error.
+
+There is one loop, run by `agent.driver` or a test. The coordinator's desired states and its answers
+to renewals come in between:
+
+    accept(desired)            the coordinator's desired state: role, workers, lease. Refused if it
+                               names another node, an older epoch or an older generation.
+    renewed(...), refused(...) the coordinator's answer to a renewal of the lease.
+    step(facts) -> [Action]    facts are one reading of GPUs, server, hooks and workers. The result
+                               is all that should happen now: run a hook, start or stop a worker.
+    hook_done(...)             the answer to a `RunHook`.
+
+Each role has one method (`_serving`, `_draining`, ...). It looks at the facts, returns actions, and
+changes the role when its conditions hold. `step` is called again and again with fresh facts.
+
+Guarantees:
+
+- The node alone ends a lease. When `lease_ends_at_s` passes without a renewal, the node vacates and
+  returns to its service, even if no coordinator answers.
+- The server and workers never use one GPU together. The GPUs change hands only after a sample newer
+  than the last stop shows them free (`gpu_handover`).
+- VACATING and WARMING are bounded by timeouts of `AgentSettings`; when one passes, the node goes to
+  QUARANTINED.
+- Everything that must survive a restart is in `Memory`, which the ledger writes before actions are
+  carried out. While it cannot be written nothing new begins (`ledger_error`).
+- Settings may change while the agent is away. A node found in another pool than its memory names
+  goes through QUARANTINED first, so that work of the old pool ends (`left_pool`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node is to be, as it is sent there. Must not change anything, nor know who sends it."""
+"""The desired state of a node, as the coordinator sends it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,45 @@
-"""The one door: handle(event, now_s) -> outcome. Owns the state; knows no clock, socket or file.
+"""The engine: handle(event, now_s) -> outcome. One object owns the cluster state.
 
-The same events at the same instants give byte-identical decisions, whatever PYTHONHASHSEED; the
-live coordinator, the simulator and replay differ only in who calls `handle`.
+Theory of operation ===================
+
+    reports, submits,                     Engine                          driver
+    operator orders,    event     +----------------------+   Outcome
+    loads, time    -------------> | 1 dispatch  (tables) | ------------>  commands: pushed to nodes
+                                  | 2 settle             |                needs_pass: PassDue follows
+    PassDue,                      | 3 indexes            |                wake_at_s: PassDue then
+    LoanPassDue    -------------> | 4 outcome            |                decisions: to the journal
+                                  +----------------------+
+                                     |  snapshot    ^  decisions
+                                     v              |
+                                    policy (a pure function)
+
+There is one loop, and the driver runs it. It journals a fact, calls `handle` with it, carries out
+the commands, and feeds back what happens as the next facts. `_step` does the same four things for
+each fact:
+
+1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
+   (`state.tables`) through a `Context` and marks which nodes and jobs changed.
+2. Settle what follows from the change by fixed rules: delayed reclaims, drains, closed nodes,
+   migrations, shared GPUs, unused loans (`_settle`).
+3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
+   policies, timers, the line of waiting jobs, the orders per node.
+4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.
+
+A pass is an event like any other. `PassDue` shows the policy a snapshot and commits its decisions
+one by one; `LoanPassDue` does so for loans. A decision is a proposal: the tenants' rules
+(`view.allowed`) and `commit` check it against the present state, and refuse it with a reason if it
+does not fit.
+
+Nodes get desired states, not messages: each push is complete, so the last one alone is enough. Its
+generation grows with each push, its epoch with each leader, so that a node ignores stale ones.
+
+Guarantees:
+
+- Pure: no clock, socket, file or chance. Time is an argument and never decreases.
+- Deterministic: the same events at the same instants give byte-identical decisions, whatever
+  PYTHONHASHSEED. The live coordinator, the simulator and replay differ only in who calls `handle`.
+- Recoverable: a snapshot (`encode_state`) and the later events rebuild the same state.
+- Consistent: `check` lists every broken invariant (`invariants`); tests call it after each event.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What must hold of the state after every event, as sentences. Must not repair anything.
+"""Rules that hold for the state after every event; each violation is reported as a sentence.
 
-Guarantees that a pass left unmet though it should not: a check of decisions, as sentences.
-
-Counts plainly, node by node, from what each tenant uses; says nothing where several nodes or
-borrowers would have to give together.
+The second half checks decisions: guarantees that a pass left unmet although it could have met them.
+It counts node by node from each tenant's use. It reports nothing where several nodes or borrowers
+would have to give GPUs together. Nothing here repairs the state.
 """
 
 from __future__ import annotations

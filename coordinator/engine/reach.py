@@ -1,9 +1,9 @@
-"""How many workers of a job the fleet could hold at most. Pure.
+"""The largest worker count of a job that the fleet could hold. Pure.
 
-A submitter chooses `workers.max` and the length of a speed-up table. A policy goes through such
-counts one by one. It therefore sees a job only as large as the GPUs of the fleet, so that a job of
-1:100000 workers costs a cell of 8 GPUs as much as one of 1:8. Every node of the cell counts, with
-all its GPUs, whatever its role: a job is never seen smaller than it could become.
+A submitter chooses `workers.max` and the length of a speed-up table, and a policy iterates over
+these counts. Policies therefore see a job no larger than the GPUs of the fleet: a job of 1:100000
+workers costs a cell of 8 GPUs as much as one of 1:8. Every node of the cell counts, with all its
+GPUs and in any role, so a job never looks smaller than it could become.
 """
 
 from __future__ import annotations

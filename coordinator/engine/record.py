@@ -1,9 +1,9 @@
-"""What one journal record holds, and how a state is rebuilt from records.
+"""The journal record: its contents, and how records rebuild a state.
 
-A record is a batch of events with their instants and the decisions that came of them.
+A record is a batch of events with their instants and the resulting decisions.
 
-Facts of an older version say in words whose fault the end of a worker was; they are read as the
-fields that they are now, so that they are decided again as they were.
+Facts of an older version describe in words which party caused a worker's end. They are read into
+the fields of today, so that replay decides as before.
 """
 
 from __future__ import annotations

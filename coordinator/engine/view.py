@@ -1,9 +1,7 @@
-"""The frozen snapshot of the state that policies decide on. Must not change anything.
+"""The frozen snapshot that policies decide on, and the tenants' checks of their decisions.
 
-Tenants in the engine: their settings as policies see them, and what is refused of decisions.
-
-Every decision of a pass goes through here, whoever took it: a policy that does not keep to quotas
-and guarantees by itself is refused what breaks them.
+Building a snapshot changes nothing. Every decision of a pass goes through the checks here: a
+decision that breaks a quota or a guarantee is refused, whichever policy made it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Knobs in words: what each may be and what it is, as `NAME:KNOB=VALUE` writes it. Pure."""
+"""Knobs as text: the allowed values and the meaning of each, as `NAME:KNOB=VALUE` takes them. Pure.
+"""
 
 from __future__ import annotations
 

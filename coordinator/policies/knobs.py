@@ -1,11 +1,11 @@
-"""Which knobs decide nothing while others are off, and how that is said.
+"""The types of knobs, and the knobs that have an effect only together with others.
 
-A policy says it of its knobs in one table, beside them. Whoever turns one in vain is told what it
-needs; whoever compares policies turns each knob of those that can use it.
+Each policy lists such dependencies in one table next to its knobs. A person who turns a knob
+without effect gets a message with the knob that it needs. A comparison turns each knob together
+with the knobs that it needs.
 
-What several policies' knobs may be: lengths and parts with bounds.
-
-No knob is ever infinite or NaN, whatever its type says; see `policy.turned`. "Never" is `null`.
+Several policies share the types here: lengths and ratios with bounds. No knob is ever infinite or
+NaN, whatever its type allows; see `policy.turned`. "Never" is `null`.
 """
 
 from __future__ import annotations

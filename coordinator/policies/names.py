@@ -1,7 +1,4 @@
-"""Policies that drivers mean by name without a user's word.
-
-Whoever runs policies names none: engine and simulator take these from here.
-"""
+"""Names of the policies that engine and simulator use by default."""
 
 DEFAULT = "aryl"
 """What decides where the settings name no policy."""

@@ -1,7 +1,7 @@
-"""What a policy is: who starts where, what is lent, its knobs and its parts.
+"""The form of a policy: its hooks, its knobs and its parts.
 
-A bundle is rules over the shared parts; a joint policy decides by the general hook. Both have knobs
-that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.
+A policy either combines rules over the shared parts, or decides jointly by the general hook. Knobs
+of both are set by name: `aryl:reclaim=random:resize_cost_s=0`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Policies by name, in one explicit table.
+"""The table of policies by name.
 
-Whoever compares policies changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is
-`aryl` with two of its knobs turned. What other distributions add is let in by drivers.
-
-A policy of another distribution, as a driver found it.
+A comparison changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is `aryl` with two of
+its knobs changed. Drivers may add policies of other distributions.
 """
 
 from __future__ import annotations

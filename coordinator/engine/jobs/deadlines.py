@@ -1,6 +1,6 @@
-"""What time alone does to a job: a gang that is not ready, a limit that is reached.
+"""Timers of jobs: a heap of instants, and what happens when one passes.
 
-When time alone changes something about a job: a heap of instants.
+A gang that is not ready in time is stopped, and a job that reached its time limit ends.
 """
 
 from __future__ import annotations

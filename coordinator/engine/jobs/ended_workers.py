@@ -1,4 +1,4 @@
-"""Which nodes have the logs of workers that are gone, and since when they are."""
+"""Which nodes keep the logs of ended workers, and when each worker ended."""
 
 from __future__ import annotations
 

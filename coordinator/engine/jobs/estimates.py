@@ -1,7 +1,7 @@
-"""How much work a job has left, and where that number comes from.
+"""Estimates of the work that a job has left, with the source of each.
 
-Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
-declared, else the size class's median, else the configured default. Work is in worker-seconds.
+Sources in order: live progress, progress of an earlier attempt, history of (tenant, name, command),
+the declared runtime, the size class's median, the configured default. Work is in worker-seconds.
 """
 
 from __future__ import annotations

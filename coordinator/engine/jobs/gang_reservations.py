@@ -1,15 +1,15 @@
-"""Reservations that a job gives up: workers that were told to stop and never ordered to run.
+"""Gang reservations that a job gives up: workers ordered to stop that were never ordered to run.
 
-A node runs a worker only after the order `run`, and the coordinator orders it only when every node
-of the gang is ready. A worker without that order therefore computes nowhere, and its job need not
-wait for its node: not at all after a cancel or a gang timeout, and otherwise as soon as the node is
-LOST. The node may hold the GPUs all the same, so they stay held here until a report proves that the
-node let go of them. The attempt number fences the reservation off: a node that is heard late is
-told to stop it.
+A node runs a worker only after the order `run`. The coordinator sends it only when every node of
+the gang is ready. A worker without that order therefore computes nowhere, and its job need not wait
+for the node: not at all after a cancel or a gang timeout, otherwise as soon as the node is LOST.
+The node may still hold the GPUs, so they stay held here until a report proves that the node
+released them. The attempt number is the fence: a node that reports late is ordered to stop the
+worker.
 
-A worker that a ledger told of is no such reservation: the journal that said what it was ordered is
-lost. For the same reason a job that is doubted after lost records leaves none, and a worker that
-its node reports as running is none.
+Three kinds of workers leave no such reservation. A worker rebuilt from a ledger: the journal with
+its orders is lost. A worker of a job that is doubted after lost records, for the same reason. A
+worker that its node reports as running.
 """
 
 from __future__ import annotations

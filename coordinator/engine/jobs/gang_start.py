@@ -1,4 +1,4 @@
-"""Starting an attempt: whether a gang fits where it was placed, and placing it."""
+"""Start an attempt: check that the gang fits where it was placed, then place all of it."""
 
 from __future__ import annotations
 

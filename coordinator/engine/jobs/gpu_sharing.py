@@ -1,8 +1,8 @@
-"""GPUs that several workers have: who computes on them, in turns or packed.
+"""GPUs shared by several workers: which of them compute, in turns or packed.
 
-A worker that has a GPU together with others either computes there or is suspended with its whole
-gang. One computes alone unless it was allowed to be packed; then at most two do, if their memory is
-known to fit. What a GPU is worth is charged once: to those that compute on it, in equal parts
+A worker that shares a GPU either computes or is suspended with its whole gang. One worker computes
+alone unless packing is allowed; then at most two compute, if their memory is known to fit. A GPU is
+charged once: to the workers that compute on it, in equal parts
 (docs/decisions/0014-sharing-gpus.md).
 """
 

@@ -1,14 +1,12 @@
-"""What happens to jobs: submit, gangs, exits, faults, preemption.
+"""The life of a job: submit, gang start, exits, faults, preemption.
 
 All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
 
-Stops that nobody here knows of: what a worker's node says that it was stopped for.
+A worker may end by a stop order that the journal lost. The node's report then gives the cause of
+the stop, and it is recorded as if the order were known.
 
-An order to stop is in the journal; where that was lost during the grace, the answer of the node is
-all that is left of it.
-
-How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy says
-from pass to pass.
+Each pass also counts, per tenant, the waiting jobs and their seconds of waiting by pending reason,
+as the policy reports them.
 """
 
 from __future__ import annotations

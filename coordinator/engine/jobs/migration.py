@@ -1,7 +1,7 @@
-"""Moving a job: its GPUs elsewhere are held, its attempt saves and leaves, the next one starts.
+"""Migration: GPUs elsewhere are held, the attempt saves and stops, the next one starts there.
 
-One decision, so that nobody takes the place in between; it is no preemption, because nobody else
-gets the job's turn.
+It is one decision, so that no other job takes the new place in between. It is no preemption,
+because no other job gets the GPUs.
 """
 
 from __future__ import annotations

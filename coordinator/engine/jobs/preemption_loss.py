@@ -1,20 +1,19 @@
-"""What preemptions and resizes cost, in GPU-seconds.
+"""Preemption loss: what preemptions and resizes cost, in GPU-seconds.
 
-A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
-then is the work since its last verified checkpoint, and what its gang computes on until one of its
-base workers has ended: without that one nobody gets further, and until then a job that ignores the
-request computes through its whole grace. A verified save that was made after the order is the job's
-answer to it and clears all of that; one that was made before the order and is heard after it clears
-what is older than itself. When the last worker of the attempt is gone, what is left is booked, on
-the job, on the cell and on the loan for whose end the job was stopped, which may have come home
-before.
+A job ordered to stop has a grace period to save, so the order itself costs nothing yet. At stake is
+the work since its last verified checkpoint, and what its gang computes until one of its base
+workers has ended. Without that worker the gang makes no progress; a job that ignores the order
+computes through its whole grace. A verified save made after the order clears the whole loss. A save
+made before the order but reported after it clears only the work before the save. When the last
+worker of the attempt has ended, the remaining loss is booked on the job, on the cell, and on the
+loan whose end caused the stop. That loan may have ended before.
 
-What counts is when something happened, not when it was heard: a node says how long ago a worker
+Only the time of an event counts, not the time of its report. A node reports how long ago a worker
 ended or saved, by its own clock, and only such differences are used.
 
-A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
-attempt begins from it, so that it takes the booking back. Once the next attempt is placed the books
-of the last one are closed.
+A node that was taken for dead may report a save late. While the job waits, its next attempt will
+begin from that save, so the booking is reduced. Once the next attempt is placed, the loss of the
+last one is final.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job's spec while its pre-run is on, and afterwards."""
+"""A job's spec during its pre-run, and afterwards."""
 
 from __future__ import annotations
 

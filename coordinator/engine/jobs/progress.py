@@ -1,4 +1,4 @@
-"""How far jobs say that they are, and what they have saved."""
+"""Progress of jobs as their workers report it: steps, fractions and saves."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What a resize costs one job, measured from its own words.
+"""The measured cost of a job's resizes, in seconds without progress.
 
-A resize restarts every rank of a gang, so its price is not the time of the order. It is the time in
-which the job got no further: from its last step before the change to its first step after it, and
-the steps that it did again because it went back to a save. Both are one sum. The price is the time
-that passed since the change, less the new steps at the pace of the new gang.
+A resize restarts every rank of a gang. Its cost is the time in which the job made no progress: from
+its last step before the change to its first step after it, plus the steps repeated since the last
+save. One sum measures both: the time since the change, less the new steps at the new gang's step
+time.
 
-A gang may compute on for a while before it restarts, as under torchrun, whose agents look for new
-members from time to time. A measurement therefore ends `SETTLING_S` after the change at the
-earliest, and not before the last gaps between words show a steady pace.
+A gang may compute on for a while before it restarts; torchrun's agents poll for new members. A
+measurement therefore ends `SETTLING_S` after the change at the earliest, and not before the last
+gaps between progress reports show a steady step time.
 """
 
 from __future__ import annotations

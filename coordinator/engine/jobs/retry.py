@@ -1,16 +1,16 @@
-"""Whether, when and where a job is tried again after a fault.
+"""Retry of a job after a fault: whether, when, and on which nodes.
 
-The job's own budget is its user's word; what kind of failure it was decides within it, by the retry
-classes that follow from the Philly study (ATC'19, section 5): never, on another node, or after a
-while. Exit codes that a user listed are tried again in any case: the class then only says where and
-when. docs/decisions/0015-failure-classes.md has the reasons. A fault of its node costs the job
-nothing, and for that very reason is never tried again at once in the same place.
+The job's own retry budget is the user's. Within it the class of the failure decides, by the retry
+classes of the Philly study (ATC'19, section 5): never, on another node, or after a delay. Exit
+codes that a user listed are always retried; the class then only decides where and when
+(docs/decisions/0015-failure-classes.md). A fault of the node costs the job nothing. For that very
+reason it is never retried at once on the same node.
 
-A path or a command that one node does not find may be a mount that failed there, or a mistake in
-the job: one refusal does not tell. It is the node's until a second node says the same of the same
-thing, or where the job fits nowhere else.
+A path or a command that one node does not find may be a failed mount there, or a mistake in the
+job. It counts as the node's fault until a second node reports the same, or where the job fits on no
+other node.
 
-Nodes that a job leaves alone after a fault, each until an instant of its own.
+A job avoids a node after a fault until an instant of its own for each node.
 """
 
 from __future__ import annotations

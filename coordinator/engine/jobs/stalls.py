@@ -1,12 +1,12 @@
-"""Jobs that told their progress and tell none any more: STALLED, and started again if they ask.
+"""Stalls: a job that stops reporting progress becomes STALLED, and restarts if it asked for that.
 
-A hung collective, a dead data loader or a rendezvous that nobody joins looks like work to everybody
-but the job. A job is STALLED after silence much longer than its usual gap between two words, see
+A hung collective, a dead data loader or an incomplete rendezvous looks like work from outside. A
+job is STALLED after silence much longer than its usual gap between progress reports, see
 `step_gaps`. Silence of an agent or of the network is no silence of the job: the driver counts only
-what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED; one that
-starts, is resized, suspended or stopped is expected to be silent.
+what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED. A job
+that starts, is resized, suspended or stopped is expected to be silent.
 
-A stall ends with the next word of the job, or when its gang changes.
+A stall ends with the job's next progress report, or when its gang changes.
 """
 
 from __future__ import annotations

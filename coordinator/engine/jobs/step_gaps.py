@@ -1,4 +1,4 @@
-"""How long a job is silent between two words of its steps, and when silence is a stall."""
+"""A job's usual gap between progress reports, and the silence that counts as a stall."""
 
 from __future__ import annotations
 

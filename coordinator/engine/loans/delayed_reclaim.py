@@ -1,8 +1,7 @@
-"""Reclaims that wait: a lent node takes no more work, and its jobs may end by themselves.
+"""Delayed reclaims: a lent node takes no more work, and its jobs may end by themselves first.
 
-The deadline runs from the order. When the last base worker has gone, or the wait is over, the node
-is taken back as by any reclaim; who decided the wait saw to it that the rest of the deadline is
-enough.
+The deadline runs from the order. When the last base worker has ended, or the delay is over, the
+node is reclaimed as usual. The policy that chose the delay left enough of the deadline for that.
 """
 
 from __future__ import annotations

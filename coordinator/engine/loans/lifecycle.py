@@ -1,10 +1,9 @@
-"""The life of a loan, seen from the coordinator.
+"""The life of a loan as the coordinator sees it: made, confirmed, reclaimed, returned.
 
-Within what time a service was promised a lent node back.
+Each service is promised its lent nodes within a reclaim deadline; this module derives it.
 
-Stages of a way home that was ordered, from the load that called for it to the last word of it.
-
-Pure.
+It also keeps the stages of an ordered return, from the load that caused it to the node's last
+report. Instants of two machines' clocks are never compared.
 """
 
 from __future__ import annotations

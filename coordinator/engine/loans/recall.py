@@ -1,16 +1,15 @@
-"""Calling a lent node home by order, which is no policy's choice: when it must be back, and at what
-price.
+"""Recall of lent nodes outside any policy's choice: on an order, or because they are unused.
 
-Lent nodes of no use to anybody: they are given back.
+An order names when the node must be back and at what price.
 
-One that can start nothing and on which nothing runs goes home at once. One that could, and on which
-nothing ran for `idle_return_s`, goes home at the next loan pass if no job waits: its service then
-has a node more to carry a burst or another node's failure. It is not lent again before a job could
-use it, nor within its service's hold-off.
+Unused nodes are returned. A node that can start nothing, and on which nothing runs, returns at
+once. A usable node on which nothing ran for `idle_return_s` returns at the next loan pass, if no
+job waits. Its service then has one more node for a burst or another node's failure. It is not lent
+again before a job could use it, nor within its service's hold-off.
 
-A loan pass looks at what a service needs, so such a node would stay away from its service, of use
-to nobody, until load rises. One that an operator drains stays lent: who empties a machine to work
-on it wants no server to start there.
+A loan pass considers only a service's need, so without this rule an unused node would stay lent
+until load rises. A node that an operator drains stays lent: no server may start on a machine that
+is about to be worked on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a service that Aryl may not act for is told: shadow loans and recommendations.
+"""Shadow loans and recommendations: for services on which Aryl may not act.
 
-In mode observe each loan that would have been made is followed as if it had been: a *shadow loan*,
-which keeps its node out of the next reckoning and changes nothing else. In mode recommend the loans
-wait for an operator.
+In mode observe, each loan that would have been made is recorded as a *shadow loan*. It keeps its
+node out of the next loan pass and changes nothing else. In mode recommend, loans wait for an
+operator's approval.
 """
 
 from __future__ import annotations

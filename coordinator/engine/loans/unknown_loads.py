@@ -1,7 +1,7 @@
-"""Loads that are unknown: of which nodes, since when, and the loan pass that they call for.
+"""Nodes whose load is unknown, since when, and the loan pass that they trigger.
 
-What an unknown load means for loans is `coordinator.policies.aryl.lending.balance`'s to say; a node
-whose page is read again, or that serves no more, leaves the table at once.
+`coordinator.policies.aryl.lending.balance` decides what an unknown load means for loans. A node
+whose load is read again, or that no longer serves, leaves the table at once.
 """
 
 from __future__ import annotations

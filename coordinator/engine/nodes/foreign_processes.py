@@ -1,7 +1,7 @@
-"""GPU processes of nobody who was given the GPUs, as a node's reports tell of them.
+"""Foreign GPU processes: processes on a GPU that belong to no worker or server assigned to it.
 
-A program that crashes and is started again is another process each time: what belongs together is
-told once, and how many came after it when the next is told.
+A program that crashes and restarts is a new process each time. Processes of one program are logged
+once; the next log line counts the ones since.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Faults of GPUs: which take one out of use, for how long, and when so many are that none follows.
+"""GPU faults: which take a GPU out of use, for how long, and the breaker that limits them.
 
-What the driver asks for decides, where it tells that: a GPU for which it asks for a recovery is
-out, as long as it does, and one for which it asks for none is not. Where it tells nothing the class
-of the fault decides. A program's own fault takes no GPU out; programs that share nothing and fail
-on one GPU make it suspect, and at `suspect_score_max` it is out.
+The driver's recovery action decides, where the driver reports one. A GPU that needs a recovery is
+out for as long as it does; a GPU that needs none is not out. Without a reported action the class of
+the fault decides. A program's own fault takes no GPU out. Unrelated programs that fail on one GPU
+make it suspect, and at `suspect_score_max` it is out.
 
-*Out* is: nothing new begins there, and its node is not lent. What runs there goes on: it ends by
-itself, or an operator drains the node. A node on loan goes home as any other. It is in use again
-when an operator says so (uncordon), or its node boots anew and reports it clean, but for what needs
-repair.
+*Out* means: no work begins on the GPU, and its node is not lent. Running work goes on; it ends by
+itself, or an operator drains the node. A node on loan returns as usual. The GPU is in use again
+when an operator says so (uncordon), or when its node reboots and reports it clean, except for
+faults that need repair.
 
-The breaker: a driver that cries of every GPU must not empty the fleet. Beyond `gpus_out_ratio_max`
-of all GPUs none is taken out any more by class or score, and an operator decides. What the driver
-asks for goes beyond it, as such a GPU runs nothing, but counts.
+The breaker: a driver that reports faults on every GPU must not empty the fleet. Beyond
+`gpus_out_ratio_max` of all GPUs no more are taken out by class or score, and an operator decides.
+The driver's own recovery action still takes a GPU out, because nothing runs there; it counts
+towards the ratio.
 """
 
 from __future__ import annotations

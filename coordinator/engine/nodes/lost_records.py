@@ -1,7 +1,7 @@
-"""Records that a damaged journal lost: jobs that may run unseen wait until every node has reported.
+"""Records lost from a damaged journal: jobs that may still run wait until all nodes have reported.
 
 The lost records may have started, moved or ended any job. A node's report and its ledger show what
-runs there, so a waiting job starts again only after all nodes of that time have shown it.
+runs there, so a waiting job starts again only after all nodes of that time have reported.
 """
 
 from __future__ import annotations

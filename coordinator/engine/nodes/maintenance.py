@@ -1,14 +1,12 @@
-"""Drains: a node takes no more work, and what runs there may go on until a deadline, if it has one.
+"""Maintenance: drain a node, and remove a node from the cell.
 
-The deadline is an instant of engine time, kept in the state: it outlives every leader and replays.
-It is an order, not a decision, so it also holds while the cell is frozen.
+A drained node takes no more work. Its running work may continue until the drain's deadline, if it
+has one. The deadline is an instant of engine time, kept in the state, so it survives a change of
+leader and replays. It is an order, not a decision, so it also holds while the cell is frozen.
 
-Taking a node out of the cell for good: when it may be, and what is forgotten of it.
-
-Only what nobody hears may go, and only when nothing hangs on it: a worker that may still run, a
-loan, or work that the cell knows from it alone. Whoever vouches for the end of these says so by
-`confirm_dead` first. What is removed is no ban: a node of this name that reports again has joined
-anew, and is told nothing of before.
+Only a silent node with no dependents may be removed: no worker that may still run, no loan, no work
+that the cell knows from it alone. An operator first ends these by `confirm_dead`. Removal is no
+ban: a node of this name that reports again joins as a new node.
 """
 
 from __future__ import annotations

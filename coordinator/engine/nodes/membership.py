@@ -1,8 +1,7 @@
-"""Where nodes belong: to a pool and a service by their agents' settings, which the cell must know.
+"""Membership of nodes: their pool and service, by the agents' settings, which the cell must know.
 
-Settings change while nodes are lent: an agent starts again in another pool or for another service,
-or a coordinator whose settings have a service no more. No loan pass sees such a loan, and nothing
-would ever end it.
+Settings may change while nodes are lent: an agent restarts in another pool or for another service,
+or the coordinator's settings drop a service. No loan pass sees such a loan, so this module ends it.
 """
 
 from __future__ import annotations

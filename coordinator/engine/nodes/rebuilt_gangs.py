@@ -1,8 +1,8 @@
-"""Gangs that are rebuilt from ledgers and miss a node: whom they wait for, and how that ends.
+"""Gangs rebuilt from ledgers that miss a node: which nodes they wait for, and how the wait ends.
 
-Each order names the nodes of its gang, so that a ledger that is read after the journal was lost
-says who else belongs to it. Such a node may compute although nobody hears it, so only its report or
-an operator's word ends the wait.
+Each order names the nodes of its gang. A ledger read after the journal was lost therefore names the
+missing nodes. A missing node may still compute, so only its report or an operator's confirmation
+ends the wait.
 """
 
 from __future__ import annotations

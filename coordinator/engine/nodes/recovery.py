@@ -1,4 +1,4 @@
-"""What a node's ledger tells of jobs that the journal lost: they are rebuilt, worker by worker."""
+"""Recovery from ledgers: jobs that the journal lost are rebuilt worker by worker."""
 
 from __future__ import annotations
 

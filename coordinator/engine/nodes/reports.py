@@ -1,6 +1,6 @@
-"""What nodes say: their role, their GPUs, the workers they hold.
+"""Node reports: role, GPUs and held workers of a node enter the state here.
 
-A node's report is the truth about what is held; the journal is the truth about what is wanted.
+A node's report is the truth about what it holds; the journal is the truth about what is wanted.
 """
 
 from __future__ import annotations

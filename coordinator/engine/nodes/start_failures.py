@@ -1,12 +1,12 @@
-"""Nodes that refuse to start one worker after the other: they are left alone for a while.
+"""Nodes on which one worker after another fails to start: they are closed for a while.
 
-A node that can start nothing is idle, so it is what every policy takes first: it would draw one job
-after the other of the whole cell ("black hole node"), each free of charge and none of them told. A
-job leaves such a node alone by itself (`retrying.node_fault`); here the node is closed to all of
-them. It is tried again after `retry_backoff_max_s`, with one job, and opens for good once a worker
-has started on it; also when it boots anew, or when an operator says so (uncordon).
+A node that can start nothing is idle, so every policy prefers it. It would draw one job after
+another of the whole cell (a "black hole node"), each free of charge. A single job avoids the node
+by itself (`retrying.node_fault`); here the node is closed to all jobs. It is tried again after
+`retry_backoff_max_s`, with one job, and reopens once a worker has started on it. A reboot or an
+operator (uncordon) also reopens it.
 
-Storage that does not answer may be one job's own, which takes its fault along wherever it goes: it
+Storage that does not respond may be one job's own, and that fault follows the job to every node. It
 closes a node only where the directories of two jobs hang there within that time.
 """
 

@@ -1,10 +1,10 @@
-"""What the figures mean, defined once for the live system and the simulator. Pure.
+"""Definitions of the reported figures, shared by the live system and the simulator. Pure.
 
-Queueing time is submitted -> first start, plus every later wait (glossary), of every job that was
-submitted: what a job that still waits has waited so far counts, else a full cell would look quick.
-JCT is finished - submitted, of jobs that succeeded. A deadline is due once its job has ended or its
-time is over, and met if it succeeded in time. Utilisation here is GPUs held by workers over
-GPUs schedulable, integrated over time.
+Queueing time is submitted -> first start, plus every later wait (glossary), over all submitted
+jobs. A job that still waits counts with its wait so far; otherwise a full cell would look quick.
+JCT is finished - submitted, over jobs that succeeded. A deadline is due once its job has ended or
+its time is over, and met if the job succeeded in time. Utilisation is GPUs held by workers over
+schedulable GPUs, integrated over time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engine orders its driver to do."""
+"""Commands that the engine returns to its driver."""
 
 from __future__ import annotations
 

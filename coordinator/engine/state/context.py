@@ -1,11 +1,9 @@
-"""What one call of the engine works with: the state, the instant, and what came of it.
+"""The context of one engine call: the state, the instant, and the results so far.
 
-Handlers get a context and change the state through it.
+Handlers change the state through it.
 
-What the engine forgets: a cell lives for years.
-
-The oldest go first and what is live stays. Room for as many again is left before the next look
-through all of them, so that an end costs nothing most times.
+It also bounds the state, because a cell lives for years. The oldest ended entries go first; live
+ones stay. A trim leaves room for as many entries again, so that most ends cost nothing.
 """
 
 from __future__ import annotations

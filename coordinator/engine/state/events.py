@@ -1,4 +1,4 @@
-"""Facts that enter the engine, as the journal holds them."""
+"""Events: the facts that enter the engine, as the journal holds them."""
 
 from __future__ import annotations
 

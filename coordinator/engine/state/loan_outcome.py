@@ -1,11 +1,9 @@
-"""How loans end, defined once for counters, figures and rows: what is a reclaim, what a lapse, what
-a turn-back, and which was late. Pure.
+"""Outcomes of loans, for counters, figures and rows: reclaim, lapse or turn-back, and late or not.
 
-A reclaim was ordered, whatever brought the node home in the end: its lease may lapse while the
-order waits for jobs. A lapse is the end of a lease by its TTL without an order; a turn-back is a
-loan that its node gave up before it began, such as for a GPU that does not come free, likewise
-without an order. A node that had left its service has a promise of how long its way home may take;
-to the others that is of no use.
+A reclaim is an ordered end, even if the lease lapses while the order waits for jobs. A lapse is the
+end of a lease by its TTL without an order. A turn-back is a loan that its node gave up before it
+began, for example because a GPU did not become free, also without an order. Only a node that had
+left its service has a promised time for its return.
 """
 
 from __future__ import annotations

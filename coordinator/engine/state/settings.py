@@ -1,6 +1,6 @@
-"""What an operator can set of the engine; every duration has its unit in its name.
+"""Settings of the engine that an operator can change; each duration has its unit in its name.
 
-Read from files by `common.settings`; this module must not know where the values came from.
+`common.settings` reads them from files.
 """
 
 from __future__ import annotations

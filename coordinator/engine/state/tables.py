@@ -1,17 +1,8 @@
-"""The mutable tables, owned by the engine alone; nothing else may write them.
+"""The engine's mutable tables; only the engine writes them.
 
-Plain structs, so that one encode call is a snapshot.
-
-The tables' entries of loans: those made, awaited, only watched, or recommended. Data only.
-
-Like all of `coordinator.engine.state.tables` they are the engine's; nothing else may write them.
-
-How workers end, what a job keeps of failures and of waiting, what a GPU had, how time is told: data
-only.
-
-How long a job's steps take with one worker count, from its own words.
-
-Totals of a cell since its journal began.
+They are plain structs, so that one encode call is a snapshot; methods are lookups only. In order:
+nodes and GPUs, jobs and attempts, step times by worker count, loans (made, delayed, shadow,
+recommended), and totals of the cell since its journal began.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""Nodes kept for jobs that waited too long, so that none starves.
+"""Aged claims: nodes kept for jobs that waited too long, so that no job starves.
 
-Shortest first with skipping starts whatever fits, and a large gang may never find room: what comes
-free is taken by smaller jobs. A job that has aged claims the nodes on which it could start soonest,
-by what the jobs there have left, if that is soon enough for how long it has waited: a longer wait
-may keep nodes for longer. Until then they take only base work that is over by that instant, and
-flexible workers, which go at once. This is EASY backfilling (Lifka, JSSPP'95) with patience: nodes
-are not kept idle for days on behalf of a job that arrived just now.
+Shortest job first with skipping starts every job that fits, and a large gang may never find room:
+smaller jobs take the GPUs that come free. A job that has aged claims the nodes on which it could
+start soonest, by the estimated remaining time of the jobs there, if that is soon enough for its
+wait so far. A longer wait may keep nodes for longer. Until then these nodes take only base work
+that ends by that instant, and flexible workers, which leave at once. This is EASY backfilling
+(Lifka, JSSPP'95) with patience: a job that arrived just now keeps no node idle for days.
 
-The bound: let R be the longest that a job which runs has left on its base gang alone, and T the
-shortest running time of a job that is the oldest to have aged. It claims at the latest when it has
-waited for the larger of R / ratio and stretch x T (ten times that with one worker), and while
-estimates hold the claim never moves back, so it starts within R more. Whoever has not aged yet, or
-is younger, waits for its turn before.
+The bound: let R be the longest remaining time of any running job on its base gang alone, and T the
+shortest running time of a job that is the oldest to have aged. The job claims at the latest when it
+has waited for the larger of R / ratio and stretch x T (ten times that with one worker). While
+estimates hold, the claim never moves back, so the job starts within R more. A younger job, or one
+that has not aged, waits for its turn first.
 
-With ratio 0.5 and stretch 30 that is the larger of 2 R and 30 T, and R more; of 2 R and 300 T with
-one worker, however many GPUs it has; and never before `AGED_S`. The bound is in proportion to the
-job's length: it keeps wide short jobs from starving, and is no promise that long ones start soon.
+With ratio 0.5 and stretch 30 the bound is the larger of 2 R and 30 T, plus R. With one worker of
+any GPU count it is the larger of 2 R and 300 T, plus R. It is never below `AGED_S`. The bound is
+proportional to the job's length: it protects wide short jobs from starving, and does not promise
+that long ones start soon.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a waiting job does not start: every blocker, in sentences. Must not change anything."""
+"""Reasons why a waiting job does not start: every blocker, as a sentence. Changes nothing."""
 
 from __future__ import annotations
 

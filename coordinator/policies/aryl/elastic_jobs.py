@@ -1,6 +1,6 @@
-"""Elastic jobs as phase 2 sees them: what each has, wants and gains. Must not choose anything.
+"""Elastic jobs as phase 2 sees them: their workers, demand and gain.
 
-Phase 2 of Lyra, EuroSys'23, section 5.2, gives out flexible workers; `scaling` does so.
+Phase 2 of Lyra, EuroSys'23, section 5.2, distributes flexible workers; `scaling` does so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The multiple-choice knapsack of flexible demand, pure numbers.
+"""The multiple-choice knapsack of flexible demand. Pure numbers.
 
-Lyra, EuroSys'23, section 5.2: one group per elastic job, item k is k flexible workers, weight k *
-GPUs per worker, value the running time that they save; at most one item per group. Beyond the paper
-a group may have measured rates instead of linear ones, rising and falling as they were found.
+Lyra, EuroSys'23, section 5.2: one group per elastic job; item k is k flexible workers, with weight
+k * GPUs per worker and value the running time that they save; at most one item per group. Beyond
+the paper, a group may have measured rates instead of linear ones, which may rise and fall.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""When nodes come free, by what the jobs there have left.
+"""When nodes come free, by the estimated remaining time of their jobs.
 
-Flexible workers count as room from the start: they go at once when they are told to.
+Flexible workers count as room from the start, because they leave at once when they are asked to.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which waiting job starts next, and room for its base gang.
+"""Phase 1: which waiting jobs start, in which order, and room for their base gangs.
 
-Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first; what does not fit is left
-out of this pass and the next one is tried. Flexible workers count as room: no flexible worker keeps
-a base gang waiting that fits in its place. Once it is known who starts, the gangs are placed by
-best-fit decreasing (section 5.3).
+Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first. A job that does not fit
+is left out of this pass and the next one is tried. Flexible workers count as room: no flexible
+worker keeps a base gang waiting that fits in its place. Once the starts are known, the gangs are
+placed by best-fit decreasing (section 5.3).
 """
 
 from __future__ import annotations

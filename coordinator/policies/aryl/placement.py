@@ -1,15 +1,15 @@
-"""Which nodes take the workers: best fit, groups on lent nodes.
+"""Placement of workers: best fit, with separate groups of lent nodes.
 
-For policies that are made of rules; those that decide jointly place on a `floor`. The rules (Lyra,
-EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, an empty node is
-opened last; base and flexible workers of elastic jobs go to separate groups of lent nodes, so that
+Policies made of rules place here; those that decide jointly place on `free_gpus`. The rules (Lyra,
+EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, and an empty node is
+opened last. Base and flexible workers of elastic jobs go to separate groups of lent nodes, so that
 the flexible group can go home without a preemption.
 
 Deviation: the paper puts elastic base demand on lent nodes first. A base worker there is the only
 source of preemptions, so by default it goes to training nodes while they fit
 (`elastic_base_prefers_loan` restores the paper's rule).
 
-What a rule that keeps jobs away from nodes looks like.
+Rules that keep jobs away from nodes implement the form of a placement filter, also here.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""GPUs set aside for a gang that has waited long enough, so that its wait is bounded.
+"""Backfill reservations: GPUs set aside for a gang that waited long enough, to bound its wait.
 
-Shortest first with skipping starts whatever fits. A gang that needs many GPUs at one time may never
-find them: what comes free is taken by others. Once a gang has waited `after_s` without room, the
-training nodes on which it can start soonest are *reserved* for it, by what runs there has left.
-That is EASY backfilling (Lifka, JSSPP'95; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001): until the
-instant of the reservation, its shadow time, base work may run on the reserved GPUs if it is over by
-then; base work that is not may use the GPUs of these nodes that the gang leaves over.
+Shortest job first with skipping starts every job that fits. A gang that needs many GPUs at one time
+may never find them: other jobs take what comes free. Once a gang has waited `after_s` without room,
+the training nodes on which it can start soonest are *reserved* for it, by the estimated remaining
+time of the jobs there. This is EASY backfilling (Lifka, JSSPP'95; Mu'alem and Feitelson, IEEE TPDS
+12(6), 2001). Until the instant of the reservation, its shadow time, base work may use the reserved
+GPUs if it ends by then. Longer base work may use the GPUs of these nodes that the gang leaves over.
 
 Unlike in EASY, a reservation is remembered from pass to pass:
 
 - it keeps its nodes, and moves only to nodes that are free sooner, before its instant;
-- its instant never moves back. After it nothing else begins on the reserved GPUs.
+- its instant never moves back. After it, no other work begins on the reserved GPUs.
 
-So the wait is bounded whatever the estimates are worth. From its instant on, the gang waits for
-what already runs on the reserved GPUs and for nothing else. With R the longest that this really
-runs on, the gang starts at the latest R after the instant, and the instant is no further away than
-the estimates said when the reservation was made.
+So the wait is bounded however wrong the estimates are. From its instant on, the gang waits only for
+the work that already runs on the reserved GPUs. With R the longest real remaining time of that
+work, the gang starts at the latest R after the instant. The instant is no further away than the
+estimates gave when the reservation was made.
 
-One gang of each GPU type has a reservation at a time: the most important, then whoever has one,
-then the longest waiting. A gang waits for those before it as well, of which there are only so many.
-A job has none that is no wider than any other which runs on its GPU type or waits for it: whatever
-comes free would do, and only the order keeps it waiting, shorter jobs first, as it is meant to. A
-reservation is on training nodes: lent ones may go home before. Nodes that close, or that the job is
-to avoid, end it, and it is made anew elsewhere.
+One gang of each GPU type has a reservation at a time: the most important, then one that already has
+a reservation, then the longest waiting. A gang waits for those before it as well, which are limited
+in number. A job gets no reservation if no other job that runs on its GPU type or waits for it is
+narrower. Any GPUs that come free would do for it, and only the order (shorter jobs first) keeps it
+waiting, as intended. A reservation is on training nodes, because lent ones may go home before. It
+ends when its nodes close or the job is to avoid them, and is made again elsewhere.
 
-Flexible workers go when they are told to, but not again within the cooldown of a resize, so none is
-added on the reserved GPUs from so long before the instant on. More important jobs pass.
+Flexible workers leave when they are asked to, but not again within the cooldown of a resize. So
+none is added on the reserved GPUs from that long before the instant. More important jobs pass.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How many flexible workers each elastic job gets, and where.
+"""Phase 2: how many flexible workers each elastic job gets, and on which nodes.
 
 Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each pass.
-Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less must save
-at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one job shrinks for
-another only when the net gain is positive after both have paid. Of a job whose resizes were
-measured the price is known: each resize must save that, however many workers it moves.
+Unlike in the paper a change is not free: it costs a rendezvous, so each added or removed worker
+must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one job
+shrinks for another only when the net gain is positive after both have paid. A job whose resizes
+were measured has a known cost, and each resize must save that, however many workers it moves.
 
-A job whose profile tells its speed at each size is worth what that says, not what the paper's
-linear rule would: it is offered no size that is no faster than a smaller one.
+A job with a speed profile is valued by the profile, not by the paper's linear rule. It is offered
+no size that is no faster than a smaller one.
 """
 
 from __future__ import annotations

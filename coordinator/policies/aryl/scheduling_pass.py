@@ -1,7 +1,7 @@
-"""One pass by rules: who starts where, how large, and what is lent or taken back.
+"""One scheduling pass by rules: which jobs start and where, their sizes, loans and reclaims.
 
-A bundle's rules choose among the same parts: order (queueing), size (scaling), place (placement),
-loan (loaning, forecast) and reclaim (reclaiming).
+A policy's rules choose among the same parts: `order`, `scaling`, `placement`, `lending` and
+`reclaim`.
 """
 
 from __future__ import annotations

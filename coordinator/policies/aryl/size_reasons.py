@@ -1,4 +1,4 @@
-"""Why a job has the size that it has, in sentences. Must not choose anything."""
+"""Reasons for the size of a job, as sentences."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Gangs and growth over several GPU types, on what one type alone leaves over.
+"""Spanning: gangs and growth over several GPU types, on the GPUs that one type leaves over.
 
 Lyra, EuroSys'23, section 6: a heterogeneous job has its base on training nodes and its flexible
 workers on inference nodes where possible, and comes last. On another type a worker has as many more
-GPUs as the job's multipliers say, and the gang goes at `heterogeneous_speed_ratio` of its full
-speed ("at most 70 % of ideal", section 7.1). The paper keeps such jobs out of the passes of others;
-here they take their turn on one type as any job does, so that none of them starves, and only
-spanning comes last.
+GPUs as the job's multipliers say. The gang runs at `heterogeneous_speed_ratio` of its full speed
+("at most 70 % of ideal", section 7.1). The paper keeps these jobs out of the passes of others. Here
+they take their turn on one type like any job, so that none starves; only spanning comes last.
 """
 
 from __future__ import annotations

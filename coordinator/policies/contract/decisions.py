@@ -1,7 +1,4 @@
-"""What a policy may propose: values, each with a reason.
-
-What waiting jobs wait for, in a word: data only.
-"""
+"""Decisions: what a policy may propose, each with a reason; and the kinds of pending reasons."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Where an estimate comes from, and how far off each source may be.
+"""Estimates: their sources and error bounds, and the speed of a job by worker count.
 
-The engine words its sources by this enumeration, with details behind them, and policies ask here;
-so a new source is a guess until it says otherwise, and no policy reads words of its own.
+The engine names its sources by this enumeration, with details behind them, and policies ask here. A
+new source therefore counts as a guess until this module lists it.
 
-How fast a job goes with so many workers, and for how long: by its profile, else in proportion.
-
-Lyra (EuroSys'23, section 5) takes throughput for linear in workers; its section 8 names measured
-curves as the way on. `JobProfile` reads such a curve; here it is put into the units of a GPU type.
+Lyra (EuroSys'23, section 5) takes throughput as linear in workers; its section 8 names measured
+curves as future work. `JobProfile` reads such a curve. This module converts it to the units of a
+GPU type; without a profile, speed is proportional to workers.
 """
 
 from __future__ import annotations

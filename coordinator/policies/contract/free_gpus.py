@@ -1,9 +1,7 @@
-"""Where GPUs are: what a pass can give away by node, and placing rules.
+"""Free GPUs by node during a pass, placement rules, and the shapes of gangs.
 
-For policies that decide jointly. Those that are made of rules place on `placement.Room` instead,
-where lent nodes have groups of their own.
-
-What of a waiting job decides where its base gang has room.
+Policies that decide jointly place here. Those made of rules use `aryl.placement` instead, where
+lent nodes have groups of their own. The shape of a gang is what decides where it has room.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""A snapshot sorted for fast answers: nodes by free GPUs, waiting jobs by shape. Decides nothing.
+"""Indexes of a snapshot: nodes by free GPUs, jobs by shape, nodes of each service.
 
-All of it follows from the nodes and jobs of a snapshot. Whoever makes snapshots often keeps an
-index up to date change by change; `index_of` makes one from nothing, and both are equal.
-
-The nodes of each service, sorted for its balance while they change one by one.
-
-Whoever makes snapshots often keeps a sorter up to date; `nodes_of` makes one for a snapshot that
-has no index. Both answer the same.
+Each follows from the nodes and jobs of the snapshot alone. The engine, which makes snapshots often,
+keeps its indexes up to date change by change. `index_of` and `nodes_of` build one from scratch.
+Both ways give equal results.
 """
 
 from __future__ import annotations

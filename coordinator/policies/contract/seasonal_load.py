@@ -1,11 +1,11 @@
-"""How high a load may rise, by quantile: its day, its week, and how wrong that was so far. Pure.
+"""Quantiles of a future load: from its day, its week, and its past forecast errors. Pure.
 
 The model is additive and learns as the load is measured: a level per quarter of an hour of the day,
-an offset per hour of the week, and the present deviation from both, which fades. What it says of
-the next quarters is kept until their time has come and then compared: the errors of each lead time
-are counted in a histogram that forgets, and a quantile is the level plus that quantile of the
-errors. No distribution is assumed, and nothing is said of a lead time that was not tested. All
-levels are of a quarter's peak: peaks are what a lender carries.
+an offset per hour of the week, and the present deviation from both, which decays. Its predictions
+for the next quarters are kept and later compared with the load. The errors of each lead time go
+into a histogram that forgets, and a quantile is the level plus that quantile of the errors. No
+distribution is assumed, and untested lead times have no quantile. All levels are peaks of a
+quarter: a lender must carry the peaks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The frozen view that policies decide on.
-
-An inference service as policies see it.
-
-What is alike to a placement: groups of nodes, and jobs of one shape. Values only.
-"""
+"""The frozen snapshot that policies decide on: nodes, jobs, services, tenants. Values only."""
 
 from __future__ import annotations
 

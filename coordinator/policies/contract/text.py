@@ -1,4 +1,4 @@
-"""Words in what people read: a count and what is counted."""
+"""Text helpers: a count with its noun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why each job that waits does not start: one answer for each, whatever a pass left open. Pure."""
+"""One pending reason for each waiting job, even where a pass left it open. Pure."""
 
 from __future__ import annotations
 

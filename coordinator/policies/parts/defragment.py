@@ -1,9 +1,10 @@
-"""Room for workers where free GPUs are in pieces: others move to the pieces.
+"""Defragmentation: moves workers so that free GPUs on several nodes become room on one node.
 
-A worker needs all its GPUs on one node. Where enough are free, but no node has enough, the one is
-cleared that costs least: a flexible worker there is replaced by one elsewhere, a job with its base
-gang there goes as a whole (ElasticFlow packs by buddy allocation and migrates, ASPLOS 2023, section
-4.3). Whoever moves takes GPUs that are no room for such a worker, so that none is lost by it.
+A worker needs all its GPUs on one node. Where enough GPUs are free, but no node has enough, the
+cheapest node is cleared. A flexible worker there is replaced by one elsewhere; a job with its base
+gang there moves as a whole (ElasticFlow packs by buddy allocation and migrates, ASPLOS 2023,
+section 4.3). A moved worker takes free GPUs that are too few for the waiting worker, so that no
+room is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dominant shares of tenants, over their tree: who has the least of what it has most of.
+"""Dominant shares of tenants over their tree: the largest of a tenant's shares of each resource.
 
 Sources: DRF (Ghodsi et al., NSDI'11, section 4.1) for one level; H-DRF (Bhattacharya et al.,
 *Hierarchical Scheduling for Diverse Datacenter Workloads*, SoCC'13) for what parts count for their

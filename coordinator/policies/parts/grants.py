@@ -1,8 +1,9 @@
-"""Who gets how many workers -> decisions: stops, starts and resizes on real nodes.
+"""Grants -> decisions: turns worker counts per job into stops, starts and resizes on real nodes.
 
-A policy that decides jointly says which jobs run, each with how many workers, in order of
-precedence (`Grant`); `carry_out` finds the nodes. Running jobs stay where they are, what the others
-leave is given on in the same pass by the engine's nominees, and nobody is stopped in vain.
+A policy that decides jointly lists the jobs that run, each with its worker count, in order of
+precedence (`Grant`). `carry_out` finds the nodes. Running jobs stay where they are. The engine's
+nominees pass on the GPUs that others leave, in the same pass. No job is preempted without use for
+its GPUs.
 """
 
 from __future__ import annotations

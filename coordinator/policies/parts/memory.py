@@ -1,4 +1,4 @@
-"""What a policy remembers between its passes, from the bytes that it wrote."""
+"""A policy's memory between passes, decoded from the bytes that it wrote."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which GPUs are shared out together, and who competes for them: one pool for each GPU type.
+"""Pools: which GPUs are shared out together and which jobs compete for them, one per GPU type.
 
-A job that accepts several types competes on one of them at a time; which one a pass says anew while
-it waits.
+A job that accepts several types competes on one of them at a time. While it waits, each pass
+chooses again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A line of jobs walked on real nodes: who runs, who makes room.
+"""A line of jobs walked on real nodes: which jobs run, and which make room.
 
-Running and waiting jobs stand in one line. Each takes its whole base gang from what is left by
-those before it: a running job where it is, a waiting one on GPUs that are free, else on those of
-jobs behind it. What the walk grants, `granting.carry_out` turns into decisions.
+Running and waiting jobs stand in one line. Each takes its whole base gang from the GPUs that the
+jobs before it leave: a running job where it is, a waiting one on free GPUs, else on GPUs of jobs
+behind it. `grants.carry_out` turns the result into decisions.
 """
 
 from __future__ import annotations

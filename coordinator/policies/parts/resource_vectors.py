@@ -1,8 +1,8 @@
-"""GPUs, CPUs and memory together: what nodes have, what workers want of it, and what is left.
+"""Vectors of GPUs, CPUs and memory: capacity of nodes, demand of workers, and the rest.
 
-A job that does not tell its CPUs or memory is taken to want the part of a node that its GPUs are of
-the node's GPUs; in shares of the whole cluster, of the mean node. Where no node tells its own, only
-GPUs count.
+A job that declares no CPUs or memory is taken to want the same part of a node's CPUs and memory as
+of its GPUs. Shares of the whole cluster use the mean node. Where no node reports CPUs or memory,
+only GPUs count.
 """
 
 from __future__ import annotations

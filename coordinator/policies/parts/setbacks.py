@@ -1,11 +1,11 @@
-"""Jobs that a stop would set back: their work so far would be lost, not kept.
+"""Setbacks: jobs that a stop would set back, because they do not save their work.
 
-Schedulers that end turns and leases for fairness assume that whoever is stopped goes on later from
-where it was. A job that never saves begins anew each time, and of two such jobs that take turns
-neither ever ends. So a job is not stopped for another one's turn while that would bring what its
-stops threw away above what they left: all stops together then cost a job less work than it needs,
-and every job ends. Until then it keeps its base gang, and has to pay for that by the policy's own
-measure: the GPU time that it holds counts as received, its share or its finish-time fairness falls.
+Schedulers that end turns and leases for fairness assume that a stopped job later continues where it
+was. A job that never saves starts over each time, and of two such jobs that take turns neither ever
+ends. So a job is not stopped for another one's turn if its stops would then throw away more work
+than they left. All stops together therefore cost a job less work than it needs, and every job ends.
+Until then it keeps its base gang and pays for it by the policy's own measure: the GPU time counts
+as received, and its share or its finish-time fairness falls.
 """
 
 from __future__ import annotations

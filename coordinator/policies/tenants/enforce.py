@@ -1,9 +1,43 @@
-"""A pass under the rules of tenants: what every policy's decisions go through.
+"""The rules of tenants around a policy's pass: every policy's decisions go through here.
 
-Without tenants nothing is looked at. With them a policy does not see the waiting jobs whose tenant
-has no room, so that they block nobody; what it decides is guarded; by weight tenants below their
-fair share start first; those below their guarantee get GPUs back from those that borrow; and where
-GPUs are free, their jobs do not wait for borrowers' that wait.
+Theory of operation ===================
+
+    snapshot --> hide jobs --> policy's pass --> guard --> give back --> stable? --> decisions
+                     ^                                         |            |
+                     |        a job must be hidden after all   |            |
+                     +-----------------------------------------+------------+
+                                at most MOST_TRIES times each
+
+A policy decides by its own order and need not know tenants. This module calls it on a filtered
+snapshot, checks the result, and calls it again with more jobs hidden until the pass keeps all
+rules. Each such call is a `Pass`; `attempts.Tries` makes it, and keeps why each job is hidden.
+
+1. Quotas. Waiting jobs whose tenant has no room are hidden, so that they block no other job. 2.
+Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another tenant's guarantee
+   is dropped.
+3. Fair share (`fair_share`, `_by_weight`). Tenants below their share by weight start first: jobs
+   behind theirs are hidden. Weights stop no running job.
+4. Guarantees (`reclaim.given_back`). A tenant below its guarantee gets GPUs back from borrowers:
+   first GPUs that they would take in this pass, then flexible workers, then jobs. Such a job is
+   *due*; a decision that loses its GPUs to a due job is *displaced*.
+5. Displaced jobs are hidden where that lets other jobs start (`_without_those`) or saves a
+   preemption that has lost its purpose (`_for_those_that_start`).
+6. Stability (`stability`). A preemption by the policy counts only if the following passes would
+   not undo it; else the two orders would undo each other for ever (livelock). Jobs on such a cycle
+   are hidden, or after MOST_TRIES their preemptions are dropped (`_that_ends`).
+
+Two kinds of policies differ in the middle part. One that keeps quotas itself sees all jobs
+(`_of_all`, steps 2, 4 and 6). Any other one goes through all steps (`_for_what_lasts`).
+
+Guarantees:
+
+- Quotas hold, and no tenant within its guarantee loses GPUs to another, whatever the policy
+  decides.
+- A job that is due starts as soon as borrowers can be stopped, unless the policy itself delays it.
+- No GPU stays idle for a hidden job: GPUs that a pass leaves free go to hidden jobs that fit there
+  without a preemption (`_with_those_that_fit`, `_of_free_gpus`).
+- Each loop is bounded, so a pass ends. Without tenants, or in a frozen cell, the policy's pass is
+  returned unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How many nodes a service can lend or must have back, which first.
+"""The balance of a service: how many nodes it can lend or must get back, and which go first.
 
 Per service (Lyra, EuroSys'23, section 6, made per service and by load): needed = max(min_serving,
-ceil(forecast / capacity_per_node) + headroom), and what is ready beyond that is spare. Two levels
-keep a node from flapping: to lend, the peak of the last loan period counts too, so a dip lends
-nothing; to reclaim, only last value and forecast count.
+ceil(forecast / capacity_per_node) + headroom). Ready nodes beyond that are spare. Two levels keep a
+node from flapping. To lend, the peak of the last loan period counts too, so a dip lends nothing. To
+reclaim, only the last value and the forecast count.
 """
 
 from __future__ import annotations

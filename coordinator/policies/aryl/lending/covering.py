@@ -1,8 +1,8 @@
-"""Who gets which nodes, of those that could be lent.
+"""Which lendable nodes go to which job.
 
-After a scheduling pass was tried: each job that still waits, in the order of the policy, is given
-as few further nodes as let its whole base gang start, on one GPU type, beside what is free; a gang
-that cannot be completed gets none. Last, elastic jobs grow where a worker more is worth its
+A scheduling pass is tried first. Then each job that still waits, in the policy's order, gets the
+fewest further nodes that let its whole base gang start, on one GPU type, together with free GPUs. A
+gang that cannot be completed gets none. Last, elastic jobs grow where one more worker is worth its
 rendezvous.
 """
 

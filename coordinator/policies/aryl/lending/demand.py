@@ -1,7 +1,7 @@
-"""Which spare nodes training could use if they were lent now.
+"""Training's demand for loans: which spare nodes jobs could use if they were lent now.
 
-A scheduling pass is tried first: what starts or grows without a loan wants none. `covering` gives
-what could be lent to those that it leaves over, and a node that nobody got stays home.
+A scheduling pass is tried first: a job that starts or grows without a loan demands none. `covering`
+gives lendable nodes to the jobs that remain. A node that no job got stays home.
 """
 
 from __future__ import annotations

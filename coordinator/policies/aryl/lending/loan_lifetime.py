@@ -1,21 +1,21 @@
-"""How long lent nodes may be held by base workers: loan lifetimes.
+"""Loan lifetimes: how long base workers may hold lent nodes.
 
 The paper lends by the next five minutes and preempts when the load comes back (Lyra, EuroSys'23,
-sections 4 and 6). But the load of a day is known before: by quantile, so many nodes of a service
-can stay away until one instant, and fewer until a later one. A base gang may go to lent nodes only
-while at no instant before its end more of them are held by base workers than can stay away until
-then. Which node is held does not matter, as a reclaim takes those that nobody holds. Flexible
-workers go home without a preemption, and may use any. What is not known forbids nothing: until the
-load's day was seen, base workers may go to any lent node, as without this rule.
+sections 4 and 6). But the load of a day is known before. By quantile, a certain number of a
+service's nodes can stay away until one instant, and fewer until a later one. A base gang may go to
+lent nodes only if at every instant before its end base workers hold no more of them than can stay
+away until then. Which node is held does not matter, because a reclaim takes nodes without base
+workers. Flexible workers leave without a preemption and may use any node. Unknown load forbids
+nothing: until a day of the service's load was seen, base workers may go to any lent node.
 
-How surely a loan must outlive a job is a matter of odds: where training is full and the job would
-wait for long, low ones will do. A job that would have room at home, were it not for flexible
-workers or for a claim (`aged_claims`), waits for nothing or for less than its own length, as a
-claim bars none that is over before it is ready: its loan must surely outlive it. `odds` says for
-each job how surely; then, of a day that nobody has seen, nothing is sure.
+The required probability that a loan outlives a job depends on the alternatives. Where training is
+full and the job would wait for long, a low one will do. A job may have room at home except for
+flexible workers or a claim (`aged_claims`). It waits for less than its own length, because a claim
+admits jobs that end before it is ready. Its loan must surely outlive it. `odds` gives the
+probability for each job; until a day was seen, nothing is sure.
 
-What saves loses little by a stop. Where saves count, it need not be over before the load comes
-back: a loan does that is many times as long as what a stop would cost it.
+A job that saves loses little by a stop. Where saves count, it need not end before the load comes
+back: the loan must only last many times as long as a stop would cost the job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a node that serves is not lent: every reason, in sentences. Must not change anything."""
+"""Reasons why a serving node is not lent, as sentences. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which lent nodes go back, at the least cost to jobs.
+"""Choose the lent nodes to reclaim, at the least preemption cost.
 
-Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes that are not yet lent in full, idle nodes, nodes
-with flexible workers only, nodes whose jobs end by themselves in time, and then those whose jobs
-must stop. Whom to stop is the paper's greedy, or from there on a search near the optimum.
+Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes whose loan is not complete yet, idle nodes,
+nodes with flexible workers only, nodes whose jobs end by themselves in time, and then those whose
+jobs must stop. The jobs to stop come from the paper's greedy, or from a search near the optimum
+that starts there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The cheapest way to empty so many nodes, part by part. Pure numbers.
+"""The cheapest way to empty a given number of nodes, part by part. Pure numbers.
 
-Parts that share no job are settled apart, each as a row of points (nodes emptied, cost), and put
-together by dynamic programming: exact where every part is small.
+Parts that share no job are solved separately, each as a row of points (nodes emptied, cost).
+Dynamic programming combines them: exact where every part is small.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The paper's greedy: node by node the lowest preemption cost.
-
-Priority comes before cost, as the paper has none: a node on which fewer jobs of the highest
-priority stop goes first, whatever else it costs. Where all priorities are alike it is the paper's.
+"""The paper's greedy: take the node of the lowest preemption cost, one node at a time.
 
 Lyra, EuroSys'23, sections 4 and 5.3. Its tie rule, "collateral damage", counts only GPUs vacated
-beyond what is still wanted: a node that the same preemption empties and that goes home as well is
-no damage.
+beyond the demand: a node that the same preemption empties and that also goes home is no damage.
+
+Priority comes before cost; the paper has no priorities. A node on which fewer jobs of the highest
+priority stop goes first, whatever else it costs. With equal priorities the result is the paper's.
 """
 
 from __future__ import annotations

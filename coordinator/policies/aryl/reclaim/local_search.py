@@ -1,8 +1,8 @@
-"""Local search for cheaper jobs that empty as many nodes. Pure numbers; knows no jobs or nodes.
+"""Local search for a cheaper set of jobs that empties as many nodes. Pure numbers.
 
-Exchanges until none helps; then again and again a few victims are let go and the gap is filled
-otherwise. Both are bounded by steps, never by time, and draw no chance but from counters: the same
-arguments give the same answer.
+It exchanges jobs until no exchange helps. Then it repeatedly removes a few victims and fills the
+gap otherwise. Both loops are bounded by steps, never by time. Their only randomness comes from
+counters: the same arguments give the same answer.
 """
 
 from __future__ import annotations

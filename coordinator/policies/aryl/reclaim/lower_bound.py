@@ -1,4 +1,4 @@
-"""The best sets of jobs where a price per node is paid, and the bound that follows. Pure numbers.
+"""The best sets of jobs at a price per node, and the lower bound that follows. Pure numbers.
 
 With a price per emptied node instead of a number to empty, the best set of jobs is a maximum
 closure (Picard, Management Science 22, 1976): a minimum cut, found exactly. The sets that are best

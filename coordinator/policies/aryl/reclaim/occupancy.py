@@ -1,4 +1,4 @@
-"""Who holds the nodes that may go home."""
+"""Occupancy: which jobs hold the nodes that may go home."""
 
 from __future__ import annotations
 

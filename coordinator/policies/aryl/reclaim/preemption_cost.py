@@ -1,8 +1,8 @@
-"""What it costs to stop a job, by two models; and which jobs end by themselves in time.
+"""Preemption cost of a job, by two models; and the jobs that end by themselves in time.
 
 The paper counts jobs, so that the fewest users are hit (Lyra, EuroSys'23, section 4). The other
-model counts expected lost GPU-seconds: work since the last verified checkpoint, the restart, and
-the wait in the queue before it.
+model counts expected lost GPU-seconds: the work since the last verified checkpoint, the restart,
+and the wait in the queue before it.
 """
 
 from __future__ import annotations

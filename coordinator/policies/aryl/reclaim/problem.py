@@ -1,8 +1,8 @@
-"""The reclaim as numbers: sets of jobs that must stop to empty nodes.
+"""The reclaim problem as numbers: sets of jobs that must stop to empty nodes.
 
-A node is empty when all its base jobs stop. Asked is the cheapest set of jobs that empties as many
-nodes as are wanted; each job counts once, however many nodes it is on (Lyra, EuroSys'23, section 4:
-a knapsack with dependent values, NP-hard).
+A node is empty when all its base jobs stop. The problem asks for the cheapest set of jobs that
+empties the wanted number of nodes. Each job counts once, however many nodes it is on (Lyra,
+EuroSys'23, section 4: a knapsack with dependent values, NP-hard).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The rules by which lent nodes are taken back, by name.
+"""The reclaim rules by name: Aryl's, and the two that the paper compares with.
 
-Reclaim rules that the paper compares with: at random, and fewest jobs first.
-
-Both (Lyra, EuroSys'23, section 7.1) choose nodes one by one and look at no job twice, so that one
-preemption empties two nodes only by luck: that is what the cost in `reclaiming` improves on. The
-lowest priorities go first here as well, as operators mean them; the paper has none.
+Those two take nodes at random, or the node with the fewest jobs first (Lyra, EuroSys'23, section
+7.1). Both choose nodes one by one and look at no job twice, so that one preemption empties two
+nodes only by luck. The preemption cost in `greedy` improves on that. The lowest priorities go first
+here as well, as operators expect; the paper has no priorities.
 """
 
 from __future__ import annotations

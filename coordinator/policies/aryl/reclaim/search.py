@@ -1,8 +1,8 @@
-"""Choices near the optimum, with a proof of how near. Pure numbers.
+"""Search for sets of jobs near the optimum, with a proof of the distance. Pure numbers.
 
 Three steps, each deterministic and bounded by steps, never by time: the corners of the hull
-(`hull`), what is missing to them filled part by part (`frontier`), and then a local search by
-exchanges (`exchange`). What the caller had is taken as well, so the answer is never worse.
+(`lower_bound`), the missing nodes filled part by part (`frontier`), and a local search by exchanges
+(`local_search`). The caller's own solution competes too, so the answer is never worse.
 """
 
 from __future__ import annotations
