@@ -1,4 +1,4 @@
-"""All commands of `aryl`: puts them together, turns errors into exit codes. Must not decide."""
+"""The `aryl` command: all subcommands, and errors as exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line before any command sees it, and what is said of it."""
+"""The command line before any command sees it, and its error messages."""
 
 from __future__ import annotations
 

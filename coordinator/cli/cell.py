@@ -1,4 +1,4 @@
-"""Orders to the whole cell and the cell at a glance; `explain` and `policies`. Must not decide."""
+"""Commands for the whole cell: orders and the status at a glance; `explain` and `policies`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns a table of jobs, nodes, services, loans or events has. Pure; knows no terminal."""
+"""The columns of tables of jobs, nodes, services, loans and events. Pure."""
 
 from __future__ import annotations
 

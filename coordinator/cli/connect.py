@@ -1,7 +1,7 @@
-"""Which cell a command talks to, and as whom.
+"""The cell that a command talks to, and the user that it acts as.
 
-Flags win over the environment, that over the configuration file, and that over the cell that runs
-on this machine.
+Flags win over the environment, the environment over the configuration file, and that over the cell
+that runs on this machine.
 """
 
 from __future__ import annotations

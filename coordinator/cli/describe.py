@@ -1,4 +1,4 @@
-"""One job, node, service or loan in full, and why it is where it is. Must not decide what is shown.
+"""Describe one job, node, service or loan in full, with the reasons for its state.
 
 The sentences under *why* are the coordinator's own, from the state that its decisions use.
 """

@@ -1,4 +1,4 @@
-"""`aryl events`: what happened and why, as it is committed. Must not decide."""
+"""`aryl events`: events with their reasons, as they are committed."""
 
 from __future__ import annotations
 

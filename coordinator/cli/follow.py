@@ -1,7 +1,6 @@
-"""Watching a job or a node: its end, or more of a log. Must not print data twice.
+"""Follow a job until its end, or a log as it grows. Data is printed once.
 
-Everything here asks again and again; a coordinator that is away for a while is waited for, since
-the job it runs goes on without it.
+Everything here polls. It waits for a coordinator that is away, because the job runs on meanwhile.
 """
 
 from __future__ import annotations

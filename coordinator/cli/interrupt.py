@@ -1,8 +1,8 @@
-"""How a command is ended from outside: Ctrl-C at the start, SIGTERM where others compute for it.
+"""Ctrl-C and SIGTERM: how a command ends from outside.
 
-Must import nothing that takes time, nor know a command. Until there is anything to stop, Ctrl-C
-ends the process. Not by catching KeyboardInterrupt: one that is raised inside the import machinery
-is printed with a traceback, or swallowed by whatever was just being imported.
+This module imports nothing slow. Until there is anything to stop, Ctrl-C ends the process. Catching
+KeyboardInterrupt would not do: raised inside the import machinery, it is printed with a traceback,
+or swallowed by the module that was being imported.
 """
 
 from __future__ import annotations

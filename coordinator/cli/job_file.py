@@ -1,7 +1,7 @@
-"""A job file -> a mapping, and the line of each key where the format has them.
+"""Read a job file into a mapping, with the line of each key where the format has them.
 
-TOML (`*.toml`, and whatever has no other name), YAML (`*.yaml`, `*.yml`) or JSON (`*.json`); `-` is
-standard input.
+TOML (`*.toml`, and any file without another known suffix), YAML (`*.yaml`, `*.yml`) or JSON
+(`*.json`); `-` is standard input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`aryl job`: submit, list, describe, explain, cancel, logs. Must not decide anything."""
+"""`aryl job`: submit, list, describe, explain, cancel, logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aryl loan`: what is lent, and taking it back early. Must not decide."""
+"""`aryl loan`: list loans, and end them early."""
 
 from __future__ import annotations
 

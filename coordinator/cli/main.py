@@ -1,7 +1,7 @@
-"""`aryl`: the entry, which answers Ctrl-C from the first moment on.
+"""The entry point of `aryl`, which answers Ctrl-C from the first moment on.
 
-Commands and what they need take seconds to import on a slow machine; until then nothing is started,
-so nothing has to be stopped. Must import nothing itself that takes time.
+Commands and their imports take seconds to load on a slow machine. Until then nothing is started, so
+nothing has to be stopped. This module imports nothing slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`aryl node`: list, describe, explain, and what an operator orders of nodes. Must not decide."""
+"""`aryl node`: list, describe, explain, and the orders for nodes."""
 
 from __future__ import annotations
 

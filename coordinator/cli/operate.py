@@ -1,7 +1,7 @@
-"""Orders of an operator: who is hit, whether they are meant, and the order itself. Must not parse.
+"""An operator's order: show what it affects, confirm, and send it.
 
-What stops jobs shows them first, asks where somebody can answer, and otherwise wants --yes. So does
-what rests on an operator's word alone, whoever it hits.
+An order that stops jobs shows them first. It asks on a terminal, and otherwise needs --yes. The
+same holds for an order that rests on the operator's word alone.
 """
 
 from __future__ import annotations

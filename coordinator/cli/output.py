@@ -1,4 +1,4 @@
-"""One answer in the form that was asked for: table, JSON, names.
+"""Output of one answer: table, JSON or names.
 
 JSON is for programs: one object with `schema_version`, every field of the API's rows under its own
 name, instants as seconds since 1970 (`*_at_s`), lengths in seconds (`*_s`). A field is only ever

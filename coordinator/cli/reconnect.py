@@ -1,4 +1,4 @@
-"""Waiting for somebody who went away: it is said once, and asked again."""
+"""Reconnect: warn once when the coordinator is away, and ask again until it answers."""
 
 from __future__ import annotations
 

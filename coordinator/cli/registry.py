@@ -1,8 +1,8 @@
 """The cell that runs on this machine, as a file with a lock.
 
-Whoever starts a cell holds `cell.lock` for as long as it runs and describes it in `cell.json`;
-whoever wants to talk to it reads the file and checks that its process still lives. The lock, not
-the file, decides whether a cell runs: the kernel frees it however the holder ends.
+The process that starts a cell holds `cell.lock` for as long as the cell runs, and describes it in
+`cell.json`. A client reads the file and checks that the process still lives. The lock, not the
+file, decides whether a cell runs: the kernel releases it however its holder ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Values as people read them, and tables that fit a width. Pure.
+"""Format values for people, and tables that fit a width. Pure.
 
-Units are in names everywhere else; here, at the rim, they become text.
+Units are in names everywhere else; here they become text.
 """
 
 from __future__ import annotations

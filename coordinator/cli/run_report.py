@@ -1,4 +1,4 @@
-"""What `aryl up` shows: a live view while it runs, one table at the end. Must not ask anybody."""
+"""The output of `aryl up`: a live view while it runs, and one table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the CLI: its surroundings, the way to the coordinator, and errors as exit codes.
+"""One run of the CLI: its environment, the connection to the coordinator, errors as exit codes.
 
 Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else.
 """

@@ -1,4 +1,4 @@
-"""Job files and flags -> the mapping that `common.jobspec.parse` reads. Must not talk to a cell.
+"""Job files and flags -> the mapping that `common.jobspec.parse` reads.
 
 A file has the fields of `JobSpec`; flags win over it.
 """

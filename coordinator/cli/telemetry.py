@@ -1,4 +1,4 @@
-"""What a node measured of itself, as lines and a table. Pure."""
+"""A node's telemetry as lines and a table. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aryl top`: the cell, live. Must not decide, and must leave the terminal as it found it."""
+"""`aryl top`: the cell, live. It leaves the terminal as it found it."""
 
 from __future__ import annotations
 

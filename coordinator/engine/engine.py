@@ -2,16 +2,16 @@
 
 Theory of operation ===================
 
-    reports, submits,                     Engine                          driver
-    operator orders,    event     +----------------------+   Outcome
-    loads, time    -------------> | 1 dispatch  (tables) | ------------>  commands: pushed to nodes
-                                  | 2 settle             |                needs_pass: PassDue follows
-    PassDue,                      | 3 indexes            |                wake_at_s: PassDue then
-    LoanPassDue    -------------> | 4 outcome            |                decisions: to the journal
-                                  +----------------------+
-                                     |  snapshot    ^  decisions
-                                     v              |
-                                    policy (a pure function)
+    reports, submits,              Engine                         driver
+    operator orders,  event  +--------------------+  Outcome
+    loads, time    --------> | 1 dispatch         | ---------->  commands: desired states to push
+                             | 2 settle           |              needs_pass: PassDue follows
+    PassDue,                 | 3 indexes          |              wake_at_s: PassDue at that time
+    LoanPassDue    --------> | 4 outcome          |              decisions: to the journal
+                             +--------------------+
+                                |  snapshot   ^  decisions
+                                v             |
+                              policy (a pure function)
 
 There is one loop, and the driver runs it. It journals a fact, calls `handle` with it, carries out
 the commands, and feeds back what happens as the next facts. `_step` does the same four things for

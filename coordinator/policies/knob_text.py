@@ -1,5 +1,4 @@
-"""Knobs as text: the allowed values and the meaning of each, as `NAME:KNOB=VALUE` takes them. Pure.
-"""
+"""Knobs as text: allowed values and meaning of each, as `NAME:KNOB=VALUE` takes them. Pure."""
 
 from __future__ import annotations
 

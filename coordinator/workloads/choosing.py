@@ -1,8 +1,8 @@
-"""Which jobs a share falls on, by seed alone.
+"""Choose a share of jobs by seed alone.
 
 Each job draws one number in the order of the job ids, and the smallest draws are chosen. So 20 % is
-part of 40 %, and neither the order of the input nor the hash seed matters. What jobs are chosen for
-has draws of its own (`Draw`): one seed makes other jobs elastic than it makes fungible.
+part of 40 %, and neither the order of the input nor the hash seed matters. Each purpose has draws
+of its own (`Draw`): with one seed, the elastic jobs differ from the fungible ones.
 """
 
 from __future__ import annotations

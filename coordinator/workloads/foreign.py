@@ -1,6 +1,4 @@
-"""Traces and logs of others that are known and not read: what they are, and what can be done with
-them. Must not read a value of them.
-"""
+"""Known traces and logs that are not read: their names, and the way to convert each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace files by what they hold: the format is recognized, never named.
+"""Trace files by their contents: the format is recognized, never named.
 
     read_jobs(find("elasticflow_itp/cluster01.csv.gz")).jobs
     read_load(find("servegen/aggregate_rate_10min.csv.gz"), name="m-small")

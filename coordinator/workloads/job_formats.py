@@ -1,6 +1,7 @@
 """One function per published job format: a row becomes a `TraceJob`.
 
-Origins, licences and what each column means: docs/traces.md. Units end here: seconds, whole GPUs.
+docs/traces.md has origins, licences and the meaning of each column. Units end here: seconds, whole
+GPUs.
 """
 
 from __future__ import annotations

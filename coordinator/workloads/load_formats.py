@@ -1,7 +1,7 @@
 """Inference-load files as even series.
 
-Read: our own CSV (`t_s` and `req_per_s` or `busy_ratio`), ServeGen's aggregate (`model`) and
-clients' rates (`client`), and request logs that are binned here: Azure LLM and Mooncake.
+Formats: our own CSV (`t_s` and `req_per_s` or `busy_ratio`), ServeGen's aggregate (`model`) and
+clients' rates (`client`), and the request logs of Azure LLM and Mooncake, which are binned here.
 """
 
 from __future__ import annotations

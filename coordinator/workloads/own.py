@@ -1,4 +1,4 @@
-"""Our own CSV of jobs, read and written: docs/traces.md is its law.
+"""Our own CSV of jobs, read and written; docs/traces.md defines it.
 
 `job_lines(read_jobs(file))` gives the file's bytes back when it was written here: the checksums of
 the named traces are over these bytes.

@@ -1,11 +1,11 @@
 """The paper's training cluster as a generator: parameters and a seed in, one trace out.
 
-What the paper (Lyra, EuroSys'23) gives is a constant here with its section; what it does not give
-is a field of `PaperParameters`, and those are fitted to its FIFO row only: docs/workload-paper.md
-has the fit, what resists, and why.
+Values that the paper (Lyra, EuroSys'23) gives are constants here with their section. Others are
+fields of `PaperParameters`, fitted to its FIFO row only: docs/workload-paper.md has the fit, what
+resists, and why.
 
-So that seeds differ little: running times are stratified (one draw in each of n equal parts of the
-distribution), sizes come in exact counts, offered GPU-seconds are pinned, and jobs alike in
+Four rules keep seeds similar: running times are stratified (one draw in each of n equal parts of
+the distribution), sizes come in exact counts, offered GPU-seconds are pinned, and jobs alike in
 GPU-seconds are dealt evenly over the trace. Chance is `random.Random(seed)` alone, drawn in one
 fixed order; times are whole seconds, so that the last bits of a logarithm cannot show.
 """

@@ -1,8 +1,8 @@
-"""The paper's runs by name: what each changes of a workload, and under which policy. Runs nothing.
+"""The paper's runs by name: the changes of each to a workload, and its policy.
 
 They are data about the paper and so stand with the workloads: no engine and no simulator names a
-policy. Tables and figures are of Lyra, EuroSys'23. A scenario is played as the paper's simulator
-plays: nothing takes time by itself, growing costs nothing, and whatever is spare is lent
+policy. Tables and figures are of Lyra, EuroSys'23. A scenario is played as in the paper's
+simulator: nothing takes time by itself, growing costs nothing, and every spare node is lent
 (`PAPER_KNOBS`; `aryl` by itself is more careful, docs/simulate.md).
 """
 

@@ -1,7 +1,7 @@
 """The two pools of a cluster as jobs are shaped for them: GPU types and sizes of nodes.
 
-Who draws jobs that grow, move or span asks here, so that a cluster of other types or of smaller
-nodes gets jobs of its own kind.
+A generator that draws jobs that grow, move or span asks here. A cluster of other types or of
+smaller nodes then gets jobs of its own kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The nodes of a named workload in another number.
+"""The nodes of a named workload in another number, in the same proportions.
 
-A workload whose jobs name rare GPU types brings nodes that have them; so many nodes of so many GPUs
-say nothing of types. So each pool keeps the types of its own nodes, in their proportion.
+A workload whose jobs name rare GPU types brings nodes that have them. A count of nodes and GPUs
+alone names no types, so each pool keeps the types of its own nodes, in their proportion.
 """
 
 from __future__ import annotations

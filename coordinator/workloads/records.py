@@ -1,4 +1,4 @@
-"""What traces hold: jobs, load over time, nodes, speed-ups."""
+"""Records of traces: jobs, load over time, nodes, speed-ups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the paper varies, as pure functions: a workload in, a workload out.
+"""The paper's variations as pure functions: a workload in, a workload out.
 
-Sections and figures are of Lyra, EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is
-part of 40 %.
+FIFO or Aryl, with or without loans, is the caller's choice. Sections and figures are of Lyra,
+EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is part of 40 %.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From trace jobs to jobs of the simulator: elastic ranges, GPU types, checkpoints, speed-ups.
 
-No public trace tells elastic ranges or which jobs are fungible; the rules here are ours, are stated
-with every result, and choose by seed alone (`choosing`).
+No public trace records elastic ranges or which jobs are fungible. The rules here are ours, are
+stated with every result, and choose by seed alone (`choosing`).
 """
 
 from __future__ import annotations

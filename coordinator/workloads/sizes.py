@@ -1,4 +1,4 @@
-"""How large one worker of a job is on the nodes that the job may use."""
+"""The size of one worker of a job on the nodes that the job may use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows of a text table, and where each value stood.
+"""Rows of a text table, with the position of each value.
 
-Whatever is wrong with a file becomes one `ConfigError` that names the file, the line and, where
-there is one, the column: what stood there and what was expected.
+Every fault of a file becomes one `ConfigError` that names the file, the line and, where there is
+one, the column: the value found and the value expected.
 """
 
 from __future__ import annotations

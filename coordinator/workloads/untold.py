@@ -1,8 +1,8 @@
-"""What the paper's trace tells of its jobs and a public one does not, drawn by seed.
+"""Properties of jobs that the paper's trace has and a public one lacks, drawn by seed.
 
-A named scenario says that 21 % of the jobs are fungible and about 5 % elastic (Lyra, EuroSys'23,
-section 7.1): on a trace that is silent of it, its jobs would be others than those that its name
-stands for. What a trace does tell stays.
+A named scenario states that 21 % of the jobs are fungible and about 5 % elastic (Lyra, EuroSys'23,
+section 7.1). On a trace without these properties its jobs would not be those of its name.
+Properties that a trace has stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`aryl simulate`: what policies would do with a workload; asks no cell. Must not decide."""
+"""`aryl simulate`: runs policies over a workload; it needs no cell."""
 
 from __future__ import annotations
 

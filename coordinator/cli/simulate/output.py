@@ -1,4 +1,4 @@
-"""Simulated runs as a table, as JSON, as CSV of their jobs, or as a page. Must not run anything."""
+"""Simulated runs as a table, as JSON, as CSV of their jobs, or as an HTML page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A progress bar over runs wherever they run on this machine.
+"""A progress bar over all runs on this machine.
 
-Each run writes how far it is into a file of its own; a thread adds them up. A run on another
-machine shows only when it has ended.
+Each run writes its progress into a file of its own; a thread adds them up. A run on another machine
+shows only when it has ended.
 """
 
 from __future__ import annotations

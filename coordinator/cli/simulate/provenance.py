@@ -1,4 +1,4 @@
-"""What a run of `aryl simulate` was asked for, so that what is kept of it says how it was made."""
+"""The provenance of a simulated run: its options, stored with its results."""
 
 from __future__ import annotations
 

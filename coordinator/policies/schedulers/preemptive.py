@@ -1,6 +1,8 @@
-"""Preemptive orders: the jobs with the least left run, whoever no longer belongs makes room.
+"""Preemptive orders: the jobs with the least work left run, and others make room.
 
-Where nobody knows how long jobs take, they are as good as what is estimated.
+These are the textbook orders SRTF (least remaining time) and SRSF (least remaining time x GPUs;
+Tiresias, NSDI'19, section 3). They are good where stopping is free, and elsewhere a measure of the
+possible. Where job lengths are unknown, they are as good as the estimates.
 """
 
 from __future__ import annotations

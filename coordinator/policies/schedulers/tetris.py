@@ -1,18 +1,18 @@
-"""Tetris: machine by machine, pack by alignment, short jobs first, within what fairness leaves.
+"""Tetris: packs machine by machine by alignment, short jobs first, within a fairness bound.
 
 Source: Tetris, SIGCOMM'14, sections 3.2 to 3.4, for gangs. A machine with room picks, of the jobs
 that fit there, the one with the highest score, until nothing fits; then the next machine. The score
-is the alignment, which is the scalar product of what a worker wants and what the machine has free,
-both as parts of the machine, less eps times the work that is left, with eps the ratio of the means,
-so that both weigh alike.
+is the alignment less eps times the work that is left. The alignment is the scalar product of a
+worker's demand and the machine's free resources, both as parts of the machine. eps is the ratio of
+the means, so that both weigh alike.
 
 The paper leaves the order of machines to their heartbeats. Here the fullest machine with room for
-anybody goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
+any job goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
 
-All of a gang must fit in one pass, and nobody is stopped. A gang that no machine takes whole goes
-to those with the most room, so to the fewest, and its last part to the fullest that takes that; it
-stands to choice on the fullest of them. Its alignment is the mean over its workers, of which those
-away from its first machine count `remote_ratio`.
+All of a gang must fit in one pass, and no job is preempted. A gang that no machine takes whole goes
+to the machines with the most room, so to the fewest, and its last part to the fullest that takes
+that. It is a candidate on the fullest of them. Its alignment is the mean over its workers, of which
+those away from its first machine count `remote_ratio`.
 
 Only the jobs of the highest priority that fit are looked at, and at a machine of those the 1 -
 `fairness` part whose tenants have the smallest dominant shares.

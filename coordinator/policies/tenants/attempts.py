@@ -1,6 +1,6 @@
-"""The passes that one instant takes, each without jobs that the policy is not to see. Knows none.
+"""Attempts: repeated passes of a policy at one instant, each with some waiting jobs hidden.
 
-A pass with what tenants below their guarantee get back in it.
+A settled pass also holds what tenants below their guarantee get back in it.
 """
 
 from __future__ import annotations

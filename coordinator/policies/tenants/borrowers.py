@@ -1,9 +1,9 @@
-"""What others hold that a guarantee may call for, the cheapest first.
+"""Borrowed GPUs that a guarantee may reclaim, the cheapest first.
 
-First what they would start or grow on in this very pass, then their flexible workers, then their
-jobs: of each those of the lowest priority, then those that lose least by a stop, with all that
-share GPUs with them. What a pass cannot change is looked up once, as many jobs that wait ask for
-the same.
+First come GPUs on which borrowers would start or grow in this very pass, then their flexible
+workers, then their jobs: the lowest priority first, then the smallest loss by a stop, with all jobs
+that share GPUs with them. Data that a pass cannot change is computed once, because many waiting
+jobs ask for the same.
 """
 
 from __future__ import annotations

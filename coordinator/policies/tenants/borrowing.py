@@ -1,7 +1,7 @@
-"""Which GPUs a job may not borrow that guarantees called back again and again.
+"""GPUs that a job may not borrow, because guarantees reclaimed them from it repeatedly.
 
-It starts where enough stays free for all that the owners of these guarantees could still ask for,
-and on what its own guarantee covers.
+The job may start where enough stays free for all that the owners of these guarantees could still
+ask for, and on GPUs that its own guarantee covers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a guarantee owes a job that waits, whom it precedes, and why nobody gives it back yet."""
+"""Entitlements: what a guarantee owes a waiting job, its precedence, and why it still waits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Whose turn it is by weight: what is over goes to tenants below their fair shares first.
+"""Fair shares by weight: tenants below their share take GPUs outside all guarantees first.
 
 The shares are those of `tenancy`, as `aryl tenant list` shows them (KAI-Scheduler's rule). A tenant
-that has its share stands behind a sibling that has not and that waits, at the level of the tree
-where they part; as jobs are whole, a tenant may pass its share by part of its last job. Weights
-stop nobody who runs and keep no GPU free.
+that has its share stands behind a waiting sibling that has not, at the level of the tree where they
+part. Jobs are whole, so a tenant may pass its share by part of its last job. Weights stop no
+running job and keep no GPU free.
 """
 
 from __future__ import annotations

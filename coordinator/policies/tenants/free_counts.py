@@ -1,8 +1,9 @@
-"""Free GPUs and uses of tenants while a pass is put together.
+"""Free GPUs and tenants' use while a pass is put together.
 
-The guard (`guarding`) looks at a pass as a whole and leaves a tenant alone that ends it with no
-less than it had, up to its guarantee; of any other it counts the stops one after the other, without
-what it starts. Who gives back is counted here in the same way: else the guard would refuse it.
+The guard (`quota_guard`) looks at a pass as a whole. It leaves a tenant alone that ends the pass
+with no less than it had, up to its guarantee. For any other tenant it counts the stops one after
+another, without its starts. Giving back is counted here in the same way; otherwise the guard would
+refuse it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Gangs that have GPUs together, so that these come free only with all of them.
+"""Give-back: what borrowers could give back, and the result of a pass. Data only.
 
-What borrowers could give back, and what comes of a pass: data only.
+Gangs that share GPUs give them back together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What decisions move between tenants, in GPUs of real nodes.
+"""GPU flow: what decisions move between tenants, in GPUs of real nodes.
 
-Whether a gang finds room on free GPUs, counted plainly.
+It also counts whether a gang finds room on free GPUs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What no waiting cures: why a job could not run in the fleet as it is, with nobody else in it.
+"""Infeasible jobs: jobs that could not run in the fleet even if it were empty, and why.
 
-A tenant's limits count in the same way: what it may use at most, with all others idle.
+A tenant's limits count in the same way, with all other tenants idle.
 
-Nodes that an operator may open again count as open, and so do those that are lost: a job that needs
-them waits. But it holds up no line meanwhile (Slurm: `ReqNodeNotAvail`), see `Fleet.hosts`: nobody
-knows when they come back. Of a service's nodes as many count as it may lend without any load: a
-gang that needs more of them at one time would wait for ever, and nothing that is free or lent now
-would tell it so.
+Nodes that an operator may open again count as open, and so do lost nodes: a job that needs them
+waits. It blocks no queue meanwhile (Slurm: `ReqNodeNotAvail`), see `Fleet.hosts`, because the time
+of their return is unknown. A service's nodes count as far as it may lend them without any load. A
+gang that needs more of them at one time would wait for ever, and the GPUs that are free or lent now
+would not show it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stops that lost their use: nobody comes any more to what they would leave."""
+"""Pointless preemptions: no remaining decision uses the GPUs that they would free."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Room kept for jobs of a higher priority: no lesser job takes what one of these waits for.
+"""Room kept for jobs of higher priority: no lesser job takes the GPUs that one of them waits for.
 
-Where a policy starts whatever fits, or serves tenants by a measure of its own, small jobs of a low
-priority take each GPU that comes free, and a wide gang of a higher priority never finds its room
-together. So a pass in which a lesser job starts is looked at: for each job of a higher priority
-that waits on, nodes are chosen on which it could run soonest by what the jobs there have left.
-Where a lesser job starts on these the pass is taken again as if it had to avoid them, unless it
-will be over by then (EASY backfilling, Lifka, JSSPP'95) by an estimate that may be late by as much
-as its source is known to be.
+A policy may start any job that fits, or serve tenants by a measure of its own. Small jobs of low
+priority then take each GPU that comes free, and a wide gang of higher priority never finds its
+room. So a pass in which a lesser job starts is checked. For each waiting job of higher priority,
+nodes are chosen on which it could run soonest, by the estimated remaining time of the jobs there.
+Where a lesser job starts on these nodes, the pass is repeated as if it had to avoid them, unless it
+will be over by then (EASY backfilling, Lifka, JSSPP'95). The estimate counts as late by its
+source's known error.
 
-Jobs of one priority are the policy's own matter, as is who of those that fit starts: a job that
-could start at once and that the policy leaves waiting all the same keeps no room from anybody. What
-a guarantee covers is not kept from its owner for a job that none covers.
+Jobs of one priority are left to the policy, as is the choice among jobs that fit. A job that could
+start at once, and that the policy still leaves waiting, keeps no room. GPUs that a guarantee covers
+are not kept from their owner for a job that no guarantee covers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Jobs that wait, one line for each tenant: priority first, then submission.
+"""Queues of waiting jobs, one per tenant, and which queue is served next down the tree.
 
-Down the tree of tenants: at each level to whoever has least, of those with somebody to serve.
+Within a queue jobs go by priority, then submission.
 
-As Hadoop's schedulers go down their queues, and Mesos' allocator its roles. Weights are a matter
-among siblings: what a tenant has is compared with what its siblings have, and only inside it are
-those compared that are part of it. So teams get their part of what their organisation gets, however
-many there are of them, and what one of them leaves goes to its siblings first.
+Between queues the order is that of Hadoop's schedulers and of Mesos' allocator: at each level of
+the tree the tenant that has least, among those with a job to serve. Weights compare siblings: a
+tenant's use is compared with that of its siblings, and only within it are its own parts compared.
+So teams get their part of their organisation's share, however many teams there are, and GPUs that
+one of them leaves go to its siblings first.
 
-Of equals the one whose job was submitted first is next: by name alone a tenant whose part is less
-than one job would stand behind the same siblings whenever something comes free.
+Among equals the tenant whose job was submitted first is next. By name alone, a tenant whose part is
+less than one job would stand behind the same siblings each time GPUs come free.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
-"""What tenants allow of decisions, whoever decided them: quotas hold and guarantees lose nothing.
+"""The guard of quotas and guarantees: checks a pass's decisions, whichever policy made them.
 
 Three rules. A job starts or grows only where its tenant has room. A tenant within its guarantee
-loses no GPU to another one. Jobs of two tenants share no GPU.
+loses no GPU to another one. Jobs of two tenants share no GPU. `reclaim` then gives tenants below
+their guarantee GPUs back.
 
-The second rule counts node by node: what outsiders of a tenant take there beyond what is free and
-what others leave, they take from it. Stops count one after the other, as in Kueue and KAI: a stop
-is no loss of a guarantee while the tenant still holds more than that before it. Who stops its own
-jobs for its own jobs loses nothing to another; for nobody it does not (`keeping`), as others would
-take in the next pass what was left in this one.
+The second rule counts node by node: outsiders of a tenant take from it what they take on a node
+beyond free GPUs and beyond GPUs that others leave. Stops count one after another, as in Kueue and
+KAI: a stop is no loss of a guarantee while the tenant still holds more than the guarantee before
+it. A tenant that stops its own jobs for its own jobs loses nothing to another.
 
-What a tenant keeps within its guarantee: what no job of its own would take.
-
-GPUs that a decision takes from a job for nobody would be another tenant's in some later pass. So
-whoever is within its guarantee makes room for jobs of its own, of the same pass, or not at all: on
-nodes, or of what a tenant that both are part of may use. What is borrowed may go in any case, and
-so may workers that make their job no faster.
+A tenant within its guarantee must also not stop jobs without use of its own, because other tenants
+would take the GPUs in a later pass. It makes room for its own jobs of the same pass, or not at all:
+on nodes, or within the limit of a tenant that contains both jobs. Borrowed GPUs may be given up in
+any case, and so may workers that make their job no faster.
 """
 
 from __future__ import annotations

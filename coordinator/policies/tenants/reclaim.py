@@ -1,12 +1,12 @@
-"""GPUs back for tenants below their guarantee, from those that borrow.
+"""Reclaim for guarantees: GPUs back for tenants below their guarantee, from those that borrow.
 
-A waiting job whose tenant stays within its guarantee with it, and that finds no room, gets what
-borrowers hold: first what they would start or grow on in this very pass, then their flexible
-workers, then their jobs of the lowest priority, of these those that lose least by a stop, with all
-that share GPUs with them; no more of them than it needs, and before all else such as leave
-borrowers their guarantees. A borrower holds more than its guarantee before each stop, at each level
-below the tenant that both are part of. Where there is room, when its job starts is up to the
-policy, for as long as any may be patient.
+A waiting job that finds no room, and whose tenant stays within its guarantee with it, gets GPUs of
+borrowers: first those on which they would start or grow in this very pass, then their flexible
+workers, then their jobs. Jobs of the lowest priority go first, then those that lose least by a
+stop, with all jobs that share GPUs with them. The reclaim takes no more than the job needs, and
+prefers victims that leave borrowers their guarantees. A borrower holds more than its guarantee
+before each stop, at each level below the tenant that contains both. Where there is room, the policy
+decides when the job starts, as long as waiting is safe for it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The passes that would follow one, while nothing comes or ends: whether they come round.
+"""Livelock detection: would the following passes undo a preemption of this one?
 
 A policy and the guarantees decide by two different orders, and each may undo what the other did. A
-stop of the one makes a job due by the other, what gives way to that job changes what the policy
-would have stopped for, and so on, in circles. So a stop of a policy counts only where its job does
-not come and go in the passes after it, each on what the one before leaves. Whoever is on a circle
-sees itself again: its pass is made without the stops of the circle, and the circle is left.
+preemption by the policy makes a job due by its guarantee; jobs give way to that one; the policy
+then decides otherwise, and so on in a cycle. So a preemption by the policy counts only where its
+job does not come and go in the following passes, each on the cell that the one before leaves, while
+no job arrives or ends. Where the passes reach a cycle, the pass is made without the preemptions of
+the cycle.
 
-The cell as a pass leaves it, and what guarantees would call back in it.
-
-A stop is of use only if what it is for lasts. Whoever is stopped waits from then on; where its
-tenant's guarantee, or that of another job that waits, calls back what the stop was for, the next
-pass undoes it, and the policy decides the same again: to and fro, without headway. So a policy's
-stops count only where nothing is called back in the cell that they leave.
+A preemption is also of use only if the start that it serves lasts. The preempted job waits from
+then on. Its tenant's guarantee, or that of another waiting job, may reclaim the GPUs; then the next
+pass undoes the start, and the policy decides the same again. So a policy's preemptions count only
+where nothing is reclaimed in the cell that they leave.
 """
 
 from __future__ import annotations

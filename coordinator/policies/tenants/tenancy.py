@@ -1,13 +1,9 @@
-"""What each tenant is promised, uses and may take: one tree of tenants.
+"""Tenancy: what each tenant is guaranteed, uses and may take, over one tree of tenants.
 
-A guarantee is the quota of a tenant and of all below it. What nobody's guarantee covers, and what
-idle guarantees leave over, is borrowed; a tenant may bound what it borrows and what it lends. The
-fair shares are those of KAI-Scheduler's documented rule: guarantees first, the rest by weight. GPUs
-are counted whatever their type.
-
-What tenants leave to one another of what they share.
-
-Whoever asks says what each uses: now, or by a plan.
+A guarantee is the quota of a tenant and of all tenants below it. GPUs outside all guarantees, and
+GPUs that idle guarantees leave over, may be borrowed. A tenant may bound what it borrows and what
+it lends. Fair shares follow KAI-Scheduler's documented rule: guarantees first, the rest by weight.
+GPUs are counted whatever their type. The use of each tenant is an argument: now, or by a plan.
 """
 
 from __future__ import annotations

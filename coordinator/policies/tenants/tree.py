@@ -1,4 +1,4 @@
-"""The tree of a cell's tenants, and of those that only jobs name."""
+"""The tree of a cell's tenants, with tenants that only jobs name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which of what others hold goes to a job: first what leaves tenants most of their guarantees.
+"""Victims: which borrowed GPUs go to a due job, keeping the most of all tenants' guarantees.
 
-Jobs are whole, so that one which is stopped may be more than its tenant borrows.
+Jobs are whole, so a stopped one may be more than its tenant borrows.
 """
 
 from __future__ import annotations

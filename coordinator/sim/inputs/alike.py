@@ -1,8 +1,8 @@
-"""Which policies played a workload alike, to the job, and what of it lets them. Must not run any.
+"""Policies that played a workload identically, job by job, and the likely reason.
 
-Rows of a comparison are often equal: policies that differ in what they do with tenants, deadlines,
-elastic jobs or loans decide the same where there are none. Who reads a table should not have to
-guess whether that is so or a mistake.
+Rows of a comparison are often equal: policies that differ in tenants, deadlines, elastic jobs or
+loans decide the same where there are none. The reader of a table should not have to guess whether
+that is so or a mistake.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is said of jobs whose trace tells no types or ranges: how they count. Must not run them.
+"""Notes on jobs whose trace has no GPU types or worker ranges: how they count.
 
-A job file without a type means the same live; but a trace is silent where it tells nothing, and
-whoever compares policies that lend has to know how its jobs count, or what is drawn in its place.
+A job file without a type means the same in a live cell. But a trace is silent where it records
+nothing. A comparison of policies that lend must state how its jobs count, or what is drawn instead.
 """
 
 from __future__ import annotations

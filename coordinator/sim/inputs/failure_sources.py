@@ -1,4 +1,4 @@
-"""Sources of failures by name, and a workload's jobs made to fail by one. Must not run anything."""
+"""Sources of failures by name, and a workload's jobs with failures of one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Jobs that no run would ever come to the end of, found before it begins. Must not run anything.
+"""Infeasible jobs of a workload, found before the run begins.
 
-What an empty cluster has no room for, what no loan will ever hold, and what the limits of its
-tenant never allow: under every policy such a job would wait for ever, and what was played until
-then would be for nothing.
+A job is infeasible if an empty cluster has no room for it, if no loan will ever hold it, or if the
+limits of its tenant never allow it. Under every policy it would wait for ever, and the run would be
+useless.
 """
 
 from __future__ import annotations

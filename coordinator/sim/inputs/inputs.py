@@ -1,6 +1,6 @@
-"""What a run is made of, from what a person writes: workload, load, cluster, crashes.
+"""Inputs of a run from a person's options: workload, load, cluster, crashes.
 
-Must not run anything. Every mistake is one `ConfigError` that says what was expected.
+Every mistake is one `ConfigError` that states what was expected.
 """
 
 from __future__ import annotations

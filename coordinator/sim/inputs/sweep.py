@@ -1,7 +1,7 @@
-"""Sweeps: one run's options with one of them changed, by the key that a person writes.
+"""Sweeps: the options of one run with one of them varied, by the key that a person writes.
 
-Must not run anything. A key is an option of `aryl simulate` (`elastic`, `cluster`), or a field of
-a part of the run (`policy.resize_cost_s`, `workload.load`, `service.headroom_ratio`).
+A key is an option of `aryl simulate` (`elastic`, `cluster`), or a field of a part of the run
+(`policy.resize_cost_s`, `workload.load`, `service.headroom_ratio`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Knobs that are swept: whose they are, what they stand in place of, which decide nothing. Pure."""
+"""Swept knobs: their policies, the option that each replaces, and which have no effect. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person asked for as tasks: scenarios, policies and seeds. Must not run anything."""
+"""Tasks from a person's options: scenarios, policies and seeds."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Finish-time fairness of a run that is over: how much slower each app was than alone. Pure.
+"""Finish-time fairness of a finished run: the slow-down of each app against running alone. Pure.
 
 rho = T_shared / T_alone (Themis, NSDI'20, section 3): T_shared is from an app's first submission to
-the end of its last job; T_alone is how long it would have taken on a share of the cluster of its
-own, 1/N of the GPUs, where N is the time-weighted mean number of apps that were there meanwhile.
-Above 1 an app was worse off than with a private share: for it there was no sharing incentive. Both
-times are of the same nodes: what it takes to start once, a private share takes as well; being
-stopped, moved and started again is what sharing has cost.
+the end of its last job; T_alone is its time on a private share of the cluster, 1/N of the GPUs,
+where N is the time-weighted mean number of apps present meanwhile. Above 1 an app was worse off
+than with a private share: for it there was no sharing incentive. Both times are on the same nodes.
+A private share also pays for one start; stops, moves and restarts are the cost of sharing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The jobs of a run that is over as `fairness` sees them: what each took, and had taken alone.
+"""The input of `fairness` from a finished run: the time of each job, shared and alone.
 
-The truth about work is the trace's, never an estimate.
+The true work comes from the trace, never from an estimate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run is measured by: names, units, and which end is the better one."""
+"""The measures of a run: names, units, and which direction is better."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Runs as one HTML page with plots and nothing from outside. Must not run or read anything.
+"""Runs as one HTML page with plots, which loads nothing from outside.
 
-It is made for one policy and for twenty: numbers stand as sorted bars and in tables, one measure
-each; lines over time and distributions have some in color and the others as their background.
+It serves one policy as well as twenty. Numbers stand as sorted bars and in tables, one measure
+each. Lines over time and distributions have some policies in color and the others as their
+background.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows of a comparison as HTML: who is in color, bars per measure, tables. Must not run anything.
+"""Rows of a comparison as HTML: policies in color, bars per measure, tables.
 
-Who is compared has a place, by which the style sheet knows it (`style.picked`); a tick in the list
-at the top of the page brings it into color in every bar, line and row.
+Each policy has a place, by which the style sheet knows it (`style.picked`). A tick in the list at
+the top of the page colors it in every bar, line and row.
 """
 
 from __future__ import annotations

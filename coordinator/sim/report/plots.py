@@ -1,7 +1,7 @@
 """Plots as SVG text: lines over time, distributions.
 
-No library and nothing from outside: a page of these opens anywhere, for ever. Colors and dashes
-come from the page's style sheet (`style`), so that light and dark pages share the plots.
+They use no library and load nothing from outside, so a page opens anywhere, for ever. Colors and
+dashes come from the page's style sheet (`style`), so that light and dark pages share the plots.
 """
 
 from __future__ import annotations

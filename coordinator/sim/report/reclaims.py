@@ -1,4 +1,4 @@
-"""What taking nodes back does to jobs, by decisions and by how waits end. Must change nothing."""
+"""The effect of reclaims on jobs, by decisions and by how delayed reclaims end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run looks like over time: GPUs held, nodes lent, jobs waiting, on an even grid.
+"""Time series of a run: GPUs held, nodes lent, jobs waiting, on an even grid.
 
-Must not change anything. GPU-seconds are those of `engine.accounting`, prolonged from the last
-event to the instant asked for: between events nothing changes, so the integrals are exact.
+GPU-seconds are those of `engine.state.accounting`, extended from the last event to the requested
+instant. Between events nothing changes, so the integrals are exact.
 """
 
 from __future__ import annotations

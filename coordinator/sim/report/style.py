@@ -1,10 +1,11 @@
-"""The frame and style sheet of pages with plots: light, dark, narrow, and who is shown in color.
+"""The frame and style sheet of pages with plots: light, dark, narrow, and policies in color.
 
-Everything is CSS: a page has no script, so that it opens anywhere, from a mail or an archive as
-well. Who is in color is what is ticked in the page's list (`:has`).
+Everything is CSS: a page has no script, so that it opens anywhere, also from a mail or an archive.
+The ticks in the page's list decide the policies in color (`:has`).
 
-Colors are those of Okabe and Ito (Color Universal Design, 2008), which people see apart whatever
-their color vision, less the yellow that no white page shows; beyond seven, dashes tell lines apart.
+Colors are those of Okabe and Ito (Color Universal Design, 2008), which people distinguish whatever
+their color vision, except the yellow, which a white page does not show. Beyond seven, dashes
+distinguish lines.
 """
 
 from __future__ import annotations

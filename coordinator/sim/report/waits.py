@@ -1,4 +1,4 @@
-"""What jobs waited for, by the size of their gangs, as in the Philly study (ATC'19, table 2)."""
+"""Waiting time by pending reason and gang size, as in the Philly study (ATC'19, table 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated job and its attempt as they really are: work, workers, pace, pauses. Data only."""
+"""The true state of a simulated job and its attempt: work, workers, pace, pauses. Data only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A workload and options as a simulation that is ready to begin. Must not run it.
+"""Build a simulation from a workload and options.
 
-Here stand the numbers that the literature or we give to delays, and what is off without them.
+The delays here come from the literature or are ours, with a note on what their absence would
+distort.
 """
 
 from __future__ import annotations

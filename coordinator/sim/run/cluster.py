@@ -1,4 +1,7 @@
-"""Pretend nodes: they obey desired states with delays, by the real life-cycle table."""
+"""Simulated nodes: they obey desired states with delays, by the real life-cycle table.
+
+A simulated node sees what a real agent would be sent, and answers what a real agent would report.
+"""
 
 from __future__ import annotations
 

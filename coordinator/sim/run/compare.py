@@ -1,4 +1,4 @@
-"""Many runs: policies x seeds, over cores or over a cluster of an existing engine.
+"""Many runs: policies x seeds, over cores or over a cluster of an existing execution engine.
 
 Each run is a pure function of its task, so where it runs cannot change a figure; joblib carries
 tasks out (docs/decisions/0006-dependencies.md).

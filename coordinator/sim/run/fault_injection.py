@@ -1,9 +1,9 @@
-"""Jobs that fail by themselves while they compute, and what that costs.
+"""Fault injection: jobs that fail while they compute, and the cost of that.
 
-A failure is a point of the job's program: its clock is what the base gang would have computed up to
-there, in seconds. So it stands still while the job waits, is suspended, warms up or changes its
-size, goes as fast as the gang does, and goes back with work that a preemption lost: however a
-scheduler cuts a job into attempts, the same ones fail, as often.
+A failure is a point of the job's program. Its clock is the time, in seconds, that the base gang
+would have computed up to there. So it stands still while the job waits, is suspended, warms up or
+changes its size. It runs as fast as the gang does, and goes back with work that a preemption lost.
+However a scheduler cuts a job into attempts, the same failures occur, equally often.
 """
 
 from __future__ import annotations

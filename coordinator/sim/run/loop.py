@@ -1,4 +1,4 @@
-"""The heap of (time, priority, sequence, call): simulated time and nothing else.
+"""The event loop: a heap of (time, priority, sequence, call).
 
 The sequence makes ties deterministic.
 """

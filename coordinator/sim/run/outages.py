@@ -1,4 +1,4 @@
-"""Nodes of a simulation that lose power: crash, silence, boot."""
+"""Outages of simulated nodes: crash, silence, boot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One run: a workload, a cluster, a policy and options in; its figures out.
+"""Play one run: a workload, a cluster, a policy and options in; its figures out.
 
-Must not read options or print. Everything but `wall_s` and `peak_rss_bytes` follows from the
-arguments alone: the same ones give the same bytes on every machine, whatever PYTHONHASHSEED.
+Everything but `wall_s` and `peak_rss_bytes` follows from the arguments alone: the same arguments
+give the same bytes on every machine, whatever PYTHONHASHSEED.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of this process: its peak, and how often garbage is looked for."""
+"""Memory of this process: its peak, and how often garbage is collected."""
 
 from __future__ import annotations
 

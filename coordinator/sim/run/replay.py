@@ -1,6 +1,6 @@
 """Replay: a journal's events through the engine again, on simulated time.
 
-Nothing is pretended here: nodes, jobs and passes are those of the journal.
+Nothing is simulated here: nodes, jobs and passes are those of the journal.
 """
 
 from __future__ import annotations

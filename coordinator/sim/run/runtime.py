@@ -1,6 +1,7 @@
-"""How the true work of jobs runs down: speed by workers, saving, what a stop costs.
+"""The true work of jobs as it runs down: speed by workers, saving, the cost of a stop.
 
-Work is in worker-seconds of the reference GPU type.
+It holds the truth that a real training job would hold itself. Work is in worker-seconds of the
+reference GPU type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker that a pretend node holds, and what is said of it."""
+"""A worker on a simulated node, and its report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The simulating driver: the engine, a heap of events and pretend nodes; no clock, no socket.
+"""The simulating driver: the engine, a heap of events and simulated nodes; no clock, no socket.
 
-Differs from the live coordinator only in who calls `Engine.handle` and who obeys its commands.
-Passes happen when something changed, never because time went by, unless an option asks for that.
+It differs from the live coordinator only in who calls `Engine.handle` and who obeys its commands.
+Passes run when something changed, never because time went by, unless an option asks for that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether a run comes to its last job, and if not, why.
+"""Stall detection: whether a run reaches the end of its last job, and if not, why.
 
-A run of which one job never ends has no figures: a mean without that job would be a lie.
+A run with a job that never ends has no figures: a mean without that job would be a lie.
 """
 
 from __future__ import annotations

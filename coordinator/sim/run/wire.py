@@ -1,6 +1,6 @@
-"""The wire between coordinator and pretend nodes: loses messages by seed, and sends them again.
+"""The wire between coordinator and simulated nodes: loses messages by seed, and sends them again.
 
-Chance is an argument: the same seed loses the same ones.
+Chance is an argument: the same seed loses the same messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""AFS: elastic sharing that weighs shortness against efficiency, pair by pair (`worker_shares`).
+"""AFS: elastic sharing that weighs shortness against efficiency in pairwise comparisons.
 
-AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4). Their base gangs
-come first, in an order that counts what a stop would throw away; the papers' jobs lose nothing.
+AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4); `worker_shares`
+has the comparison. Their base gangs come first, in an order that counts the work a stop would lose;
+the papers' jobs lose nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Workers shared out one by one, pair by pair: the rules of AFS, and Lyra's cut of them. Pure.
+"""Workers shared out one by one in pairwise comparisons: the rules of AFS, and Lyra's form. Pure.
 
 Hwang et al., NSDI'21, "Elastic Resource Sharing for Distributed Deep Learning", section 4; the
-rules as its author's simulator has them. A greedy rule is too sure that what it gives away comes
-back, so two jobs are compared as if it never did. The unit is one worker, the first share a whole
-base gang.
+rules follow its author's simulator. A greedy rule relies too much on getting back what it gives
+away, so two jobs are compared as if it never came back. The unit is one worker, the first share a
+whole base gang.
 """
 
 from __future__ import annotations

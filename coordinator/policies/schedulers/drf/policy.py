@@ -1,25 +1,18 @@
-"""Dominant resource fairness: the tenant with the least of what it has most of goes next.
+"""Dominant resource fairness: the tenant with the smallest dominant share goes next.
 
 Sources: DRF, NSDI'11, algorithm 1; H-DRF, SoCC'13, for a tree of tenants. Progressive filling: the
-tenant with the smallest dominant share over its weight starts its next job, whole gangs only; one
-whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the same
-order on what is left.
+tenant with the smallest dominant share over its weight starts its next job, whole gangs only. A
+tenant whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the
+same order on the rest. The filling is algorithm 1 of DRF (section 4.2) for any single pieces, one
+at a time to the line that is next, until no line takes more.
 
 A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
-the tenant that starts stays below the share that the other has after the stop. Flexible workers go
-by the same rule and without the knob, as nothing is lost with them; those of the tenant itself go
-for its gangs by no rule at all, as they are dealt on what gangs leave.
+the tenant that starts stays below the share that the other has after the stop. Flexible workers
+follow the same rule without the knob, because nothing is lost with them. A tenant's own flexible
+workers always go for its gangs, because they are dealt on what gangs leave.
 
-Progressive filling: one at a time to the line that is next, until nobody takes any more.
-
-Algorithm 1 of DRF (NSDI'11, section 4.2), for whatever comes in single pieces.
-
-How many workers of one job nodes take, kept while others come and go.
-
-Who makes room for a gang: take victims until it fits, then give back those not needed. Pure.
-
-Least disruptive first is the caller's order; the set found has nobody in it without whom the gang
-would fit as well.
+To make room, victims are taken, least disruptive first, until the gang fits. Then each victim that
+is not needed is spared again: the gang needs every victim that remains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cluster as Gandiva sees it in one pass: who has which GPUs, who computes, what is given away.
+"""The board: the cluster as Gandiva sees it in one pass, with holders, computing jobs and grants.
 
 Heights and affinities are those of Gandiva (OSDI'18, section 4.1).
 """

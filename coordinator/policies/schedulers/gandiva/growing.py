@@ -1,7 +1,7 @@
 """Growing and shrinking: elastic jobs take idle GPUs of their node and give them back. Pure.
 
-Gandiva (OSDI'18), section 3.4: whoever is elastic has agreed to grow on its own node while nobody
-waits, and to shrink at once when somebody comes.
+Gandiva (OSDI'18), section 3.4: an elastic job has agreed to grow on its own node while no job
+waits, and to shrink at once when a job arrives.
 """
 
 from __future__ import annotations

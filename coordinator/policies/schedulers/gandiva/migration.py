@@ -1,8 +1,8 @@
-"""Migration: jobs move to where they are better off, or where whole nodes come free. Pure.
+"""Migration: jobs move to better GPUs, or so that whole nodes come free. Pure.
 
-Gandiva (OSDI'18), section 4.2: a suspended job to GPUs that were vacated, a spread gang to fewer
-nodes, and the jobs of an almost empty node to others. Each job rests between its moves, as a move
-costs a save and a start. Who never saves starts over, so that it is moved for the sake of order
+Gandiva (OSDI'18), section 4.2: a suspended job moves to vacated GPUs, a spread gang to fewer nodes,
+and the jobs of an almost empty node to others. Each job rests between its moves, because a move
+costs a save and a start. A job that never saves starts over, so it is moved for defragmentation
 only while it has next to nothing to lose.
 """
 

@@ -1,12 +1,12 @@
-"""Sets of nodes by gang size, and who stands in each, in turns: a book.
+"""Sets of nodes by gang size, and the jobs that take turns in each.
 
-A set is the fewest nodes that hold a gang of its class; as many of its jobs as it has room for
-compute, the others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's
-(OSDI'18, section 4.1).
+A set is the fewest nodes that hold a gang of its class. As many of its jobs as fit compute, and the
+others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's (OSDI'18,
+section 4.1).
 
-Whoever may not start now, for reasons that are not the book's, is unseen: it keeps its place in the
-line and counts for nothing else. Forgotten it would come back as the last each time, and a job that
-comes back only while others compute would never have a turn.
+A job that may not start now, for reasons outside the sets, is unseen: it keeps its place in the
+line and counts for nothing else. If it were forgotten it would come back last each time, and a job
+that comes back only while others compute would never have a turn.
 """
 
 from __future__ import annotations

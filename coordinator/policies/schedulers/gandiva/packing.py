@@ -1,8 +1,9 @@
-"""Packing by trial: two jobs on one GPU are tried, measured, and parted if turns were better. Pure.
+"""Packing by trial: two jobs try one GPU, are measured, and part if turns were better. Pure.
 
-Gandiva (OSDI'18), sections 3.3 and 4.2. Both were measured alone first. What is compared is
-progress per GPU-second that a job was charged: alone it has the whole GPU in its turns, packed half
-of it all the time, so that turns and packing cost the same and the better one makes more steps.
+Gandiva (OSDI'18), sections 3.3 and 4.2. Both jobs were measured alone first. The comparison is
+progress per charged GPU-second: alone a job has the whole GPU in its turns, packed it has half of
+it all the time. Turns and packing therefore cost the same, and the better one makes more steps. A
+profile only suggests which pair to try first.
 """
 
 from __future__ import annotations

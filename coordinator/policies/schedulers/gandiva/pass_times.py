@@ -1,7 +1,7 @@
-"""When a policy that takes turns looks at its jobs: each slice, or once nobody came for a while.
+"""When a policy with turns decides: each slice, or once no job arrived for a while.
 
 The steps of ElasticFlow's artefact (pkusys/ElasticFlow), whose Gandiva shares GPUs out again when a
-job came, and each slice only while none does. Pure.
+job arrives, and each slice only while none does. Pure.
 """
 
 from __future__ import annotations

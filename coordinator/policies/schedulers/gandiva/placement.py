@@ -1,7 +1,7 @@
-"""Gandiva's reactive mode: where a job goes that waits, and how others make room. Pure.
+"""Gandiva's reactive mode: where a waiting job goes, and how others make room. Pure.
 
 Algorithm 1 of Gandiva (OSDI'18, section 4.1): nodes of its own gang size, empty nodes, any free
-GPUs, else in turns with a gang of its size.
+GPUs, else turns with a gang of its size.
 """
 
 from __future__ import annotations

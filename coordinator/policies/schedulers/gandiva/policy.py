@@ -1,7 +1,7 @@
-"""Gandiva: turns on shared GPUs, packing that is measured, migration, growing and shrinking.
+"""Gandiva: turns on shared GPUs, measured packing, migration, growing and shrinking.
 
-Gandiva (OSDI'18). It wants early feedback for every job rather than short completion times: a job
-that comes computes at once where it can, on free GPUs or in turns with a gang of its size.
+Gandiva (OSDI'18). It aims at early feedback for every job rather than short completion times: a job
+that arrives computes at once where it can, on free GPUs or in turns with a gang of its size.
 """
 
 from __future__ import annotations

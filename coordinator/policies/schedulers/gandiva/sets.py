@@ -1,10 +1,11 @@
-"""Gandiva as simulators play it: sets of nodes by gang size, turns in each, shares by demand.
+"""Gandiva as simulators play it: node sets by gang size, turns in each, shares by demand.
 
 From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the turns (sections 3.1 and
-4.1), and nothing else: no packing, no growing, no move but where a set comes or goes. ElasticFlow's
-artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
-turn that is over is a preemption, as a job of a set gets any GPUs of it; whoever would lose most of
-its work by that keeps its GPUs (`setbacks`), and a turn lasts as long as handing it over is worth.
+4.1), and nothing else: no packing, no growing, no move except when a set is made or dissolved.
+ElasticFlow's artefact (pkusys/ElasticFlow, figure 8a) compares with this form; its two faults are
+knobs here. The end of a turn is a preemption, because a job may get any GPUs of its set. A job that
+would lose most of its work by it keeps its GPUs (`setbacks`), and a turn lasts long enough to be
+worth its handover.
 """
 
 from __future__ import annotations

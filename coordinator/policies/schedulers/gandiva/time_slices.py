@@ -1,7 +1,7 @@
-"""Time slices: gangs that have the same GPUs compute in turns, round robin. Pure.
+"""Time slices: gangs on the same GPUs compute in turns, round robin. Pure.
 
 Gandiva (OSDI'18), sections 3.1 and 4.1. A turn ends on a grid of slices, after half a slice at
-least, so that all nodes change at one instant and nobody is cut short. A job of higher priority
+least, so that all nodes change at one instant and no turn is cut short. A job of higher priority
 never gives way to one of lower.
 """
 

@@ -1,7 +1,7 @@
-"""Turns that are handed over by preemption: since when a job has its own, and how long it lasts.
+"""The length of a turn that ends by preemption, and its start.
 
-Others' stops and the job's own start take time, in which nobody computes. A turn that is shorter
-than some times of that does little else. Pure.
+The stops of other jobs and the job's own start take time in which no job computes. A turn must last
+a multiple of that time to be of use. Pure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Gavel's rounds (OSDI'20): shares of time by a program, kept by priorities, round after round.
+"""Gavel's rounds (OSDI'20): a program gives shares of time, and priorities keep them each round.
 
-A policy of Gavel says which part of the time each job should run (`time_shares`); in each round
-those run whose part over the time that they received is greatest (section 5). `las` makes the least
-attained service greatest; `themis-lp` makes the worst finish-time fairness least, which is what
-Gavel and those after it take for Themis. In between nothing changes.
+A policy of Gavel gives the part of the time that each job should run (`time_shares`). In each round
+the jobs run whose part over their received time is greatest (section 5). `las` maximises the least
+attained service. `themis-lp` minimises the worst finish-time fairness; Gavel and its successors
+take that for Themis. Between rounds nothing changes.
 
-GPUs count as one pool here; gangs go to real nodes in `carry_out`.
+GPUs count as one pool here; `carry_out` places gangs on real nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds of one length: when one begins, and how long each job ran since shares were set. Pure.
 
-Who decides in rounds remembers this between passes (Gavel, OSDI'20, section 5: time received since
-the shares were computed last).
+A policy that decides in rounds remembers this between passes (Gavel, OSDI'20, section 5: time
+received since the shares were computed last).
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
-"""Offers that are kept until the rest of a gang is offered too: whose they are, and for how long.
+"""Offers of Mesos: GPUs hoarded for a gang, the askers, and the filters of declined nodes.
 
-Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large task,
-and warns of deadlock where several do. So hoards end: those that lasted too long, one at a time and
-the oldest first. If all gave back at once, they would swap what they have for ever.
+Hoards. Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large
+task, and warns of deadlock where several do. So hoards end: those that lasted too long, one at a
+time and the oldest first. If all ended at once, frameworks would swap their GPUs for ever.
 
-Who asks for offers: lines of waiting jobs without those that could never run.
+Askers are lines of waiting jobs without infeasible ones. Offers for an infeasible job would be kept
+for ever, and the jobs behind it would wait with it. The same holds for a job that only absent nodes
+could hold.
 
-Offers for one of those would be kept for ever, and the jobs behind it would wait with it; so they
-would for one that only absent nodes could hold.
+Filters (NSDI'11, section 3.2): a framework that declines an offer also says for how long it wants
+no other offer of the same node.
 
-Nodes that were offered and declined: for how long each asker is not asked after one again.
-
-Filters of Mesos (NSDI'11, section 3.2): whoever declines an offer says for how long it wants no
-other of the same node.
-
-Whether a cell stands still: the same free GPUs and the same jobs that wait, and since when.
-
-Turns that pass round what is free need not end with a start; who has seen that nothing changes for
-long enough may stop them.
+A cell stands still while its free GPUs and waiting jobs stay the same. Offers that go round need
+not end with a start, so the policy may stop them after a while without change.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Mesos: nodes are offered whole to the framework with the smallest share, which takes or declines.
+"""Mesos: whole nodes are offered to the framework with the smallest share, which takes or declines.
 
 Source: Mesos, NSDI'11, sections 3 and 4. A framework is a tenant. Every `tick_s` the allocator goes
-over the nodes; all that is free of one is offered to the framework with the smallest dominant share
-that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): nobody
-else sees them. The framework starts its jobs in its own order on what it was offered; what it
-cannot use yet for its first job it hoards for `hoard_s` and then gives back, refusing it for a
-while. What it has no use for it declines at once.
+over the nodes and offers all free GPUs of a node to the framework with the smallest dominant share
+that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): no other
+framework sees them. The framework starts its jobs in its own order on the offer. GPUs that it
+cannot use yet for its first job it hoards for `hoard_s`; then it gives them back and refuses them
+for a while. GPUs without a use it declines at once.
 
-Nobody is stopped: Mesos revokes beyond a guaranteed share only, and that is the rule of tenants.
+No job is preempted: Mesos revokes beyond a guaranteed share only, and the tenants' rules do that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Gangs that hold GPUs which are free now until the rest of them is: who holds what in a pass.
+"""Gang reservations: gangs hold GPUs that are free now until they have the rest.
 
 Gang scheduling by the Philly study (ATC'19, section 2.3). A gang holds as much as its tenant's
-quota leaves, and no more than it needs; what it holds nobody else is given, and is used of the
-quota. It lets go of all of it while it backs off (`gang_tries`); one that reserves keeps that from
-whoever comes after it in its own line, and from nobody else. Who holds goes on before another one
+quota leaves, and no more than it needs. Other jobs do not get held GPUs, and they count as use of
+the quota. The gang releases all of them while it backs off (`gang_tries`). A gang that reserves
+keeps its GPUs only from later jobs of its own line. A gang that holds continues before another one
 of its line begins to.
 """
 

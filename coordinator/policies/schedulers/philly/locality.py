@@ -1,4 +1,4 @@
-"""Where a gang may stand by locality levels: nodes, racks, anywhere.
+"""Locality levels of a gang: few nodes in one rack, one rack, anywhere.
 
 The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack (RDMA
 domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first, and in a

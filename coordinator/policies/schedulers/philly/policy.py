@@ -1,17 +1,16 @@
-"""The scheduler of the Philly study (ATC'19, section 2.3): quotas, gangs that are acquired piece by
-piece, and locality that is given up step by step.
+"""The scheduler of the Philly study (ATC'19): quotas, gang reservations and relaxed locality.
 
-A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the cell where no
-tenant has one; what a tenant leaves idle others use. The tenant with the smallest part of its quota
-in use comes first, and in it who was submitted first; later jobs that fit start before an earlier
-one that does not.
+Section 2.3. A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the
+cell where no tenant has one; other tenants use idle quota. The tenant with the smallest part of its
+quota in use comes first, and within it the job submitted first. Later jobs that fit start before an
+earlier one that does not.
 
-The first job of a tenant that does not fit, of a size that its quota allows, holds what GPUs it
-finds, up to what the tenant leaves of its quota, for `hold_s`; if its gang is not complete by then
-it lets go of all of them, for `back_off_s`, and tries again. Meanwhile whoever fits may use them,
-and the next gang of its tenant may hold. Every `tries` such timeouts it asks for less locality.
-Whoever waits without holding ages in the same way. All of that follows from when a job first did
-not fit, which is what is remembered, with what is held.
+The first job of a tenant that does not fit, of a size within its quota, holds the GPUs that it
+finds, as far as the quota leaves them, for `hold_s`. If its gang is not complete by then, it
+releases all of them for `back_off_s` and tries again. Meanwhile any job that fits may use them, and
+the next gang of its tenant may hold. After every `tries` timeouts it asks for less locality. A job
+that waits without holding ages in the same way. All of that follows from when a job first did not
+fit. The policy remembers that instant, and the GPUs held.
 
 Running jobs are preempted for a job within quota only when `preempt_ratio` of the GPUs are in use,
 and only those of tenants beyond theirs, the youngest first.

@@ -1,8 +1,8 @@
-"""GPUs that are kept for pre-runs: a few nodes, or a part of one, on which nobody else starts.
+"""The pre-run pool: a few nodes, or part of one, on which only pre-runs start.
 
-The Philly study (ATC'19, section 5) would try each gang on a small pool first, so that a mistake
-shows after minutes on one GPU and not after hours in the queue on all of them. A pool gives way
-where a gang that waits would fit on the cell without it and not beside it.
+The Philly study (ATC'19, section 5) proposes to try each gang on a small pool first, so that a
+mistake shows after minutes on one GPU and not after hours in the queue on all of them. The pool
+gives way where a waiting gang would fit on the cell without the pool and not beside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Quotas that others use while they idle: who is within its own, and who has more than that.
+"""Quotas that others use while they are idle: which tenants are within theirs, and which beyond.
 
 The Philly study (ATC'19, section 2.3): a virtual cluster's quota is lent while its owner does not
-use it. What a waiting gang holds is used of its tenant's quota, but stops nobody: who has more than
-its own is told by what runs.
+use it. GPUs that a waiting gang holds count as use of its quota, but stop no job: only running jobs
+count for being beyond it.
 """
 
 from __future__ import annotations

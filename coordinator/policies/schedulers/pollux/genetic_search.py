@@ -1,8 +1,8 @@
 """The genetic search of Pollux for the workers of each job (OSDI'21, section 4.2). Pure numbers.
 
-SPEEDUP is goodput over that of a fair share, FITNESS a power mean of it over jobs; whoever changes
-pays for its restart by its age. Who would be stopped and lose work pays for that as well (ours: the
-paper's jobs save first).
+SPEEDUP is goodput over that of a fair share, and FITNESS a power mean of it over jobs. A job that
+changes pays for its restart by its age. A job that would be stopped and lose work pays for that as
+well (ours: the paper's jobs save first).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Nodes for jobs so that at most one job over several nodes has workers on each.
+"""Nodes for jobs, with at most one multi-node job on each node.
 
-Two such jobs synchronize over one node's network and slow each other down: Qiao et al., OSDI'21,
-section 4.2.1, keep them apart. Jobs on one node alone stand beside any.
+Two multi-node jobs on one node share its network and slow each other down; Qiao et al., OSDI'21,
+section 4.2.1, keep them apart. A job on a single node may stand beside any other.
 """
 
 from __future__ import annotations

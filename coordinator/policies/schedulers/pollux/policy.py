@@ -1,9 +1,9 @@
-"""Pollux: goodput shared out by a genetic search, once a round (`goodput_search`).
+"""Pollux: goodput shared out by a genetic search, once a round (`genetic_search`).
 
-Qiao et al., OSDI'21, section 4. A job's goodput is what its profile says of so many workers: a job
-that tunes its batch size tells a curve with that in it. The search is over workers per job; nodes
-are found for its answer by `placing.apart`, and where they give a job less than was asked, the
-round asks for something else and keeps what comes of it best.
+Qiao et al., OSDI'21, section 4. A job's goodput comes from its profile by worker count; the profile
+of a job that tunes its batch size includes the tuning. The search is over workers per job, and
+`placement` finds nodes for its answer. Where nodes give a job less than its answer, the round asks
+for something else and keeps the best result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What comes of a search's answer on the nodes, and what a round asks for instead (Pollux).
+"""A round of Pollux: fits the search's answer to nodes, and tries others where it does not fit.
 
 A search over workers per job does not know where GPUs are: pieces may be too small for a gang, or
-on nodes that a job may not have. Its answer is planned; where nodes give a job less than was asked,
-others get what that leaves, and the best plan of those that were tried is kept.
+on nodes that a job may not use. Its answer is planned on nodes. Where a job gets less than its
+answer, other jobs get the rest, and the best of the tried plans is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promises of deadlines on a pool of GPUs: who is admitted, and by which plan. Pure arithmetic.
+"""Admission: which deadlines are promised on a pool of GPUs, and by which plan. Pure arithmetic.
 
 ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1.
 """

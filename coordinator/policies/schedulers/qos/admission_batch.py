@@ -1,4 +1,4 @@
-"""Which newcomers a pass gives an answer to: in turn, until that was work enough. Pure."""
+"""The newcomers that one pass answers: in turn, until the pass has done enough work. Pure."""
 
 from __future__ import annotations
 

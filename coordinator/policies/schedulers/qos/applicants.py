@@ -1,5 +1,4 @@
-"""Which jobs a GPU type has to reckon with: who was promised a deadline, who asks, who needs none.
-"""
+"""The jobs that a GPU type must count with: with a promise, asking for one, or without deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that plans may reckon with, and what quotas leave of them."""
+"""The GPUs that plans may use, and what quotas leave of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each job claims of a GPU type: its sizes, its work left, and what changes take. Pure.
+"""Claims of jobs on a GPU type: sizes, remaining work, and the time that changes take. Pure.
 
-A deadline is the gang's, so a pre-run claims what its gang does, and is the start of that: so long
-is nothing done for the deadline, on GPUs that the gang then finds (ours).
+A deadline is the gang's, so a pre-run claims what its gang does. The pre-run counts as the start of
+that claim: it does nothing for the deadline, on GPUs that the gang then uses (ours).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each job needs to be in time on the GPUs of one type, and the most that can be over time."""
+"""Demands: what each job needs to meet its deadline on one GPU type, and the possible maximum."""
 
 from __future__ import annotations
 

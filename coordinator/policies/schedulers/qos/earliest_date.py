@@ -1,6 +1,6 @@
-"""The earliest date that is accepted, where a later one may be refused. Pure arithmetic.
+"""The earliest acceptable date, where a later date may be refused again. Pure arithmetic.
 
-A search by halves is wrong there: it finds an edge, not the first one.
+Bisection is wrong there: it finds an edge, not the first one.
 """
 
 from __future__ import annotations

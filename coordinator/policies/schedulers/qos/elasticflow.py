@@ -1,15 +1,18 @@
-"""ElasticFlow (ASPLOS 2023): jobs state deadlines, and who is admitted meets his.
+"""ElasticFlow (ASPLOS 2023): jobs state deadlines, and every admitted job meets its deadline.
 
-A job is admitted only if it and all that were admitted before can have their minimum satisfactory
-shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
-The plan of every promise is remembered: where a new greedy plan would break one, the old plans
-hold. So no newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as
-predicted. Where the cell says what starts, restarts and resizes take, plans hold that too (ours);
-not stops and growth that nobody could foresee, for which there is the margin. So a few promises are
-broken by seconds, and seldom one by more; who is late then gets the earliest date that breaks no
-other promise. Where it says nothing takes time plans are the paper's. Ours as well is what stops
-cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
-promise needs its GPUs. Where those of a share are free in pieces others move, if they are in time.
+A job is admitted only if it and all jobs admitted before can have their minimum satisfactory shares
+(section 4.1). The rest goes where one more step costs the fewest GPU-seconds (4.2). The plan of
+every promise is remembered: where a new greedy plan would break one, the old plans hold. So no
+newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as predicted.
+
+Where the cell knows what starts, restarts and resizes take, plans include it too (ours). They do
+not include stops and growth that could not be foreseen; the margin is for those. So a few promises
+are broken by seconds, and seldom one by more. A late job then gets the earliest date that breaks no
+other promise. Without known times plans are the paper's.
+
+The cost of stops is ours as well: the paper's jobs save. A job that does not save is planned
+without a pause and runs on as long as no promise needs its GPUs. Where the GPUs of a share are free
+in pieces, other jobs move, if they stay in time.
 """
 
 from __future__ import annotations

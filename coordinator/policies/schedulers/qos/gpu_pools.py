@@ -1,7 +1,7 @@
-"""The promises on all GPU types in a pass: who changes its type, and where newcomers are asked.
+"""The promises on all GPU types in a pass: which jobs change type, and where newcomers ask.
 
-Who waits for one type goes to another where no promise has to make room for it, and a newcomer is
-refused only where no type that it takes can promise what it asks for.
+A job that waits for one type goes to another where no promise has to make room for it. A newcomer
+is refused only where no type that it accepts can promise its deadline.
 """
 
 from __future__ import annotations

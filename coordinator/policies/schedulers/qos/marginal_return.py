@@ -1,4 +1,4 @@
-"""Who gets what minimum shares leave, step by step: the most GPU-seconds saved per GPU. Pure.
+"""Marginal return: shares out the rest, the most GPU-seconds saved per GPU first. Pure.
 
 ElasticFlow (ASPLOS 2023), section 4.2, algorithm 2.
 """

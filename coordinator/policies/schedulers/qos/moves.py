@@ -1,6 +1,6 @@
-"""Who may move to make room for a promised share: whoever keeps its own promise. Pure.
+"""The jobs that may move to make room for a promised share: each keeps its own promise. Pure.
 
-A move is a stop: its pause is part of the plan of whoever moves from then on.
+A move is a stop; from then on its pause is part of the moved job's plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What starts and changes of jobs take, and what of it their estimates do not see. Pure.
+"""Overheads of starts and changes, and the part that estimates do not include. Pure.
 
-An estimate counts a gang as computing from the moment that its workers were told to run: it sees
-neither that they have to begin first, nor that an attempt after a stop loads what was saved, nor
-that a gang which changes its size stands still. Where a job says how far it is, its measured pace
-has all that in it.
+An estimate counts a gang as computing from the order to run. It does not include the start of the
+workers, the load of a save after a stop, nor the pause of a gang that changes its size. Where a job
+reports its progress, its measured pace includes all of that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Plans of claims one after another, each on what those before it leave. Pure.
+"""Plans of claims in sequence, each on the GPUs that those before it leave. Pure.
 
-Rows that are tried one after the other mostly begin alike: what two of them begin with is planned
-once.
+Sequences that are tried one after another mostly share a beginning; it is planned once.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A job states its deadline and the range of workers it may use (Xing et al., IJCNN 2019; only its
 abstract is public, so each rule here is ours). Training time is predicted from measured step times,
-refitted online; jobs are admitted by deadline as Moore and Hodgson do it (Management Science 15(1),
-1968); whoever would miss grows, whoever is early shrinks while others wait.
+refitted online. Jobs are admitted by deadline with the rule of Moore and Hodgson (Management
+Science 15(1), 1968). A job that would miss its deadline grows; an early one shrinks while others
+wait.
 """
 
 from __future__ import annotations

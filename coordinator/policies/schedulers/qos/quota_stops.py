@@ -1,7 +1,7 @@
 """Stops that make room within a tenant's limits, where GPUs are free but its quota is used up.
 
-Nodes stop somebody only where GPUs are short. A share is planned without those that it leaves
-nothing to; if these run on beside free GPUs they still count against the quota that a start needs.
+Placement stops a job only where GPUs are short. A share is planned without the jobs that it leaves
+nothing to. If these run on beside free GPUs, they still count against the quota that a start needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""GPUs over time that plans may have, within what tenants allow.
+"""GPUs over time that plans may use within tenants' limits.
 
-A promise counts on nothing that another tenant's guarantee covers, used or not: a tenant below its
-guarantee gets it back from whoever borrows it, and is admitted within it whatever was promised to
-others. What is given without a promise may be borrowed, as far as it is lent.
+A promise counts on no GPU that another tenant's guarantee covers, used or not. A tenant below its
+guarantee gets it back from borrowers, and is admitted within it whatever was promised to others.
+GPUs given without a promise may be borrowed, as far as they are lent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How large tenants' quotas let jobs become in a pass that shares GPUs out in turn. Pure.
+"""The sizes that tenants' quotas allow jobs in a pass that shares GPUs out in turn. Pure.
 
-What a job may not have it is not given: no GPU is kept for growth that would be refused.
+A job gets no GPU that the quota would refuse, so no GPU is kept for refused growth.
 """
 
 from __future__ import annotations

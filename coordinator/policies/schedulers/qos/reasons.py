@@ -1,4 +1,4 @@
-"""What people read of promises: why a job is refused, has its workers, or waits for them. Pure."""
+"""Sentences on promises: why a job is refused, has its workers, or waits for them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When shares are settled anew: at most once a round, but where a plan says so. Pure.
+"""The round clock: shares are settled at most once a round, except where a plan says so. Pure.
 
 ElasticFlow's artefact settles every 60 s.
 """

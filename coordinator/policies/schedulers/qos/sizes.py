@@ -1,4 +1,4 @@
-"""Which worker counts help a job, and how fast each is: claims from views."""
+"""The worker counts that help a job, and the speed of each: claims from views."""
 
 from __future__ import annotations
 

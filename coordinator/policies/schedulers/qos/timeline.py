@@ -1,7 +1,7 @@
-"""Free GPUs over time: what plans take of them, and where there is room. Pure arithmetic.
+"""The timeline: free GPUs over time, what plans take of them, and where there is room. Pure.
 
-Steps are kept in blocks that know their least and most free GPUs: who looks for room passes over
-what is full, and who holds GPUs for long takes them of whole blocks.
+Steps are kept in blocks that know their least and most free GPUs. A search for room skips full
+blocks, and a long plan takes GPUs from whole blocks.
 """
 
 from __future__ import annotations

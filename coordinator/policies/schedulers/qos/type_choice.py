@@ -1,6 +1,6 @@
-"""On which GPU type each job is planned, where it takes several.
+"""The GPU type on which each job is planned, where it accepts several.
 
-A promise is kept on the type for which it was made: what that type has was reckoned with for it.
+A promise is kept on the type for which it was made, because that type's GPUs were planned for it.
 """
 
 from __future__ import annotations

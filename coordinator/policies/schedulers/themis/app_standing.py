@@ -1,4 +1,4 @@
-"""How an app stands before an auction of Themis: its jobs, what it holds, and its rho. Pure."""
+"""The standing of an app before an auction: its jobs, its GPUs, and its rho. Pure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The arbiter of Themis: it leases GPUs out, auctions them, and commits.
+"""The arbiter of Themis: leases GPUs out, auctions them, and commits.
 
-GPUs are given on lease. Those that are free or whose lease is over are auctioned among the apps
-whose finish-time fairness is worst, f being the part that is left out (NSDI'20, section 4). What
-the auction withholds or nobody bid for goes to those that were left out, at random, and the rest is
-auctioned again until nothing changes. A job whose app wins its GPUs again goes on without a stop.
-Leases are per job: workers that it grows by have the lease of its gang. Chance is a count of draws
-in its memory.
+GPUs are given on lease. Free GPUs and those whose lease is over are auctioned among the apps with
+the worst finish-time fairness; f is the part of apps left out (NSDI'20, section 4). GPUs that the
+auction withholds, or that got no bid, go to the apps left out, at random. The rest is auctioned
+again until nothing changes. A job whose app wins its GPUs again goes on without a stop. Leases are
+per job: workers that it grows by have the lease of its gang. Chance is a count of draws in its
+memory.
 """
 
 from __future__ import annotations

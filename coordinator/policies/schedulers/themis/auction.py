@@ -1,8 +1,8 @@
-"""GPUs that are given away in one pass: by auction, or the least that helps to whoever is next.
+"""GPUs given away in one pass: by auction, or the least that helps the next app.
 
-What is sold is free, or its lease is over. Bids come from the agents of apps, who gets what from
-the partial-allocation auction (Themis, NSDI'20, section 4), and what was given counts as held from
-then on.
+GPUs are for sale if they are free or their lease is over. Bids come from the agents of apps. The
+partial-allocation auction decides (Themis, NSDI'20, section 4). Given GPUs count as held from then
+on.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The agent of an app: what GPUs it wants, and what each subset is worth to it. Pure.
+"""The agent of an app: which GPUs it wants, and the worth of each subset to it. Pure.
 
-An agent sees the GPUs that are offered and answers with a table of bids, by rho with each bundle
-(Themis, NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level: what
-matters to a job is how many workers it gets and over how many nodes and racks they spread, so for
-each size the table has the best levels only, each on a few sets of nodes that are real and free
-now.
+An agent sees the GPUs offered and answers with a table of bids, by rho with each bundle (Themis,
+NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level. A job's speed
+depends only on its worker count and on how many nodes and racks they spread over. So for each size
+the table has the best levels only, each on a few sets of nodes that are real and free now.
 
-What is held counts as won: holding nothing is worth 1, and GPUs by rho with them, those that are
-held among them, over rho with none.
+Held GPUs count as won. Holding none is worth 1. GPUs are worth the rho with none over the rho with
+them, the held ones included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bundles of GPUs that an app bids for, and what is left of one after its payment. Pure."""
+"""Bundles of GPUs that an app bids for, and the rest of one after its payment. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was given in auctions, as decisions: the lone act by which GPUs change hands. Pure."""
+"""Results of auctions as decisions: the only step by which GPUs change hands. Pure."""
 
 from __future__ import annotations
 

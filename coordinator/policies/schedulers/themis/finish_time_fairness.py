@@ -1,11 +1,11 @@
 """Apps and their finish-time fairness: rho = T_shared / T_alone. Pure.
 
 An app is one tenant's unit of training: its jobs with the same `app` (trials of a hyper-parameter
-search), or a job by itself. T_shared is the time since its submission and what is left on the GPUs
-that it would hold; T_alone is what it would take on a share of the cluster of its own, 1/N of its
-GPUs, where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20,
-section 3). Above 1 an app is worse off than with a private share: the sharing incentive is broken.
-N is counted from when an app was first seen: who was there before that, nobody remembers.
+search), or a job by itself. T_shared is the time since its submission plus the remaining time on
+the GPUs that it would hold. T_alone is its time on a private share of the cluster, 1/N of its GPUs,
+where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20, section 3).
+Above 1 an app is worse off than with a private share: the sharing incentive is broken. N is counted
+from when an app was first seen; apps that ended before are unknown.
 
 Work is in GPU-seconds of base gangs on the reference type: that of `JobView` times its GPUs.
 """

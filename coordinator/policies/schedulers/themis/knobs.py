@@ -1,4 +1,4 @@
-"""What can be turned of Themis."""
+"""The knobs of Themis."""
 
 from __future__ import annotations
 

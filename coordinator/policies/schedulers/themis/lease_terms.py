@@ -1,4 +1,4 @@
-"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure."""
+"""The terms of an auction: lease length, what a bid counts, and the payment. Pure."""
 
 from __future__ import annotations
 

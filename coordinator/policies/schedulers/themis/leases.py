@@ -1,8 +1,8 @@
-"""Who holds GPUs until when, and what goes to an auction of Themis when leases end. Pure.
+"""Leases of Themis: which jobs hold GPUs until when, and what is auctioned when they end. Pure.
 
-Whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back keeps its
-base gang for another lease and gives its flexible workers back; its app's rho counts what it holds,
-so that it wins the less besides (ours: the paper's jobs save at the end of a lease).
+A job whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back
+keeps its base gang for another lease and gives its flexible workers back. Its app's rho counts the
+GPUs held, so that it wins fewer others (ours: the paper's jobs save at the end of a lease).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The partial-allocation auction: who gets which GPUs, and how much of it is withheld. Pure.
+"""The partial-allocation auction: which bidder gets which GPUs, and the withheld part. Pure.
 
-Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (EC'13). Bidders say
-what each bundle of GPUs is worth to them. The proportionally fair choice makes the product of all
-values greatest. Each bidder then keeps the part c of its bundle: the product of the others' values
-with it there, over that without it. What it loses is its hidden payment, as large as the harm that
-it does to others.
+Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (EC'13). Bidders state
+their value of each bundle of GPUs. The proportionally fair choice makes the product of all values
+greatest. Each bidder then keeps the part c of its bundle: the product of the others' values with it
+there, over that without it. Its loss is its hidden payment, as large as the harm that it does to
+others.
 
-With a bundle worth the part c of it, a bidder's value is its own value times the others', over what
-does not depend on it: exactly what the choice maximizes, so whoever bids the truth does best. That
-holds of any bundles, if the choice is optimal. No payment makes of whole GPUs exactly the part c of
-their worth; what a lie gains then is said of each in `terms`. That each keeps 1/e of its value
-holds where GPUs can be divided at will; with n whole GPUs in a bundle, and values that grow less
-and less, it is (1 - 1/n)^n.
+With a bundle worth the part c of it, a bidder's value is its own value times the others', over a
+term that does not depend on it. The choice maximizes exactly that, so a truthful bid is the best
+one. That holds of any bundles, if the choice is optimal. No payment leaves exactly the part c of
+the worth of whole GPUs; `lease_terms` states the gain of a lie for each. That each keeps 1/e of its
+value holds where GPUs can be divided at will; with n whole GPUs in a bundle, and values that grow
+less and less, it is (1 - 1/n)^n.
 """
 
 from __future__ import annotations

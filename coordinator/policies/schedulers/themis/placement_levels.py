@@ -1,4 +1,4 @@
-"""Where one job of a bid may be put: its own nodes, one node, one rack, anywhere. Pure."""
+"""Placement levels of one job of a bid: its own nodes, one node, one rack, anywhere. Pure."""
 
 from __future__ import annotations
 

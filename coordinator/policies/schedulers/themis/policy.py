@@ -1,6 +1,6 @@
 """Themis (NSDI'20): GPUs on lease, auctioned to the apps with the worst finish-time fairness.
 
-Two levels: the agent of each app bids (`auctions.bids`), the arbiter commits (`arbiter`) by a
+Two levels: the agent of each app bids (`bids`), the arbiter commits (`arbiter`) by a
 partial-allocation auction. `themis-simple` is the form without one that others evaluate.
 """
 

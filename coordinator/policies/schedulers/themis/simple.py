@@ -1,8 +1,8 @@
-"""Themis without an auction: all GPUs are divided anew each lease, the worst off first.
+"""Themis without an auction: all GPUs are divided again at each lease end, the worst off first.
 
-Apps stand in order of what their finish-time fairness would be on their share of the GPUs from now
-on, and take all that they can use until nothing is left: the form of Themis that PCS (OSDI'24)
-evaluates. Between two divisions nothing is taken; what comes free goes to those that wait, in the
+Apps are ordered by the finish-time fairness that their share of the GPUs would give from now on.
+Each takes all that it can use until nothing is left: the form of Themis that PCS (OSDI'24)
+evaluates. Between two divisions nothing is taken; GPUs that come free go to waiting jobs in the
 same order.
 """
 

@@ -1,4 +1,4 @@
-"""Gittins indices of jobs from a history of whole services.
+"""Gittins indices of jobs, from a history of whole services.
 
 The index of a job that has attained a service `a` is the best rate at which it may end per
 GPU-second invested, over all investments (Tiresias, NSDI'19, section 3.2.3 and pseudocode 1):

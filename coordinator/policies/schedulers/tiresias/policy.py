@@ -1,13 +1,13 @@
-"""Tiresias: whoever has attained the least GPU time runs first, with no idea of how long it will.
+"""Tiresias: jobs with the least attained GPU time run first, without estimates of their length.
 
-Source: NSDI'19. `tiresias` is discretised two-dimensional LAS, `tiresias-gittins` knows how much
-service jobs took in the past and orders the queues before the last one by Gittins index. A pass
-walks the queues from the first to the last; each job takes its whole gang or is skipped, and
-whoever runs and got nothing is preempted (pseudocode 2).
+Source: NSDI'19. `tiresias` is discretised two-dimensional LAS. `tiresias-gittins` knows the
+attained service of past jobs, and orders the queues before the last one by Gittins index. A pass
+walks the queues from the first to the last. Each job takes its whole gang or is skipped; a running
+job that got nothing is preempted (pseudocode 2).
 
 Jobs whose model is skewed suffer from being spread, so they run on the fewest nodes that could hold
-them or wait; others run anywhere (section 3.3). A job that does not tell its skew is taken for one
-of its model that did, else it runs anywhere, as in the paper's profiling run.
+them or wait; others run anywhere (section 3.3). A job that does not declare its skew takes the skew
+of another job of its model that did. Otherwise it runs anywhere, as in the paper's profiling run.
 """
 
 from __future__ import annotations

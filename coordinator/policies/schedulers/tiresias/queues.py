@@ -1,12 +1,12 @@
-"""Tiresias' queues: which one a job stands in, where in it, and when that changes by itself.
+"""Queues of Tiresias: the queue of a job, its place there, and when time alone changes that.
 
 Source: NSDI'19, section 3.2 (discretised priorities) and section 3.2.5 (starvation). A job is in
 the queue in whose limits its attained service lies, so that service moves it down, never up; a long
 wait takes it back to the first queue and counts its service from 0 there.
 
 Where a queue is kept in the order of entry (`Line.ENTRY`), it is remembered, as the public
-simulator has it; else everything but the returns to the first queue follows from the snapshot.
-Whoever waits unseen keeps its place and its last return: it is out of sight, not gone.
+simulator has it; else everything but the returns to the first queue follows from the snapshot. A
+job that waits unseen keeps its place and its last return: it is out of sight, not gone.
 """
 
 from __future__ import annotations
