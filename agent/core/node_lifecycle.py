@@ -1,6 +1,7 @@
 """The life cycle of a node: its role, its lease, its inference server. Pure: no clock, no I/O.
 
-Theory of operation ===================
+Theory of operation
+===================
 
                  lease                 idle, stopped, GPUs free
      SERVING ------------> DRAINING ----------------------------> ON_LOAN
@@ -66,7 +67,7 @@ from common.model import LeaseId, NodeRole, Pool
 
 
 def left_pool(memory: Memory, pool: Pool) -> Pool | None:
-    """The pool that a node belonged to and does no more, as its settings name `pool`; else None."""
+    """The pool that a node belonged to before its settings named `pool`; None if it has not moved."""
     old = memory.home_pool or _pool_of_role(memory)
     return None if old in (None, pool) else old
 
@@ -154,10 +155,10 @@ class Life:
         self._fire(event, now_s, "rebooted")
 
     def _moved(self, old: Pool, now_s: float) -> None:
-        """Its settings put it into another pool, without the boot that ends all of the old one.
+        """The settings put the node into another pool, without the reboot that ends all old work.
 
-        What was begun there ends first: it is in quarantine until its workers have left and nobody
-        is seen on its GPUs, such as a server that nobody stopped.
+        Old work ends first: the node is in quarantine until its workers have left and its GPUs are
+        free, also of a server that was never stopped.
         """
         return_timing.forget(self.memory)
         self._lease.end()
@@ -174,7 +175,7 @@ class Life:
         """Whatever was ordered before is void."""
         self.memory.desired_role = R.SERVING if self._is_inference else R.TRAINING
 
-    # --- what is wanted -----------------------------------------------------------------------
+    #   --- desired state -----------------------------------------------------------------------
 
     def accept(self, desired: DesiredState, *, now_s: float) -> DesiredReply:
         """Take a desired state, or say why not; a refusal changes nothing."""
@@ -193,7 +194,7 @@ class Life:
         )
 
     def _take_validation(self, validation: int | UnsetType) -> None:
-        """An operator holds that what brought the node into quarantine is mended; said once."""
+        """An operator states that the cause of the quarantine is repaired; stated once."""
         memory = self.memory
         if validation is not UNSET and validation != memory.validation:
             memory.validation = validation
@@ -214,7 +215,7 @@ class Life:
         """When the lease is over unless the coordinator answers; None without one."""
         return self.memory.lease_ends_at_s
 
-    # --- what is ------------------------------------------------------------------------------
+    #   --- facts and actions -------------------------------------------------------------------
 
     @property
     def takes_nothing(self) -> str:
@@ -243,7 +244,7 @@ class Life:
         return "; ".join(part for part in parts if part)
 
     def slow_command(self, now_s: float) -> CommandReport | UnsetType:
-        """What moves its server and does not come to an end, if there is such a command."""
+        """The server command that does not end, if there is one."""
         return self._commands.report(now_s)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float, left: str = "") -> None:
@@ -253,7 +254,7 @@ class Life:
         self._commands.answered(kind, error=error, left=left, now_s=now_s)
 
     def step(self, facts: Facts) -> list[Action]:
-        """Everything that should happen now, given what is."""
+        """All actions that should happen now, given the facts."""
         self.trespasses = trespasses.told(facts)
         self._unknown_server = facts.unknown_server
         trespasses.forget_gone(self.memory, facts)
@@ -328,7 +329,7 @@ class Life:
         return self._stopped(facts)
 
     def _stopped(self, facts: Facts) -> list[Action]:
-        """Hand the GPUs over once nobody has them; a server must not wait for ever."""
+        """Hand the GPUs over once they are free; a server must not wait for ever."""
         stopped_at_s = self._commands.done_at_s(HookKind.STOP)
         if self._stop_began_at_s is None:
             self._stop_began_at_s = facts.now_s
@@ -377,7 +378,7 @@ class Life:
     def _turn_home(self, facts: Facts, why: str) -> list[Action]:
         is_draining = self.memory.role == R.DRAINING
         if is_draining and self._commands.done_at_s(HookKind.STOP) is None:
-            self.memory.is_server_stopped = False  # as far as anybody knows
+            self.memory.is_server_stopped = False  # as far as the agent knows
         return_timing.began(self.memory, now_s=facts.now_s)
         self._lease.end()
         self._fire(NodeEvent.VACATE, facts.now_s, why)
@@ -453,7 +454,7 @@ class Life:
 
     def _warming(self, facts: Facts) -> list[Action]:
         if facts.gpus is None:
-            actions: list[Action] = []  # commands are told the GPUs
+            actions: list[Action] = []  # commands need the list of GPUs
         elif (started_at_s := self._commands.done_at_s(HookKind.START)) is None:
             actions = self._commands.run(HookKind.START, facts.now_s)
         elif facts.sampled_at_s <= started_at_s or not facts.is_healthy:
@@ -473,9 +474,10 @@ class Life:
         return actions or self._commands.end_late(facts.now_s, until_s=self.memory.serve_by_s)
 
     def _quarantined(self, facts: Facts) -> list[Action]:
-        """Home again once it was quiet and empty for `quarantine_s`, or an operator said so.
+        """Return home once the node was quiet and empty for `quarantine_s`, or on an operator's
+        order.
 
-        Whether a server can do without a GPU that is lost, its health check says.
+        The health check decides whether a server can run without a lost GPU.
         """
         self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
         self._kept_by = self._kept_in_quarantine(facts)

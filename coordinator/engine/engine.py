@@ -1,6 +1,7 @@
 """The engine: handle(event, now_s) -> outcome. One object owns the cluster state.
 
-Theory of operation ===================
+Theory of operation
+===================
 
     reports, submits,              Engine                         driver
     operator orders,  event  +--------------------+  Outcome
@@ -163,9 +164,9 @@ class Engine:
         self._fleet_of = (0, frozenset[str]())
         """The mark of the nodes that it is of, and the tenants that it knows."""
         self._tells_waits = True
-        """Whether the policy said of any job what it waits for."""
+        """True if the policy reported a pending reason for any job."""
         self._policy_wake_at_s: float | None = None
-        """What the last pass asked for; not saved, as whoever starts to lead begins with one."""
+        """The wake-up time of the last pass. Not saved, because a new leader begins with a pass."""
         self._configure(settings)
 
     def _configure(self, settings: EngineSettings) -> None:
@@ -190,9 +191,9 @@ class Engine:
         return self._step(event, (), now_s=now_s)
 
     def carry_out(self, decisions: Sequence[Decision], *, now_s: float) -> Outcome:
-        """Take decisions of the journal as they were made; those that do not fit are refused.
+        """Carry out decisions of the journal as they were made; those that do not fit are refused.
 
-        Where records before them are lost, events alone would lead to other decisions.
+        Where earlier records are lost, events alone would lead to other decisions.
         """
         return self._step(None, decisions, now_s=now_s)
 
@@ -273,7 +274,7 @@ class Engine:
                 assert_never(event)
 
     def _led_until(self, ctx: Context, until_s: float) -> None:
-        """Whoever led took its last fact at this instant, and heard its nodes until then."""
+        """The last leader took its last fact at this instant, and heard its nodes until then."""
         for node in self.state.nodes.values():
             if node.is_heard:
                 loans_lifecycle.drained(ctx, node, until_s=until_s)
@@ -333,7 +334,7 @@ class Engine:
         return self.settings.policy.partition(":")[0]  # with other knobs it is the same policy
 
     def _memory(self) -> bytes:
-        """What the policy remembered; what another one did, before a switch, is none of its."""
+        """The policy's memory; empty if another policy wrote it before a switch."""
         is_own = self.state.policy_memory_of == self._policy_name()
         return self.state.policy_memory if is_own else b""
 
@@ -416,8 +417,10 @@ class Engine:
         return (*first, *(why for why in held if why not in first))
 
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job could not run even if all nodes were open and empty; else empty. Its
-        tenant's limits are such a reason."""
+        """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
+
+        A limit of its tenant is such a reason.
+        """
         job = self.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
@@ -440,9 +443,9 @@ class Engine:
         return self._line.count_by_tenant.get(tenant, 0)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
-        """Place in the policy's own order, from 1, and how many wait on; None when it would start.
+        """Position in the policy's queue, from 1, and its length; None if the job would start now.
 
-        Those that a pass would start now are not counted: they wait no longer.
+        Jobs that a pass would start now are not counted, because they no longer wait.
         """
         held = list(self._held())
         return (held.index(job_id) + 1, len(held)) if job_id in held else None
@@ -503,10 +506,10 @@ class Engine:
     ) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often.
 
-        are_copies_too: whether also what is kept beside the state (tally, views, orders) is what it
-            would be if it were made anew, which takes several times as long.
-        beside_idle: what the caller saw so after the passes before. Given where nothing happened
-            since the last pass, so that guarantees are met where they can be.
+        are_copies_too: also compare the derived data (tally, views, orders) with a fresh build,
+            which takes several times as long.
+        beside_idle: what the caller saw after the passes before. Given where nothing happened since
+            the last pass, so that guarantees are met where they can be.
         """
         ctx = Context(self.state, self.settings, self.state.now_s)
         faults = [
@@ -532,7 +535,9 @@ class Engine:
         return faults
 
     def encode_state(self) -> bytes:
-        """The whole state as one blob, for a snapshot; views are made anew, as by who reads it."""
+        """The whole state as one blob, for a snapshot. Views are rebuilt, as a reader rebuilds
+        them.
+        """
         self._views.forget(self.state)
         return msgspec.msgpack.encode(self.state)
 
@@ -559,7 +564,7 @@ def _settle(ctx: Context) -> None:
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
-    """Nodes of a service that have a lease, and those that serve; nobody asks without a lease."""
+    """Counts of a service's nodes with a lease, and of those that serve; (0, 0) without a lease."""
     leased = [node for node in state.nodes.values() if node.lease is not None]
     lent = sum([node.service == service for node in leased])
     if not lent:

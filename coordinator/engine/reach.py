@@ -65,7 +65,7 @@ def _reach(
     most = max(workers.min + 1, present, sum(counts) if spans else max(counts, default=0))
     cut = WorkerRange(min=workers.min, max=most) if most < workers.max else workers
     most_on = _NO_LIMITS
-    for name, count in held.items() if not spans else ():  # else other types count as well
+    for name, count in held.items() if not spans else ():  # otherwise other types count as well
         factor = factors.get(name, 1)
         least = max(factor * workers.min + 1, present, count)
         if least < factor * cut.max:
@@ -96,7 +96,7 @@ def reach_behind(fleet: FleetGpus, job: JobEntry) -> WorkerRange | None:
 
 
 def is_other(before: FleetGpus, now: FleetGpus, job: JobEntry) -> bool:
-    """Whether a job is seen otherwise in one fleet than in another."""
+    """True if two fleets show a job differently."""
     gpu = job.spec.gpu
     if whole_only(before, gpu) != whole_only(now, gpu):
         return True

@@ -17,10 +17,10 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.snapshot import BackOff
 
 FREE_COUNT = 2
-"""So many stops in a row bring no wait: the next one may find the owner quiet."""
+"""This number of stops in a row brings no wait: the next one may find the owner quiet."""
 
 FIRST_S = 600.0
-"""The wait after the stop that follows them; each one more doubles it."""
+"""The wait after the first stop beyond that; each further stop doubles it."""
 
 MOST_S = 4 * 3600.0
 """No wait is longer: idle GPUs are then tried again at least six times a day."""
@@ -53,7 +53,7 @@ def _did_well(job: JobEntry, before: BackOff, now_s: float) -> bool:
 
 
 def _wait_s(count: int) -> float:
-    """How long a job waits after so many stops in a row."""
+    """Seconds that a job waits after a number of stops in a row."""
     if count <= FREE_COUNT:
         return 0.0
     doublings = min(count - FREE_COUNT - 1, 32)

@@ -55,15 +55,15 @@ class Deadlines:
                 heapq.heappush(self._heap, (at_s, job_id))
 
     def seen(self, now_s: float) -> None:
-        """A pass of this instant looked at all that was due.
+        """A pass at this instant looked at all due jobs.
 
-        What is due still it could do nothing about: each later pass looks again, but nobody is
-        woken for it, else it would hide all later instants.
+        It could do nothing about jobs that are still due. Each later pass looks again, but they
+        cause no wake-up; otherwise they would hide all later instants.
         """
         self._seen_s = now_s
 
     def next_s(self) -> float | None:
-        """The earliest instant that no pass has seen; None when time changes nothing."""
+        """The earliest instant that no pass has seen; None if time alone changes nothing."""
         heap, known_s = self._heap, self._known_s
         while heap:
             at_s, job_id = heap[0]
@@ -149,5 +149,5 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
 
 
 def _not_ready(worker: WorkerEntry) -> str:
-    """The node of a worker that was not ready in time, and what it waits for, if it said so."""
+    """The node of a worker that was not ready in time, and what the node reported as the cause."""
     return f"{worker.node} ({worker.waits_for})" if worker.waits_for else str(worker.node)

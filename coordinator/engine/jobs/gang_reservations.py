@@ -54,7 +54,7 @@ def may_be_left(state: ClusterState, job: JobEntry, worker: WorkerEntry) -> bool
 
 
 def leave(ctx: Context, job: JobEntry) -> bool:
-    """Take such workers from their job; whether there were any."""
+    """Take these workers from their job; True if there were any."""
     left = [worker for worker in job.workers.values() if may_be_left(ctx.state, job, worker)]
     if not left:
         return False
@@ -114,7 +114,7 @@ def release(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
 
 
 def release_all(ctx: Context, node: NodeEntry) -> None:
-    """Free the GPUs of all of them: an operator vouches that the node runs nothing."""
+    """Free the GPUs of all of them: an operator confirms that the node runs nothing."""
     for left in list(node.left_reservations):
         release(ctx, node, left.key)
 

@@ -137,9 +137,10 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
         return why
     preemption_loss.close(job)
     if job.attempt == 0:
-        job.is_promised = decision.is_promised  # whoever has begun is not refused, promise or not
+        # a job that has begun is not refused, with or without a promise
+        job.is_promised = decision.is_promised
     job.attempt += 1
-    # They are of the attempt before; its story has them.
+    # They belong to the attempt before; its events have them.
     job.exit_code, job.error, job.retry.failed_on = None, "", []
     job.next_worker_index = 0
     job.workers = {}

@@ -106,7 +106,9 @@ def held(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
 
 
 def settle(ctx: Context) -> None:
-    """After an event: start those whose workers have left; give up what cannot be any more."""
+    """After an event: start jobs whose workers have left; give up migrations that became
+    impossible.
+    """
     for job_id in sorted(ctx.state.migrating_jobs):
         job = ctx.job(job_id)
         if job is None or job.migration is None:

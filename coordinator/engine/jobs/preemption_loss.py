@@ -26,7 +26,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, LossEntry, WorkerEntry
 
 COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
-"""Phases in which a worker may compute: in its grace nobody knows what it does but itself."""
+"""Phases in which a worker may compute: during its grace only the worker itself knows."""
 
 
 def ordered(
@@ -39,11 +39,11 @@ def ordered(
 ) -> None:
     """A job that had run is about to be stopped against its will.
 
-    Call it before its workers are told.
+    Call it before its workers get the order.
 
-    loan: whose end the job stops for; it bears the preemption and its cost.
+    loan: the loan whose end needs the stop; it bears the preemption and its cost.
     stake: work at stake; None: what its present workers have not saved.
-    is_migration: it goes on elsewhere at once: what is lost counts, the stop is no preemption.
+    is_migration: it goes on elsewhere at once: the loss counts, the stop is no preemption.
     """
     if not is_migration:
         job.preemption_count += 1
@@ -64,7 +64,7 @@ def ordered(
 
 
 def _is_whole(job: JobEntry) -> bool:
-    """Whether its base workers compute, all of them, as their nodes say."""
+    """True if all its base workers compute, as their nodes report."""
     base = [worker for worker in job.workers.values() if not worker.is_flexible]
     computing = sum(1 for worker in base if worker.phase in COMPUTING)
     return computing >= job.spec.workers_on(job.gpu_type or "").min
@@ -89,7 +89,7 @@ def _gpus(worker: WorkerEntry) -> float:
 
 
 def _computes(worker: WorkerEntry) -> bool:
-    """Whether it was at work when its job was told to stop, and its node has not said otherwise."""
+    """True if it was computing at the order to stop, and its node has not reported otherwise."""
     return worker.phase in COMPUTING and worker.stop == StopReason.PREEMPT
 
 
@@ -110,7 +110,7 @@ def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
 
 
 def _lost(loss: LossEntry) -> float:
-    """What is lost as far as it is known, in GPU-seconds."""
+    """The loss as far as it is known, in GPU-seconds."""
     return max(0.0, loss.gpu_s + loss.after_gpu_s)
 
 

@@ -20,7 +20,7 @@ from coordinator.engine.state.tables import AfterVacating, JobEntry
 
 
 def deadline_s(job: JobEntry) -> float | None:
-    """When a pre-run that computes is over; None for any other job, also for a suspended one."""
+    """When a computing pre-run is over; None for any other job, also for a suspended one."""
     time_s, ran_at_s = job.spec.prerun.time_s, job.attempt_ran_at_s
     if not is_on(job) or time_s is None or ran_at_s is None or job.after_vacating is not None:
         return None

@@ -61,7 +61,7 @@ def ended(ctx: Context, job: JobEntry) -> None:
 
 
 def leave(ctx: Context, job: JobEntry) -> None:
-    """The attempt is over: its store is told to stop, and nobody waits for that.
+    """The attempt is over: order its store to stop, without waiting for that.
 
     It computes nothing, and the next attempt has another key, another port and another store.
     """

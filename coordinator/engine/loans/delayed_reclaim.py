@@ -35,7 +35,7 @@ def begin(ctx: Context, decision: Reclaim) -> str:
 
 
 def settle(ctx: Context) -> None:
-    """Take back the nodes whose wait is over."""
+    """Reclaim the nodes whose delay is over."""
     for name, wait in sorted(ctx.state.awaited.items()):
         node = ctx.state.nodes.get(name)
         if node is None or node.lease is None:  # it went home, by itself or by another order

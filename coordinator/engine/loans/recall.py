@@ -66,7 +66,7 @@ def give_back(ctx: Context) -> None:
 
 
 def _is_lent(node: NodeEntry) -> bool:
-    """Lent, there, and not told to come home."""
+    """True if the node is on loan, reachable, and not recalled."""
     is_there = node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.ON_LOAN
     return node.lease is not None and is_there and not node.is_awaited
 

@@ -25,7 +25,7 @@ def take(ctx: Context, decision: Recommend) -> str:
         return _watch(ctx, service, decision)
     why = loans_lifecycle.why_not_lent(ctx, decision.node)
     if why:
-        return why  # as one that was approved, and whose node still serves
+        return why  # as for an approved loan whose node still serves
     if decision.node not in ctx.state.recommendations:
         ctx.log_event(decision.node, f"recommend {decision.action}", decision.reason)
         ctx.state.recommendations[decision.node] = Recommendation(

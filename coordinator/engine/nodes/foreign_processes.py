@@ -12,12 +12,13 @@ from coordinator.engine.state.events import NodeReported, TrespassFact
 from coordinator.engine.state.tables import NodeEntry, TrespassStory
 
 QUIET_S = 60.0
-"""After so long without one, the next of the same user and program on the same GPU is told: no
-agent looks for longer before it calls a process a stranger (`stranger_after_s`)."""
+"""After this long without one, the next process of the same user and program on the same GPU is
+logged again. No agent waits longer before it calls a process foreign (`stranger_after_s`).
+"""
 STORIES_KEPT = 64
-"""Of one node; what belongs to older ones is told again if it is still there."""
+"""Per node; processes of older entries are logged again if they are still there."""
 PIDS_KEPT = 64
-"""Of one story; whoever is back after more others came and went counts as one more."""
+"""Per entry; a process that is back after more others came and went counts as one more."""
 WHY = (
     "nobody was granted this GPU for it, and it is no server's of the node; nothing but its owner "
     "can end it"
@@ -25,7 +26,7 @@ WHY = (
 
 
 def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
-    """As long as such a process is there nobody new gets its GPU."""
+    """While such a process is there, no new worker gets its GPU."""
     trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
     if trespassed != node.trespassed:
         node.trespassed = trespassed
@@ -33,7 +34,7 @@ def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: boo
         mark_holders(ctx, node)
         ctx.needs_pass = ctx.needs_loan_pass = True
     if is_new_boot:
-        node.trespass_stories = []  # process ids begin anew
+        node.trespass_stories = []  # process ids start over
     here = {(fact.gpu_uuid, fact.pid) for fact in event.trespasses}
     for story in node.trespass_stories:
         is_here = any((story.gpu_uuid, pid) in here for pid in story.pids)
@@ -71,12 +72,12 @@ def _tell(ctx: Context, node: NodeEntry, fact: TrespassFact) -> None:
 
 
 def _story_of(stories: list[TrespassStory], fact: TrespassFact) -> TrespassStory | None:
-    """The story that a process belongs to; None: nobody like it was there.
+    """The entry that a process belongs to; None if no process like it was there.
 
-    A process that is known stays what it was, whatever it calls itself by now: some programs write
-    what they do into their name. Any other one belongs to those of the same user and program. Where
-    these are not known, as of an agent of an older version, it may have come in the place of one
-    that has left, and is another one beside one that is still there.
+    A known process keeps its entry even if it changes its name: some programs write their state
+    into it. Any other process belongs to those of the same user and program. An agent of an older
+    version does not report these. Then the process may replace one that has left, and is a further
+    one beside one that is still there.
     """
     on_gpu = [one for one in stories if one.gpu_uuid == fact.gpu_uuid]
     for one in on_gpu:

@@ -60,10 +60,10 @@ def fold(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 
 def _new(condition: GpuCondition, gpu: GpuFact) -> list[tuple[GpuFaultFact, int]]:
-    """The faults that were not told yet, and how many of each; those are told from here on.
+    """The faults not logged yet, with the count of each; they count as logged from here on.
 
-    A count below the one before is of an agent, or a driver, that started anew. One that a GPU
-    which does not answer leaves out is not told: it stays as it was.
+    A count below the one before comes from a restarted agent or a reloaded driver. A fault that a
+    GPU without an answer leaves out is unchanged.
     """
     before, told = condition.counts, {fault.what: fault.count for fault in gpu.faults}
     condition.counts = told if gpu.health == GpuHealth.OK else {**before, **told}
@@ -132,7 +132,7 @@ def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, coun
 
 
 def _is_worth_telling(fault: GpuFaultFact, count: int) -> bool:
-    """A storm is told when its number has doubled, not with each report."""
+    """True if a storm's count has doubled since it was last logged."""
     return (fault.count - count).bit_length() < fault.count.bit_length()
 
 
@@ -142,7 +142,7 @@ def _is_worth_telling(fault: GpuFaultFact, count: int) -> bool:
 def _suspect(
     ctx: Context, node: NodeEntry, uuid: GpuUuid, condition: GpuCondition, fault: GpuFaultFact
 ) -> None:
-    """Remember on whose account a fault was; several programs that fail on one GPU point at it."""
+    """Remember which program had the fault; several programs that fail on one GPU make it suspect."""
     programs = _programs(ctx, node, uuid)
     kept = [one for one in condition.suspicions if one.program not in programs]
     kept += [Suspicion(program, ctx.now_s) for program in programs]
@@ -167,7 +167,9 @@ def _suspect(
 
 
 def _programs(ctx: Context, node: NodeEntry, uuid: GpuUuid) -> list[str]:
-    """Whose work was on a GPU: trials of one app are one program, and so are tries of one job."""
+    """The program that ran on a GPU: trials of one app are one program, and so are tries of one
+    job.
+    """
     slot = next((slot for slot in node.gpus if slot.uuid == uuid), None)
     jobs = [ctx.job(key.job_id) for key in keys_of(slot)] if slot is not None else []
     found = {f"{job.tenant}/{job.spec.app}" if job.spec.app else job.job_id for job in jobs if job}
@@ -223,7 +225,7 @@ def out_count(node: NodeEntry) -> int:
 
 
 def most_out(ctx: Context, gpus: int) -> int:
-    """So many of the cell's GPUs may be out by themselves."""
+    """The number of the cell's GPUs that may be out without an operator."""
     return max(ctx.settings.gpus_out_min, int(ctx.settings.gpus_out_ratio_max * gpus))
 
 
@@ -259,7 +261,7 @@ def _changed(ctx: Context, node: NodeEntry) -> None:
 
 
 def rebooted(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A new boot has reset its GPUs; those that are reported clean are in use again."""
+    """A reboot has reset the GPUs; those reported clean are in use again."""
     facts = {gpu.uuid: gpu for gpu in event.gpus}
     for uuid, condition in sorted(node.gpu_conditions.items()):
         condition.counts = {}

@@ -27,8 +27,8 @@ CLOCK_DRIFT_RATIO = 0.002
 def certain_end_s(settings: EngineSettings, spec: JobSpec) -> float | None:
     """Seconds without an answered report after which a node runs no worker of a job; None: never.
 
-    `stop_after_s`, then the whole grace, then the margin for a shim that is late and the drift of
-    the clocks.
+    `stop_after_s`, then the whole grace, then the margin for a late shim and the drift of the
+    clocks.
     """
     if spec.stop_after_s is None:
         return None

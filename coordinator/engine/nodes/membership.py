@@ -19,8 +19,10 @@ NAMED = 8
 
 
 def leader_started(ctx: Context) -> None:
-    """Other settings may hold: loans of services that are in none end, and nodes that name such a
-    service are told of, service by service."""
+    """Settings may have changed: loans of services without settings end.
+
+    Nodes that name such a service are logged, service by service.
+    """
     for name in sorted(ctx.state.nodes):
         settle(ctx, ctx.state.nodes[name])
     for service, by in unknown_services(ctx.state, ctx.settings):
@@ -59,7 +61,7 @@ def moved(
 
 
 def _other_pool(ctx: Context, node: NodeEntry, old_pool: Pool) -> None:
-    """What was wanted of it in the other pool is wanted no more; a loan of it is over."""
+    """Drop the desired state that the node had in the other pool; a loan of it is over."""
     ctx.log_event(
         node.name, f"moved: {old_pool} -> {node.home_pool}", "its agent's settings say so"
     )

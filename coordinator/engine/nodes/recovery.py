@@ -53,7 +53,8 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     ordered = {order.key for order in event.orders}
     # What the ledger has and does not fit stays unknown: the node's next report judges it again.
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
-    for key in sorted(unknown - ordered):  # nobody knows it any more: let the node forget it
+    # the state does not know it any more: let the node forget it
+    for key in sorted(unknown - ordered):
         acknowledge(ctx, node, key)
     if found or unknown - ordered:
         # Only then: an order makes the node report, and what stayed unknown would be asked again.
@@ -62,8 +63,9 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
 
 
 def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
-    """A job as one worker's order tells it; none of its workers is here yet."""
-    gang = order.spec.prerun.gang or order.spec  # whose work it is, also while its pre-run is on
+    """A job rebuilt from one worker's order, without workers yet."""
+    # the gang that owns the work, also during a pre-run
+    gang = order.spec.prerun.gang or order.spec
     return JobEntry(
         job_id=order.key.job_id,
         spec=order.spec,
@@ -84,11 +86,11 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
 
 
 def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
-    """Whether a rebuilt gang may run, by what its workers were ordered.
+    """Whether a rebuilt gang may run, by the orders of its workers.
 
-    One that was ordered to run is proof that the whole gang had been ready. Without it nobody
-    runs before as many base workers as it needs are found and ready. The others may compute on a
-    node that is not heard, so time proves nothing as long as they are missing.
+    A worker that was ordered to run proves that the whole gang had been ready. Without that proof
+    no worker runs until as many base workers as the job needs are found and ready. The others may
+    compute on a node that does not report, so time proves nothing while they are missing.
     """
     if order.key.is_store:
         return  # it was ordered with the reservations, and proves nothing of the gang

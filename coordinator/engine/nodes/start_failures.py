@@ -21,11 +21,13 @@ from coordinator.engine.state.tables import ClusterState, HungStart, NodeEntry, 
 from coordinator.policies.contract.text import counted
 
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Of a job's PATH, what is its node's all the same."""
+"""The part of a job's PATH that is its node's in any case."""
 HUNG_KEPT = 8
 """Of one node; who hangs there more often is not news."""
 MOST = 3
-"""So many refusals in a row close a node: a single one may be chance, as while systemd reloads."""
+"""This number of refusals in a row closes a node. One may be chance, for example while systemd
+reloads.
+"""
 
 
 def heard(
@@ -42,7 +44,7 @@ def heard(
 
 
 def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
-    """Whether it was placed on what is not there: that says nothing of the rest of the node."""
+    """True if it was placed on a missing GPU: that is no evidence against the rest of the node."""
     there = {slot.uuid for slot in node.gpus if not slot.is_gone}
     return not there.issuperset(worker.gpu_uuids)
 
@@ -79,8 +81,8 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFac
 def _begins_in(spec: JobSpec) -> str:
     """The storage that a worker needs to begin and that need not be its node's; empty: none.
 
-    It begins in its directory and runs its program, which is looked for along its own PATH if it
-    has one; its node looks at its checkpoint before. Which of them hangs is not told.
+    A worker begins in its directory and runs its program, which is looked up along its own PATH if
+    it has one; its node checks its checkpoint before. The report does not name the one that hangs.
     """
     if spec.workdir != "/":
         return spec.workdir
@@ -106,7 +108,7 @@ def forget(ctx: Context, node: NodeEntry, why: str) -> None:
 
 
 def settle(ctx: Context) -> None:
-    """Try nodes again that were left alone for long enough; one more refusal closes them again."""
+    """Try nodes again that were closed for long enough; one more refusal closes them again."""
     for name, until_s in sorted(ctx.state.closed_until_s.items()):
         if ctx.now_s >= until_s:
             _open(ctx, ctx.state.nodes[name], "it is tried again")

@@ -1,6 +1,7 @@
 """The rules of tenants around a policy's pass: every policy's decisions go through here.
 
-Theory of operation ===================
+Theory of operation
+===================
 
     snapshot --> hide jobs --> policy's pass --> guard --> give back --> stable? --> decisions
                      ^                                         |            |
