@@ -67,7 +67,7 @@ from common.model import LeaseId, NodeRole, Pool
 
 
 def left_pool(memory: Memory, pool: Pool) -> Pool | None:
-    """The pool that a node belonged to before its settings named `pool`; None if it has not moved."""
+    """The pool that a node belonged to before its settings named `pool`; None without a move."""
     old = memory.home_pool or _pool_of_role(memory)
     return None if old in (None, pool) else old
 

@@ -142,7 +142,7 @@ def _is_worth_telling(fault: GpuFaultFact, count: int) -> bool:
 def _suspect(
     ctx: Context, node: NodeEntry, uuid: GpuUuid, condition: GpuCondition, fault: GpuFaultFact
 ) -> None:
-    """Remember which program had the fault; several programs that fail on one GPU make it suspect."""
+    """Remember which program had the fault; several programs with faults make a GPU suspect."""
     programs = _programs(ctx, node, uuid)
     kept = [one for one in condition.suspicions if one.program not in programs]
     kept += [Suspicion(program, ctx.now_s) for program in programs]

@@ -86,7 +86,7 @@ def reclaim_s(loan: LoanEntry) -> float | None:
 
 
 def lapse_s(loan: LoanEntry) -> float | None:
-    """Seconds from the end of a lease without an order to serving again; None for any other loan."""
+    """Seconds from a lease's end without an order to serving again; None for any other loan."""
     return loan.lapse_s if is_lapse(loan) else None
 
 
