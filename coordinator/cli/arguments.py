@@ -14,10 +14,11 @@ _NO_CHOICE = re.compile(r"Value error, (?P<value>.+) is not one of (?P<choices>.
 
 
 def check_text(ctx: typer.Context, args: Sequence[str]) -> None:
-    """Refuse what no message and no file of ours could hold.
+    """Refuse text that no message and no file of ours could hold.
 
     Raises:
-        typer.BadParameter: an argument is not UTF-8; names it by its place and what is before it.
+        typer.BadParameter: an argument is not UTF-8; names it by its position and the argument
+            before it.
     """
     for place, argument in enumerate(args, start=1):
         what = utf8_misfit(argument)

@@ -130,7 +130,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
 
 
 def _gpus_out(found: Status) -> list[tuple[str, str]]:
-    """Only where faults took GPUs out, and loud where so many are that no more follow."""
+    """Shown only where faults took GPUs out; highlighted once the breaker holds further ones."""
     if not found.gpus_out:
         return []
     more = f"; BREAKER OPEN: {found.gpu_breaker}" if found.gpu_breaker else ""
@@ -150,7 +150,7 @@ def _shed(count: int) -> str:
 
 
 def _stalled(found: Status) -> str:
-    """Of those that run, the ones that tell no progress any more, where there are any."""
+    """Running jobs that stopped reporting progress, if there are any."""
     return f" ({found.stalled_jobs} STALLED)" if found.stalled_jobs else ""
 
 

@@ -179,7 +179,7 @@ def tenants() -> list[Column[TenantRow]]:
 
 
 def loans(now_s: float) -> list[Column[LoanRow]]:
-    """What is lent, since when, and what it cost to take back."""
+    """Loans: their nodes, ages, and reclaim costs."""
     return [
         Column("LOAN", lambda r: r.lease_id),
         Column("NODE", lambda r: r.node),
@@ -217,7 +217,7 @@ def _took_s(row: LoanRow) -> float | None:
 
 
 def events(now_s: float | None) -> list[Column[StoryRow]]:
-    """What happened. `now_s` None shows instants, which stay true as lines scroll by."""
+    """Events. `now_s` None shows instants, which stay true as lines scroll by."""
     return [
         Column("NUMBER", lambda r: str(r.number), is_wide=True, is_number=True),
         Column("WHEN", lambda r: instant(r.at_s) if now_s is None else ago(r.at_s, now_s)),

@@ -27,11 +27,13 @@ from coordinator.cli.registry import CellInfo
 CONNECT_TIMEOUT_S = 5.0
 
 LOCAL_TENANT = "ops"
-"""Whoever runs a cell on their own machine operates it."""
+"""The person who runs a cell on their own machine operates it."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one source says; None leaves it to the next. The configuration file has these keys."""
+    """The values of one source; None leaves a field to the next. The configuration file has these
+    keys.
+    """
 
     nats_url: str | None = None
     cell: str | None = None

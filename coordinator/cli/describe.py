@@ -310,7 +310,7 @@ def _reclaims(row: ServiceRow, now_s: float) -> str:
 
 
 def _lapses(row: ServiceRow) -> Pairs:
-    """Only where a lease ended by itself: nobody looks for what mostly never happens."""
+    """Shown only where a lease ended by itself, because that is rare."""
     return [("lapses", f"{row.lapses}, {row.lapses_late} late")] if row.lapses else []
 
 

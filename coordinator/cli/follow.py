@@ -21,7 +21,7 @@ POLL_S = 1.0
 
 
 async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
-    """The job once it has ended; each change of its state is said on stderr.
+    """The job once it has ended; each change of its state is printed on stderr.
 
     Raises:
         ApiRefused: there is no such job.
@@ -56,7 +56,7 @@ def exit_code_of(row: JobRow) -> int:
 async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
     """Wait until no job has anything on a node that is drained; False when the drain was ended.
 
-    Who is still there is said on stderr whenever that changes.
+    The remaining jobs are printed on stderr whenever they change.
 
     Raises:
         ApiRefused: there is no such node.
@@ -85,12 +85,12 @@ async def follow_logs(
 ) -> None:
     """Show a worker's log as it grows, until the job ends.
 
-    A worker that is not there yet, or not now (its job waits or restarts), is waited for, and so
-    is a node or a coordinator that does not answer while the job goes on. Of an attempt that was
-    asked for by number, until another one begins.
+    It waits for a worker that is not there yet, or not now (its job waits or restarts), and for a
+    node or a coordinator that does not answer while the job goes on. With an attempt given by
+    number, it ends when another one begins.
 
     Args:
-        show: told what is new each time, with whose it is.
+        show: called with each new piece and its source.
 
     Raises:
         ApiRefused: there is no such job, or no log of one that ended.
@@ -129,10 +129,10 @@ async def follow_logs(
 
 
 class _Told:
-    """What was shown of a log so far.
+    """The part of a log already shown.
 
     Args:
-        show: told what is new.
+        show: called with each new piece.
     """
 
     def __init__(self, show: Callable[[Logs], None]) -> None:

@@ -22,9 +22,9 @@ EXIT_TERMINATED = 143
 
 @contextlib.contextmanager
 def leaving_at_once() -> Generator[None]:
-    """Until the block ends Ctrl-C ends the process with one line; nothing of it is tidied up.
+    """Until the block ends, Ctrl-C ends the process with one line and without cleanup.
 
-    Whoever was started to ignore Ctrl-C (`nohup`, a shell's `&`) goes on ignoring it.
+    A process that was started to ignore Ctrl-C (`nohup`, a shell's `&`) goes on ignoring it.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:

@@ -77,7 +77,7 @@ class Session:
     """One run; `typer.Context.obj` of every command.
 
     Args:
-        flags: what the options before the command said.
+        flags: the options before the command.
         timeout_s: how long one answer may take.
     """
 
@@ -150,7 +150,7 @@ class PlainConsole(Console):
 
 
 def console(environ: Mapping[str, str]) -> Console:
-    """Standard output: the terminal's width, or COLUMNS, or no limit where nobody looks.
+    """Standard output: the terminal's width, or COLUMNS, or no limit without a terminal.
 
     Color needs a terminal and no NO_COLOR (https://no-color.org: set and not empty).
     """
@@ -190,7 +190,7 @@ def exit_code(error: ArylError) -> int:
 
 
 def is_timeout(error: BaseException | None) -> bool:
-    """Whether somebody was asked and did not answer in time, rather than nobody being there."""
+    """True if a coordinator was asked and did not answer in time, rather than none being there."""
     if isinstance(error, AccessError):
         return False
     while error is not None:

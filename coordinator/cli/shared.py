@@ -82,7 +82,7 @@ def _add_view(
 def add_order(
     app: typer.Typer, verb: str, action: OperatorAction, argument: object, *, about: str
 ) -> None:
-    """Add an order to one thing that costs no job anything, so that nobody is asked first."""
+    """Add an order for one thing that costs no job anything, so no confirmation is needed."""
 
     def command(
         ctx: typer.Context,

@@ -24,7 +24,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 class SubmitFlags(Struct, frozen=True, kw_only=True):
-    """What the flags of `aryl job submit` said; None leaves a field to the file."""
+    """The flags of `aryl job submit`; None leaves a field to the file."""
 
     name: str | None = None
     workers: str | None = None

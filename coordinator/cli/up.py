@@ -41,7 +41,7 @@ PLAIN_LINE_S = 10.0
 QUIET_LINE_S = 60.0
 """While nothing changes a line says so this often only: an empty cell may run for days."""
 LAST_LOOK_S = 4.0
-"""Somebody waits for the table, and a NATS or a coordinator that hangs may hang for ever."""
+"""A user waits for the table, and a hanging NATS or coordinator may hang for ever."""
 USER = "trace"
 SMALL_SERVICE_NODES = 2
 RUN_DIR_PREFIX = "aryl-cell-"
@@ -118,7 +118,7 @@ def make_plan(
     return CellPlan(
         training_nodes=int(training),
         inference_nodes=int(inference),
-        # Of two nodes none could ever be lent beside one that serves and one of headroom.
+        # With two nodes none could ever be lent next to one that serves and one of headroom.
         headroom_nodes=1 if int(inference) > SMALL_SERVICE_NODES else 0,
         gpus_per_node=gpus_per_node,
         agents_per_process=agents_per_process,
@@ -157,7 +157,7 @@ async def _up(
 
 
 def without_last_look(workload: Workload) -> str:
-    """What the figures lack when the last look at them was in vain."""
+    """The figures that are missing when the last query failed."""
     if workload.status is None:
         return f"no coordinator answered in the last {LAST_LOOK_S:g} s, nor before"
     return (
@@ -240,7 +240,7 @@ async def _watch(
     workload: Workload, clock: Clock, *, stop: asyncio.Event, length_s: float | None,
     output: Format,
 ) -> None:  # fmt: skip
-    """Show the cell until its time is over or somebody stops it."""
+    """Show the cell until its time is over or a user stops it."""
     began_at_s = clock.now_s()
     errors = PlainConsole(stderr=True)
     is_live = errors.is_terminal and output != Format.JSON
@@ -266,9 +266,9 @@ async def _watch(
 
 @contextlib.contextmanager
 def above(live: Live) -> Generator[None]:
-    """Show a live view; what is logged meanwhile stands above it.
+    """Show a live view; log lines meanwhile stand above it.
 
-    The view takes standard error over while it shows, and would paint over what is written past it.
+    The view takes standard error over while it shows, and would paint over other output.
     """
     try:
         with live:
@@ -303,10 +303,10 @@ class ProgressLines:
 
 @contextlib.asynccontextmanager
 async def _looking(workload: Workload, clock: Clock) -> AsyncGenerator[None]:
-    """Read the figures again and again beside the block.
+    """Poll the figures in parallel to the block.
 
-    Apart from what is shown: a coordinator that does not answer holds up a look for many seconds,
-    and meanwhile somebody must be told how old the figures are.
+    It is separate from the display: a coordinator that does not answer delays a query for many
+    seconds, and meanwhile the display must show how old the figures are.
     """
 
     async def look() -> None:

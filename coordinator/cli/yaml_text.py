@@ -29,7 +29,7 @@ _ALMOST_NUMBER = re.compile(
 _GUESSES_11 = cast(
     "Mapping[str, Sequence[tuple[str, re.Pattern[str]]]]", yaml.SafeLoader.yaml_implicit_resolvers
 )
-"""What YAML 1.1 takes for something else than text, by first character."""
+"""Plain words that YAML 1.1 reads as something other than text, by first character."""
 _BOOLEANS_11 = frozenset({"y", "n"})
 """Booleans of YAML 1.1 that PyYAML, too, reads as text."""
 

@@ -41,7 +41,7 @@ def knobs(made: Policy) -> tuple[Knob, ...]:
 
 
 def _notes(held: Struct, known: list[str]) -> dict[str, str]:
-    """What the docstrings say of knobs, those of the types that it builds on first."""
+    """The descriptions of knobs in docstrings, those of base types first."""
     found: dict[str, str] = {}
     for kind in reversed(type(held).__mro__):
         if issubclass(kind, Struct):

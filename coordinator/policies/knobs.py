@@ -83,9 +83,9 @@ def _lacking(knobs: Struct, lacks: Off) -> str:
 
 
 def is_unturned(knobs: Struct, key: str, *, shipped: Struct | None = None) -> bool:
-    """Whether a knob is what it is where no policy and nobody else turned it.
+    """True if a knob has its default, unless a policy or a user changed it.
 
-    shipped: the knobs of a policy before anybody turns them: as it has it there counts as well.
+    shipped: the knobs of a policy as it defines them: its own values count as unchanged too.
     """
     (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
     own = unturned if shipped is None else getattr(shipped, key)

@@ -55,7 +55,7 @@ class Added(Struct, frozen=True, kw_only=True):
 
 
 def offered(name: str, origin: str, value: object) -> Added:
-    """What an entry point holds, as a policy of its name, or why it is none."""
+    """The object of an entry point as a policy of its name, or the reason why it is none."""
     problem = ""
     if not _NAME.fullmatch(name):
         problem = "its name has other marks than a-z, 0-9, - and _, which a policy's has not"
@@ -71,10 +71,10 @@ def offered(name: str, origin: str, value: object) -> Added:
 
 
 def settled(found: Iterable[Added], taken: Container[str]) -> Iterator[Added]:
-    """One of each name, by name.
+    """One policy of each name, by name.
 
-    A name of the table stays the table's, and what two distributions offer is neither's: whoever
-    installed them could not tell which one decides.
+    A name of the table stays the table's. A name that two distributions offer belongs to neither:
+    an operator could not see which one decides.
     """
     ordered = sorted(found, key=lambda each: (each.name, each.origin))
     for name, group in groupby(ordered, key=lambda each: each.name):
@@ -276,7 +276,7 @@ def _added(name: str, also: Iterable[str]) -> Policy:
 
 
 def _unlike(name: str, known: tuple[str, ...]) -> str:
-    """What is wrong with a name that is none of those: what was probably meant, then all."""
+    """The error for an unknown name: the probably meant name, then all names."""
     if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
         # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
         return (

@@ -23,10 +23,11 @@ class Draw(IntEnum):
     FUNGIBLE = 2
     SAVING = 3
     PAPER = 0
-    """What the named workloads draw, none of which draws twice; their bytes are frozen."""
+    """The draws of the named workloads, each used once; their bytes are frozen."""
     WRONG = 0
-    """Told a wrong running time: as who is elastic, by which the rows of Table 9 were played; the
-    named workloads draw nobody's range."""
+    """Given a wrong running time: as for elastic jobs, by which the rows of Table 9 were played;
+    the named workloads draw no ranges.
+    """
 
 
 _DRAWS_APART = 1 << 40

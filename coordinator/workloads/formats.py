@@ -50,7 +50,9 @@ HISTORY_COLUMNS = ("duration",)
 
 
 ALIKE = 0.5
-"""A header with less of a format's columns is none of it: it is not told what it lacks."""
+"""A header with fewer of a format's columns is not of that format: the error does not list missing
+ones.
+"""
 
 
 class NoFileError(ConfigError):
@@ -236,7 +238,7 @@ def from_first(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
 
 
 def read_throughputs(path: Path, *, worker: str = REFERENCE_WORKER) -> dict[tuple[str, int], float]:
-    """Steps per second of each (job type, GPUs) alone, of a Gavel or Shockwave throughput file.
+    """Steps per second of each (job type, GPUs) alone, from a Gavel or Shockwave throughput file.
 
     Raises:
         ConfigError: no such file or worker type, or no JSON of that shape.
@@ -333,7 +335,7 @@ def _measured(row: Row, column: str) -> float:
 
 
 def read_all_curves(directory: Path) -> Mapping[tuple[str, int], ScalingCurve]:
-    """All curves of a directory such as `throughputs_A100`, by (model, global batch size).
+    """All curves of a directory, for example `throughputs_A100`, by (model, global batch size).
 
     Raises:
         ConfigError: as `read_curves`; also a directory without curves.

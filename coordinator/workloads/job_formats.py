@@ -36,17 +36,18 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class JobFormat(Struct, frozen=True, kw_only=True):
-    """A published shape.
+    """A published format.
 
-    columns: those that must be there; it is recognized by all of them.
-    gpus: the column with the GPUs, looked at before the row is read. types: that with the GPU types
+    columns: required; the format is recognized by all of them.
+    gpus: the column with the GPUs, checked before the row is read. types: that with the GPU types
         that a job accepts; empty: there is none.
-    is_sorted: its origin publishes it in order of submission, so disorder is told.
+    is_sorted: its origin publishes it in order of submission, so disorder is reported.
     read: the row as a job; None when it never ran.
     may_have: columns beyond `columns`, when others are errors.
     is_whole_header: recognized only where nothing but these columns is there.
-    has_not: columns of a format that contains this one; where one stands it is that, or damaged.
-    width: of a headerless table, how many columns it has.
+    has_not: columns of a format that contains this one; where one is present the file is of that
+        format, or damaged.
+    width: of a headerless table, its number of columns.
     """
 
     name: str

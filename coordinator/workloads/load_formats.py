@@ -37,7 +37,7 @@ between has a value."""
 
 
 class _MooncakeRequest(Struct, frozen=True):
-    """What is read of a line of Mooncake; its timestamp is in milliseconds."""
+    """The fields read from a line of Mooncake; its timestamp is in milliseconds."""
 
     timestamp: float
 
@@ -200,7 +200,7 @@ class _LogClock:
         self._before_s = 0.0
 
     def wrong(self, at_s: float) -> str | None:
-        """What is wrong with the next instant; None: nothing."""
+        """The error of the next instant; None: no error."""
         first_s = self._first_s = at_s if self._first_s is None else self._first_s
         if at_s < self._before_s:
             return "is before the row above: not sorted"

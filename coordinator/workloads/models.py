@@ -17,7 +17,7 @@ PHILLY_SPREAD_RATIO = 0.85
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """Measured facts of one model; None where nobody measured."""
+    """Measured facts of one model; None where there is no measurement."""
 
     skew_ratio: float | None = None
     gpu_busy_ratio: float | None = None

@@ -51,7 +51,7 @@ RARE_COLUMNS = frozenset({"app", "cpus", "memory_bytes"})
 
 
 def read_own(row: Row) -> TraceJob:
-    """One row; an absent column or an empty field is a value that is not told."""
+    """One row; an absent column or an empty field is an unknown value."""
     gpus = row.whole("gpus")
     size, minimum, maximum = _widths(row, gpus)
     return TraceJob(

@@ -206,7 +206,7 @@ def draw(parameters: PaperParameters, seed: int, *, jobs: int = JOBS) -> Drawn:
     jobs: fewer make a thinner trace of the same length; tests do.
 
     Raises:
-        ValueError: as `check`, or parameters that no trace can have, such as a mean below the
+        ValueError: as `check`, or parameters that no trace can have, for example a mean below the
             shortest mix.
     """
     check(parameters)
@@ -248,7 +248,7 @@ def _submitted(parameters: PaperParameters, chance: Chance, body: Drawn) -> Draw
     submit_s = np.empty(len(body.gpus))
     place = dealt(chance, (body.duration_s * body.gpus)[is_long])
     submit_s[is_long] = at_rate(place, parameters.long_sigma * z, LENGTH_S)
-    # D / LENGTH of the jobs that run D would be at work at the start, with half of it left.
+    # Of the jobs that run D, D / LENGTH would be at work at the start, with half of D left.
     early = parameters.initial * body.duration_s / LENGTH_S
     is_early = is_long & (chance.uniform(len(submit_s)) < early)
     submit_s[is_early] = EARLY_S * chance.uniform(int(is_early.sum()))

@@ -144,8 +144,9 @@ BASIC, ADVANCED = _of_paper(Scenario.BASIC), _of_paper(Scenario.ADVANCED)
 HETEROGENEOUS, IDEAL = _of_paper(Scenario.HETEROGENEOUS), _of_paper(Scenario.IDEAL)
 
 SETS = {HETEROGENEOUS: ("fungible",), IDEAL: ("elastic", "fungible")}
-"""By shape: `Scene.sets`. Both drop the fungible share first, so that the scenario alone says who
-accepts the type of inference, also on a cluster where nobody can span types."""
+"""By shape: `Scene.sets`. Both drop the fungible share first, so that the scenario alone decides
+which jobs accept the type of inference, also on a cluster where no job can span types.
+"""
 
 
 def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:

@@ -45,8 +45,8 @@ class Pools(Struct, frozen=True, kw_only=True):
 def pools_of(groups: Sequence[NodeGroup]) -> Pools:
     """The pools of a cluster that has training nodes.
 
-    Without inference nodes these are of the type that such nodes have by default; they have the
-    size that training nodes of this type have, and where there is none that of the main type.
+    Without inference nodes these are of their default type. They have the size of the training
+    nodes of this type, and if there are none that of the main type.
     """
     training, inference = gpu_types(groups)
     inference = inference or INFERENCE_GPU

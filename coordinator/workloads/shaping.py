@@ -55,15 +55,14 @@ class RuntimeModel(StrEnum):
 class ShapeOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become jobs.
 
-    nodes: what workers are made for, as none spans nodes.
+    nodes: the nodes that workers are sized for, because no worker spans nodes.
     training_gpus: all types of the training pool, that of most GPUs first.
     inference_gpus: all types of the inference pool; empty: the cluster has none.
     inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
-        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between
-        the pools: a type that training has too stands for itself, and so does an inference type
-        for a job that accepts no type of training, as its GPUs were told in that type.
-    runtime: how elastic jobs speed up.
-    curves: for `RuntimeModel.TABLE`.
+        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between the
+        pools. A type that training has too stands for itself. So does an inference type for a job
+        that accepts no type of training, because its GPUs were counted in that type.
+    runtime: how elastic jobs speed up. curves: for `RuntimeModel.TABLE`.
     grace_s: how long a job may take to stop.
     is_oracle: declare true running times where the trace has no estimate. Results that read them
         are labelled oracle; without it the simulated cell has to learn them.
@@ -88,8 +87,8 @@ def with_elastic_share(
 
     A job of n GPUs gets from max(1, n / 2) to 2n GPUs, in workers of its base or of whole nodes, so
     that it can really run at n: one GPU becomes 1 to 2, eight become 4 to 16 by fours. An odd n
-    above 1 keeps n as its base, as half of it is no whole number of workers.
-    Nothing else of the job changes: `duration_s` stays the running time on n GPUs.
+    above 1 keeps n as its base, because half of it is no whole number of workers. Nothing else of
+    the job changes: `duration_s` stays the running time on n GPUs.
     """
     chosen = choose(jobs, share, seed, draw=Draw.ELASTIC)
     return tuple(_elastic(job, nodes) if job.job_id in chosen else _inelastic(job) for job in jobs)
@@ -346,7 +345,7 @@ def _spec(
 
 
 def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
-    """Of the types that count otherwise than one for one; see `ShapeOptions`."""
+    """The types that do not count one for one; see `ShapeOptions`."""
     training, inference = set(options.training_gpus), set(options.inference_gpus)
     if training.isdisjoint(job.gpu_types) or options.inference_multiplier == 1:
         return {}

@@ -62,7 +62,7 @@ class NodeSizes(Struct, frozen=True):
 
 
 def _has_room(groups: tuple[NodeGroup, ...], gpus: int, size: int) -> bool:
-    """Whether so many GPUs in workers of a size fit the nodes of one GPU type."""
+    """True if this number of GPUs in workers of a size fits the nodes of one GPU type."""
     return any(room >= gpus for room in _rooms(groups, size))
 
 

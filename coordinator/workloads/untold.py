@@ -19,7 +19,7 @@ from coordinator.workloads.shaping import with_fungible_share
 
 
 def untyped(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
-    """Those that name no GPU type."""
+    """Jobs that name no GPU type."""
     return tuple(job for job in jobs if not job.gpu_types)
 
 
@@ -36,7 +36,7 @@ def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> 
     job that a scenario makes elastic: from its request to twice that.
 
     Args:
-        draws_ranges: false where who is elastic was said apart from the trace.
+        draws_ranges: false where elastic jobs are chosen apart from the trace.
     """
     training, inference = gpu_types(workload.nodes)
     typed = {

@@ -88,8 +88,9 @@ def say_seedless(runs: Sequence[Run]) -> None:
 
 
 def say_begun_again(workload: Workload, runs: Sequence[Run]) -> None:
-    """Who stopped jobs of a trace that does not tell which ones save, on standard error: all of
-    them then begin again, which others' simulators most often do not let them."""
+    """Warn on stderr about policies that stopped jobs of a trace without save information: all of
+    these jobs start over, which most other simulators do not simulate.
+    """
     if any(job.has_checkpoints for job in workload.jobs):
         return
     stopped = [run.result for run in runs if run.result.preemptions and not run.result.reclaims]
@@ -117,9 +118,9 @@ def _skipped(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(rows: Sequence[Means], width: int, same: str) -> Iterator[Text | str]:
-    """The measures in short, in as many tables as the width asks for, and what fits beside them.
+    """The measures in short, in as many tables as the width needs, and notes that fit beside them.
 
-    same: whose rows are equal, said below.
+    same: policies with equal rows, noted below.
     """
     measures, zero = told(rows)
     keys = _keys(rows)

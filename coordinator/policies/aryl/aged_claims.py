@@ -33,15 +33,16 @@ from coordinator.policies.contract.estimates import base_runtime_s, best_rate
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 SLACK_S = 60.0
-"""A job on claimed nodes must be over so long before they are wanted: a start takes time."""
+"""A job on claimed nodes must end this long before the claim needs them: a start takes time."""
 
 
 AGED_S = 600.0
 """A job that has waited for less has not aged, and takes its turn by the order alone."""
 
 NARROW = 10.0
-"""A job of one worker waits for shorter ones, never for room in many places at once: it ages by so
-many times as much."""
+"""A job of one worker waits for shorter jobs, never for room in many places at once: it ages this
+many times more slowly.
+"""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -65,10 +66,10 @@ class Claims:
     """The claims of one pass, oldest job first.
 
     Args:
-        ratio: nodes are kept for as long as this part of the time that the job has waited.
-        stretch: a job claims once it has waited so many times its shortest running time.
-        most: so many jobs claim nodes of a GPU type at a time.
-        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+        ratio: nodes are kept for this fraction of the time that the job has waited.
+        stretch: a job claims once it has waited this many times its shortest running time.
+        most: the number of jobs that claim nodes of a GPU type at a time.
+        trusts_profiles: jobs are as fast as their profiles state; else linear in their workers.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class Claims:
             self.made.append(best)
 
     def may_use_loans(self, job: JobView) -> bool:
-        """Nodes that are lent besides are nobody's claim."""
+        """Further lent nodes are claimed by no job."""
         return True
 
     def why(self, job: JobView) -> str:
-        """Whose claims keep a job away, in a sentence; empty when none does."""
+        """The jobs whose claims keep a job away, as a sentence; empty if there are none."""
         return "; ".join(
             f"{len(claim.nodes)} nodes of type {claim.gpu_type} are kept for {claim.job.job_id}, "
             f"which has waited {self._now_s - claim.job.submitted_at_s:.0f} s and can have them "
@@ -149,7 +150,7 @@ class Claims:
         return places
 
     def barred_flexible(self, job: JobView) -> int:
-        """Flexible workers go at once when they are told to, and are in nobody's way."""
+        """Flexible workers leave at once when they are asked to, so no node is barred to them."""
         return 0
 
     def _on(self, room: PlacementState, job: JobView, gpu_type: str) -> Claim | None:

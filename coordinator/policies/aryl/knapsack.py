@@ -149,8 +149,8 @@ def climb(groups: Sequence[Group], counts: list[int], take: Callable[[int, int],
     """Offer workers to the group with the largest gain per GPU, one at a time where rates are
     linear, else as many as `ladder` has for a step.
 
-    `take(index, more)` gives so many workers, changing `counts[index]`, or as many of them as fit
-    and help, and says whether it were all; else that group is offered no more.
+    `take(index, more)` gives that number of workers, or as many of them as fit and help, and
+    changes `counts[index]`. It returns whether it gave all; else that group is offered no more.
     """
     heap: list[tuple[float, int, int]] = []
     ladders = {

@@ -240,7 +240,7 @@ class PlacementState:
         return job.grace_s <= self.max_grace_s(service)
 
     def max_grace_s(self, service: ServiceName | None) -> float:
-        """Longest grace on lent nodes of a service; below zero when nobody may run there."""
+        """Longest grace on lent nodes of a service; below zero if no worker may run there."""
         if service is None or service not in self.services:
             return -1.0
         return self.services[service].max_grace_s

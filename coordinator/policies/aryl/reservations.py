@@ -46,15 +46,17 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 
 SLACK_S = 60.0
-"""Work on reserved GPUs must be over so long before the instant: a start takes time. A reservation
-moves only to nodes that are free sooner by as much."""
+"""Work on reserved GPUs must end this long before the instant: a start takes time. A reservation
+moves only to nodes that are free sooner by as much.
+"""
 
 
 class Reservation(Struct, frozen=True, kw_only=True):
-    """What is set aside for one job; remembered from pass to pass.
+    """The reservation of one job; remembered from pass to pass.
 
-    nodes: which, and how many GPUs of each. since_s: when the job first had a reservation in this
-    wait. ready_at_s: the shadow time: when it can start by the estimates, never moved back.
+    nodes: the reserved nodes, with the number of GPUs on each.
+    since_s: when the job first had a reservation in this wait.
+    ready_at_s: the shadow time: when it can start by the estimates, never moved back.
     """
 
     job_id: JobId
@@ -95,9 +97,9 @@ class Reservations:
     """The reservations of one pass.
 
     Args:
-        after_s: a gang has one once it has waited so long.
+        after_s: a gang has one once it has waited this long.
         memory: as the pass before returned it, see `memory`.
-        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+        trusts_profiles: jobs are as fast as their profiles state; else linear in their workers.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Reservations:
 
     @property
     def memory(self) -> bytes:
-        """What the next pass is to be told."""
+        """The memory for the next pass."""
         found = {each.job_id: each for each in (*self._kept, *self.made)}
         return msgspec.msgpack.encode(tuple(found.values())) if found else b""
 
@@ -214,11 +216,13 @@ class Reservations:
         return places
 
     def may_use_loans(self, job: JobView) -> bool:
-        """Nodes that are lent besides are nobody's reservation."""
+        """Further lent nodes are in no reservation."""
         return True
 
     def why(self, job: JobView) -> str:
-        """What is reserved for a job, or for whom what it may not use is; in a sentence."""
+        """As a sentence: what is reserved for a job, or for which jobs the GPUs are reserved that
+        it may not use.
+        """
         mine = self._of(job)
         if mine is not None:
             return self._of_its_own(mine.made)
@@ -255,7 +259,7 @@ class Reservations:
         runtime_s = base_runtime_s(job, made.gpu_type, self._now_s)
         return self._now_s + runtime_s + SLACK_S > made.ready_at_s
 
-    # --- what is set aside ----------------------------------------------------------------------
+    #   --- making reservations --------------------------------------------------------------------
 
     def _in_turn(self) -> list[JobView]:
         return sorted(
@@ -273,13 +277,14 @@ class Reservations:
         return [name for name in types_in_order(room, job) if name in room.home_types]
 
     def _is_open(self, job: JobView, gpu_type: str) -> bool:
-        """Whether a type's reservation may be this job's: nobody's, its own, or a lesser one's."""
+        """True if the reservation of a type may be this job's: free, its own, or a lesser job's."""
         held = self._held.get(gpu_type)
         return held is None or held.job.job_id == job.job_id or job.priority > held.job.priority
 
     def _is_wide(self, job: JobView, gpu_type: str) -> bool:
-        """Whether somebody who runs on a GPU type or waits for it has a smaller gang, so that what
-        comes free there may be less than this job needs."""
+        """True if a job that runs on a GPU type or waits for it has a smaller gang, so that GPUs
+        that come free there may be fewer than this job needs.
+        """
         if gpu_type not in self._narrowest:
             waits = (line[0] for line in self._room.index.lines if line[0].accepts(gpu_type))
             runs = (job for job in self._jobs if job.gpu_type == gpu_type)
@@ -358,6 +363,6 @@ def _gpus(made: Reservation) -> int:
 
 
 def kept(memory: bytes, snapshot: ClusterSnapshot) -> bytes:
-    """What is remembered where no job waits in sight: only what belongs to those out of sight."""
+    """The memory where no visible job waits: only the reservations of hidden jobs."""
     found = [each for each in remembered(memory) if each.job_id in snapshot.unseen]
     return msgspec.msgpack.encode(tuple(found)) if found else b""

@@ -12,10 +12,10 @@ from coordinator.policies.contract.text import counted
 def why_not_larger(
     snapshot: ClusterSnapshot, share: Share, *, resize_cost_s: float, is_barred: bool
 ) -> tuple[str, ...]:
-    """Why a running job has no more workers after a pass that was tried; nothing of one that has
-    all that it may have.
+    """Why a running job has no more workers after a tried pass; empty for one that has all it may
+    have.
 
-    is_barred: nobody grows, since jobs wait.
+    is_barred: no job grows, because jobs wait.
     """
     job = share.job
     if share.current >= share.span.max - share.span.min and share.current <= share.most:

@@ -72,7 +72,7 @@ def grow_spanning(room: PlacementState, shares: Iterable[Share], *, resize_cost_
             gpus = _gpus(room, share, placements)
             wishes.append((-saved_s / gpus, share.job.job_id, share))
     for *_, share in sorted(wishes, key=lambda wish: wish[:2]):
-        placements = _wish(room, share)  # what is left now
+        placements = _wish(room, share)  # the remaining room
         if _saved_s(share, placements, resize_cost_s) > 0:
             hold(room, share.job, share.gpu_type, placements)
             share.spans_types = True
@@ -93,7 +93,7 @@ def _wish(room: PlacementState, share: Share) -> list[Placement]:
 
 
 def _seats(room: PlacementState, share: Share, left: int) -> list[Placement]:
-    """Where up to so many workers go on other types."""
+    """Seats for up to this number of workers on other types."""
     job = share.job
     placements: list[Placement] = []
     for other, each in other_types(room, job, share.gpu_type):

@@ -19,7 +19,8 @@ from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 RESTS_PER_COST = 10.0
-"""A job rests so many times what a resize of it costs: growing takes up a tenth of its time."""
+"""A cooldown is this many times the cost of a resize: growing takes up a tenth of the job's time.
+"""
 
 
 def allocated(

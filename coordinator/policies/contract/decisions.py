@@ -10,7 +10,7 @@ from msgspec import Struct
 from common.model import GpuUuid, JobId, NodeName, ServiceName
 
 FAIR_SHARE = "fair_share"
-"""A kind of waiting: its tenant has what is its due (Philly study, ATC'19, section 3.1)."""
+"""A pending reason: its tenant already has its entitlement (Philly study, ATC'19, section 3.1)."""
 FRAGMENTATION = "fragmentation"
 """Another: its tenant is below its due, but its gang has no place with the locality it asks for."""
 
@@ -72,7 +72,7 @@ class Start(Proposal, frozen=True, kw_only=True, tag="start"):
     estimated_runtime_s: float
     estimate_source: str
     is_packed: bool = False
-    """On named GPUs: it may compute beside one other; else nobody else may compute there."""
+    """On named GPUs: it may compute beside one other worker; else it computes there alone."""
     is_promised: bool = False
     """Its deadline was promised to it."""
 
@@ -111,7 +111,7 @@ class Suspend(Proposal, frozen=True, kw_only=True, tag="suspend"):
 class Resume(Proposal, frozen=True, kw_only=True, tag="resume"):
     """Let a suspended job compute again.
 
-    is_packed: beside one other worker per GPU; else nobody else may compute on its GPUs.
+    is_packed: beside one other worker per GPU; else it computes alone on its GPUs.
     """
 
     job_id: JobId
@@ -165,7 +165,7 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
 
 
 class Advice(StrEnum):
-    """What is only recommended or watched; to take back is only watched (mode observe)."""
+    """A decision in mode observe or recommend. A return is only ever recorded (mode observe)."""
 
     LEND = "lend"
     RECLAIM = "reclaim"
@@ -185,11 +185,12 @@ Decision = (
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """What one scheduling pass decided, and what the policy wants to remember.
+    """The decisions of one scheduling pass, and the memory that the policy wants to keep.
 
-    wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
-        changes; None has no wish.
-    waits: what jobs wait for, where the policy tells that apart; the seconds are summed by kind.
+    wake_at_s: the next pass is wanted at this instant at the latest, for a change by time alone;
+        None: no wish.
+    waits: pending reasons of jobs, where the policy distinguishes them; the seconds are summed by
+        kind.
     """
 
     decisions: tuple[Decision, ...]

@@ -24,8 +24,9 @@ def has_curve(job: JobView, *, trusts_profiles: bool = True) -> bool:
 def rate_on(
     job: JobView, gpu_type: str, workers: int, *, trusts_profiles: bool = True
 ) -> int | float:
-    """Worker-seconds of work a second that so many workers of a GPU type do, in workers of that
-    type: of a type that needs twice the workers, twice as many do what they did."""
+    """Worker-seconds of work per second of a number of workers of a GPU type, in workers of that
+    type: of a type that needs twice the workers, twice as many do the same work.
+    """
     if not has_curve(job, trusts_profiles=trusts_profiles):
         return workers
     factor = job.gpu.worker_multiplier.get(gpu_type, 1)
@@ -52,7 +53,7 @@ def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
 
 
 def runtime_on(job: JobView, gpu_type: str, workers: int, now_s: float) -> float:
-    """Running time left with so many workers of a GPU type, in seconds."""
+    """Running time left with this number of workers of a GPU type, in seconds."""
     return work_on(job, gpu_type, now_s) / rate_on(job, gpu_type, workers)
 
 
@@ -88,9 +89,10 @@ LATE_RATIOS = {
     Source.DECLARED: 1.5,
     Source.HISTORY: 2.0,
 }
-"""How many times its estimate a job may take and still be waited for, by the estimate's source.
-An earlier attempt was measured, but may have had another GPU type. What is not named here is a
-guess, and nobody waits for it."""
+"""How many times its estimate a job may take and still be waited for, by the estimate's source. An
+earlier attempt was measured, but may have had another GPU type. A source that is not named here
+is a guess, and no reclaim waits for it.
+"""
 
 
 def late_ratio(source: str) -> float | None:

@@ -88,7 +88,7 @@ class ServiceSorter:
         if view.is_drained_by_operator:
             into = None
         elif view.role == NodeRole.SERVING:
-            # Where the server is down the role alone serves nobody: another node is wanted for it.
+            # Where the server is down the role alone serves no load: another node is needed for it.
             into = kept.ready if view.serving_since_s is not None else None
         elif view.role == NodeRole.DRAINING:
             into = kept.draining
@@ -207,7 +207,7 @@ class NodeSorter:
         self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
         self._made: tuple[Occupied | None, ...] | None = None
-        """Those, as the last index has them; None where one has changed since."""
+        """Those of the last index; None if one has changed since."""
         self._joined: dict[NodeName, Occupied | None] = {}
         self._left: set[NodeName] = set()
         """Nodes without a place yet, and nodes that give theirs up."""

@@ -59,9 +59,9 @@ EDGES = (*(-step for step in reversed(_STEPS)), *_STEPS)
 
 
 class Test(Struct, frozen=True, array_like=True):
-    """What was said of the quarters from `first` on; compared when they are over.
+    """The predictions for the quarters from `first` on; compared when these are over.
 
-    said, peak: loads. scale: the highest level when it was said.
+    said, peak: loads. scale: the highest level at the time of the prediction.
     """
 
     lead: int
@@ -172,7 +172,7 @@ class Season(Struct, frozen=True, kw_only=True):
     # --- how it learns ----------------------------------------------------------------------
 
     def after(self, at_s: float, load: float) -> Season:
-        """What is known after one more sample; one that is not later than the last is left out."""
+        """The model after one more sample; one that is not later than the last is ignored."""
         if self.at_s is None:
             return structs.replace(self, at_s=at_s, load=load, peak=load)
         if at_s <= self.at_s:

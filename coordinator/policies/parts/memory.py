@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 def recalled(memory: bytes, kind: type[M]) -> M:
-    """What was remembered; nothing at first, and of what another release wrote otherwise."""
+    """The decoded memory; empty at first, and if another release wrote it differently."""
     try:
         return msgspec.msgpack.decode(memory, type=kind)
     except UNREADABLE:

@@ -63,14 +63,14 @@ class Turns:
         self.held: list[tuple[JobView, int]] = []
         self._why = why
         self._place_of = place_of
-        # GPUs on which nobody runs; below zero where somebody behind must go.
+        # GPUs without a running job; below zero where a job behind must leave.
         self._free = FreeGpus(snapshot)
-        # GPUs that nobody before has: free, or of a running job behind.
+        # GPUs that no job before has: free, or of a running job behind.
         self._within = FreeGpus(snapshot)
         self._gpu_types = self._free.gpu_types
         self._full: dict[tuple[object, ...], int] = {}
         jobs = list(line)
-        # Whoever runs, was not walked by yet and makes room for nobody, the last in line first.
+        # Running jobs not yet walked by and that make room for none, the last in line first.
         self._behind = [job for job in reversed(jobs) if job.state != JobState.PENDING]
         for job in jobs:
             self._within.vacate(job.placed)
@@ -117,7 +117,7 @@ class Turns:
         self.held.append((job, self._full[alike]))
 
     def _of_the_last(self, job: JobView, place: Place) -> Fit | None:
-        """Also on GPUs of jobs behind it: nobody makes room where later ones in line would do."""
+        """Also on GPUs of jobs behind it: no job makes room where later ones in line would do."""
         if first_fit(self._within, job, place) is None:
             return None
         floor, last, gone = self._free, self._behind, 0

@@ -55,7 +55,7 @@ def keeps_gang(job: JobView, now_s: float) -> bool:
 
 
 def told(job: JobView, now_s: float, when: str = "when its turn ends") -> tuple[str, ...]:
-    """To whoever asks: that a job is not stopped for others, and why; nothing where it may be."""
+    """As text: that a job is not stopped for others, and why; empty if it may be."""
     if not keeps_gang(job, now_s):
         return ()
     lost = f"{loss_gpu_s(job, now_s):.0f} GPU-s of work"

@@ -46,20 +46,21 @@ class Settled(Struct, frozen=True, kw_only=True):
         return self.made.stopped() & stops_of(self.kept)
 
     def has_growth_given_way(self) -> bool:
-        """Whether a job that runs would have had workers that are for such jobs now."""
+        """True if a running job would have grown by workers that due jobs get now."""
         grown = (each for each in self.made.kept if isinstance(each, Resize) and each.added)
         return any(each not in self.back.decisions for each in grown)
 
 
 def settle(made: Pass, back: GiveBack, guard: Guard, snapshot: ClusterSnapshot) -> Settled:
-    """What is allowed of what comes back; no start of the pass gives way in vain.
+    """The allowed part of a give-back; no start of the pass gives way without use.
 
-    The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
-    those whose decisions gave way for such jobs keep theirs, as borrowers that run may have enough;
-    else those get nothing that would take from a guarantee, and where there are none all that it
-    refuses: stops for the others may have left over what those would take. Or it refuses what the
-    policy decided beside them, as what gave way leaves a tenant within its guarantee. That is
-    looked at as one more pass: who does not start after all may be due GPUs.
+    The guard counts a guarantee's loss by nodes, and may refuse a job that would be given GPUs.
+    Then the decisions that gave way for that job are restored, because running borrowers may have
+    enough. Otherwise jobs that would take from a guarantee get nothing; and where there are none of
+    these, all refused jobs get nothing: stops for the others may have left over what those would
+    take. The guard may also refuse decisions of the policy, because the ones that gave way leave a
+    tenant within its guarantee. That counts as one more pass: a job that does not start after all
+    may be due GPUs.
     """
     aside, before = frozenset[JobId](), made.kept
     for _ in range(MOST_TRIES):
@@ -99,8 +100,9 @@ def _is_about(decision: Decision, jobs: Container[JobId]) -> bool:
 
 
 def leaves_room(found: Settled, snapshot: ClusterSnapshot) -> bool:
-    """Whether jobs gave way, and one that waits beside them fits on what is free after all; or
-    whether workers did, so that their jobs may grow by what is left of these."""
+    """True if jobs gave way and another waiting job fits on the free GPUs, or if workers gave way
+    and their jobs may grow on the rest of these.
+    """
     if found.has_growth_given_way():
         return True
     displaced = found.displaced()
@@ -116,10 +118,9 @@ def leaves_room(found: Settled, snapshot: ClusterSnapshot) -> bool:
 
 
 MOST_TRIES = 4
-"""So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
-
-Two do in nearly all cases: the first tells which jobs of a tenant the policy prefers, the second
-gives what the others would have had to other tenants.
+"""The limit of repeated passes without jobs that quotas refused; then the result is kept. Two are
+enough in nearly all cases: the first shows which jobs of a tenant the policy prefers, the second
+gives other tenants the GPUs of the refused ones.
 """
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
@@ -176,7 +177,7 @@ class Tries:
         self.brief: set[JobId] = set()
 
     def lean(self) -> Tries:
-        """The same of a policy that can stop nobody."""
+        """The attempts of the same policy if it can stop no job."""
         return Tries(self._decide, self.guard, _for_free_gpus(self.snapshot, ()), self._memory)
 
     def hide_brief(self, jobs: set[JobId], why: str) -> None:
@@ -199,11 +200,11 @@ class Tries:
         return self.within(frozenset(self.by_quota) | self.brief)
 
     def within(self, hidden: frozenset[JobId], *, lean: Container[JobId] | None = None) -> Pass:
-        """A pass that is taken anew without the jobs whose start is refused, as what they would
-        have had is then for others.
+        """A pass without the jobs whose start is refused, repeated until none is: their GPUs are
+        for others.
 
-        lean: these are for free GPUs alone: nobody can be stopped, and they ask for no more than
-        their base gangs; None: the policy may stop jobs for others.
+        lean: these are for free GPUs alone: no job can be stopped, and they ask for no more than
+            their base gangs; None: the policy may stop jobs for others.
         """
         snapshot = self.shown if lean is None else _for_free_gpus(self.shown, lean)
         tries = 0
@@ -244,7 +245,9 @@ class Tries:
 
 
 def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
-    """The snapshot without these jobs; told that they are live, nobody takes them for gone."""
+    """The snapshot without these jobs; `unseen` has them, so that the policy does not take them for
+    ended.
+    """
     jobs = tuple(job for job in snapshot.jobs if job.job_id not in hidden)
     if len(jobs) == len(snapshot.jobs):
         return snapshot

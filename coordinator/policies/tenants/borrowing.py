@@ -15,15 +15,16 @@ from coordinator.policies.tenants.tree import WHOLE
 
 
 def ends_at_s(snapshot: ClusterSnapshot, jobs: Iterable[JobView]) -> float | None:
-    """When the first of some jobs may borrow again; None: nobody waits for that."""
+    """When the first of some jobs may borrow again; None: none waits for that."""
     waits = (job.back_off.until_s for job in jobs if job.back_off is not None)
     return min((until_s for until_s in waits if until_s > snapshot.now_s), default=None)
 
 
 def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) -> str:
-    """Why a job may not start on so many GPUs, by those that called it back; empty: it may.
+    """Why a job may not start on this number of GPUs, by the guarantees that reclaimed from it;
+    empty if it may.
 
-    tenancy: as things stand before its start.
+    tenancy: before its start.
     """
     rest = job.back_off
     if rest is None or rest.until_s <= now_s:

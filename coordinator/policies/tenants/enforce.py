@@ -85,11 +85,12 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 SHARES_AGAIN_S = 1.0
 """Where tenants took turns by weight, or jobs gave way to a guarantee, and GPUs are left, a pass
-follows after so many seconds."""
+follows after this many seconds.
+"""
 
 GIVEN_BACK_AGAIN_S = 10.0
-"""While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
-seconds: that they can be stopped now brings none by itself.
+"""While a guarantee waits for borrowers that start, resize or are in a cooldown, a pass follows
+after this many seconds. That they can now be stopped triggers none by itself.
 """
 
 BY_WEIGHT = "jobs of tenants below their share by weight go first"
@@ -135,7 +136,9 @@ def _that_ends(
     *,
     trusts_profiles: bool,
 ) -> tuple[Settled, Tries, bool]:
-    """The pass with such stops of the policy alone as no row of passes undoes, see `onward`."""
+    """The pass, keeping only those preemptions of the policy that later passes would not undo; see
+    `stability`.
+    """
 
     def tries_of(cell: ClusterSnapshot, remembered: bytes) -> Tries:
         guard = partial(guarded, cell, trusts_profiles=trusts_profiles)
@@ -180,8 +183,8 @@ def _of_all(tries: Tries) -> tuple[Settled, bool]:
 
 
 def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
-    for, it does not see.
+    """The pass of a policy whose preemptions are for starts that last; jobs for which it would
+    preempt otherwise are hidden from it.
     """
     snapshot = tries.snapshot
     found, is_left = _in_turn(tries, by_weight=by_weight)
@@ -198,7 +201,7 @@ def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
 
 
 def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass without those that would not last, by weight, and with what is due first."""
+    """The pass without short-lived jobs, by weight, with due jobs first."""
     best, snapshot = tries.first(), tries.snapshot
     if by_weight and are_weighed(Tenancy(snapshot)):
         best = _by_weight(tries.within, snapshot, best)
@@ -208,11 +211,12 @@ def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
 
 
 def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
-    """The pass without the jobs that the policy stops others for and that give way in it.
+    """The pass without jobs that the policy preempts others for but that give way in it.
 
-    What gives way is no reason for a stop, and what starts beside it may be none by itself. It
-    counts if the policy then stops fewer and nobody else, and no start of the one pass gives way in
-    the other. Who is due whoever is stopped gets its GPUs in either.
+    A job that gives way is no reason for a preemption, and jobs that start with it may be none by
+    themselves. The repeated pass counts if the policy then stops a proper subset of jobs, and no
+    start of the one pass gives way in the other. A job that is due whatever is stopped gets its
+    GPUs in both.
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
@@ -230,10 +234,10 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
 
 
 def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
-    """The pass with such hidden jobs as fit on what it leaves free: these need no stop and nobody's
+    """The pass with hidden jobs that fit on its free GPUs: they need no preemption and take no
     workers, whatever the policy would have done for them.
 
-    Whoever would have used up their tenant's room may not start after all.
+    A job that would have used up its tenant's room may then not start.
     """
     snapshot, hidden = tries.snapshot, (tries.brief | tries.refused) & found.made.hidden
     jobs = [job for job in snapshot.jobs if job.job_id in hidden]
@@ -247,8 +251,9 @@ def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
 
 
 def _of_free_gpus(first: Settled, tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass of a policy that can stop nobody, where that starts some more: what it would rather
-    have done gave way, and left GPUs that somebody who waits fits on."""
+    """The pass of a policy that can stop no job, if that starts more: its preferred jobs gave way
+    and left GPUs on which a waiting job fits.
+    """
     snapshot, lean = tries.snapshot, tries.lean()
     made = _in_turn(lean, by_weight=by_weight)[0].made
     other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
@@ -269,10 +274,10 @@ def _lasting(found: Settled, tries: Tries) -> Settled:
 
 
 def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
-    """The pass without the jobs that give way in it, where others start on what that leaves.
+    """The pass without jobs that give way in it, if others start on what they leave.
 
-    It counts if those that start already do so again, and nobody more is stopped. Returns as well
-    whether GPUs are left that somebody who waits would fit on.
+    It counts if all present starts remain and no further job is stopped. Also returns whether GPUs
+    are left on which a waiting job would fit.
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
@@ -324,12 +329,11 @@ def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
 def _by_weight(
     within: Callable[[frozenset[JobId]], Pass], snapshot: ClusterSnapshot, first: Pass
 ) -> Pass:
-    """The pass in which tenants below their shares start first, where that makes a difference.
+    """The pass in which tenants below their shares start first, if that makes a difference.
 
-    The policy does not see the jobs behind theirs; but where that neither starts one of theirs
-    more nor leaves one running, it is no use, and the pass stays as it was; so it does where what
-    siblings divide anew would be less for an outer level. What is then still free, the others may
-    have.
+    The policy does not see the jobs behind theirs. Where that neither starts one of their jobs nor
+    spares one, the pass stays as it was. The same holds if an outer level would get less by the new
+    split between siblings. GPUs that are still free then go to the other jobs.
     """
     best, scale, behind = first, Scale(snapshot), dict[JobId, JobView]()
     for level in scale.levels:

@@ -24,7 +24,7 @@ EPSILON_GPUS = 1e-9
 
 
 def are_weighed(tenancy: Tenancy) -> bool:
-    """Whether anybody has a sibling to share with by weight; else nothing is looked at."""
+    """True if any tenant has a sibling to share with by weight; otherwise nothing is computed."""
     return any(len(siblings) > 1 for siblings in tenancy.children.values())
 
 
@@ -96,7 +96,9 @@ class Scale:
     def is_less_outside(
         self, before: Sequence[Decision], after: Sequence[Decision], *, level: int
     ) -> bool:
-        """Whether somebody at an outer level has less of its share after a pass than another."""
+        """True if a tenant at an outer level has less of its share after one pass than after
+        another.
+        """
         if level == 0:
             return False
         old = self._tenancy_after(moves_of(self._flow, before))
@@ -119,8 +121,9 @@ class Scale:
         return tenancy.used[name] >= self.shares[name] - EPSILON_GPUS
 
     def fitting_jobs(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
-        """Those of the jobs that find room, one after the other, on what a pass leaves free and
-        their tenants may take."""
+        """Jobs that find room, one after another, on the GPUs that a pass leaves free and within
+        their tenants' limits.
+        """
         moves = moves_of(self._flow, decisions)
         tenancy, more = self._tenancy_after(moves), more_free(moves)
         free = {node: gpus + more.get(node, 0) for node, gpus in self._flow.free.items()}

@@ -39,7 +39,7 @@ class Counts:
         self._come(gpus, -sign)
 
     def stop(self, job: JobView, gpus: Gpus, used: Count, *, is_whole: bool, sign: int = 1) -> None:
-        """Workers leave, and a job has so many GPUs less (or, with sign -1, they stay after all).
+        """Workers leave, and a job has this number of GPUs less (with sign -1 they stay after all).
 
         gpus: that come free. is_whole: all of the job's.
         """
@@ -50,7 +50,7 @@ class Counts:
             if sign > 0:
                 stops.append((used, is_whole))
             else:
-                at = stops[::-1].index((used, is_whole))  # the last such
+                at = stops[::-1].index((used, is_whole))  # the last equal one
                 del stops[len(stops) - 1 - at]
 
     def _come(self, gpus: Gpus, sign: int) -> None:
@@ -82,7 +82,9 @@ class Counts:
         return {name: gpus for name, gpus in short.items() if gpus > 0}
 
     def borrows(self, source: Source, job: JobView) -> bool:
-        """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
+        """True if the holder has more than its guarantee, at each level below the common parent
+        with the job.
+        """
         return all(
             self.has_more(name) and self._may_lose(name, source)
             for name in self.tenancy.below_top(source.job, job)

@@ -60,7 +60,7 @@ class Gang:
         )
 
     def workers(self, gpus: Mapping[NodeName, int]) -> int:
-        """So many of its workers find room on these GPUs."""
+        """The number of its workers that find room on these GPUs."""
         return sum(
             max(0, count // self._size) for name, count in gpus.items() if name in self.nodes
         )
@@ -98,8 +98,8 @@ Gpus = dict[NodeName, int]
 class Left(Struct, frozen=True, kw_only=True):
     """What workers vacate, in GPUs.
 
-    free: those that others can have, by node. used: those that their tenant has less, with any
-    that come free for nobody.
+    free: those that others can have, by node.
+    used: those that their tenant has less, including any that stay barred.
     """
 
     free: Gpus
@@ -139,10 +139,9 @@ class Flow:
                 return {}
 
     def lefts(self, decisions: Sequence[Decision | None]) -> list[Left]:
-        """What each of them vacates, one after the other.
+        """What each of them vacates, one after another.
 
-        A GPU that several have comes free with the last of them that leaves, if all do, and if
-        nobody comes to share it.
+        A shared GPU comes free with the last of its workers, if all leave and none joins.
         """
         kept = {u for made in decisions if made is not None for u in _named(made)}
         gone: Counter[GpuUuid] = Counter()
@@ -186,7 +185,7 @@ class Flow:
         return [w for w in placed if w.worker_index in gone and not w.is_leaving]
 
     def own(self, worker: WorkerView) -> Left:
-        """What a worker vacates when it goes alone: the GPUs that nobody shares with it."""
+        """What a worker vacates when it leaves alone: the GPUs that no other job shares with it."""
         left = {uuid for uuid in worker.gpu_uuids if len(self.sharers[uuid]) == 1}
         used = len(left) if worker.gpu_uuids else worker.gpus
         return Left(free={worker.node: _freed(worker, left)}, used=used)
@@ -210,7 +209,9 @@ class Flow:
 
 
 def _freed(worker: WorkerView, left: Collection[GpuUuid]) -> int:
-    """GPUs that others can have once a worker has gone. left: its own that nobody has any more."""
+    """GPUs that others can have once a worker has left. left: its own that no worker holds any
+    more.
+    """
     if not worker.gpu_uuids:
         return worker.freed_gpus
     return len(left) - sum(uuid in left for uuid in worker.barred_uuids)
@@ -257,7 +258,7 @@ class Move(Struct, frozen=True, kw_only=True):
 
 
 def moves_of(flow: Flow, decisions: Sequence[Decision | None]) -> list[Move]:
-    """All of the decisions that are about a job; None among them was dropped."""
+    """All decisions about a job; None among them was dropped."""
     found: list[Move] = []
     for place, (decision, left) in enumerate(zip(decisions, flow.lefts(decisions), strict=True)):
         job = None if decision is None else job_of(flow, decision)
@@ -287,11 +288,12 @@ def more_free(moves: Iterable[Move]) -> Gpus:
 
 
 def are_borrowed(stops: Iterable[tuple[Count, bool]], used: Count, guarantee: int) -> list[bool]:
-    """Of what a tenant's own moves leave, one after the other, whether it was only borrowed.
+    """For each of a tenant's own moves, one after another: whether it left only borrowed GPUs.
 
-    stops: GPUs, and whether a whole job leaves them. used: before the first. A job is whole: its
-    stop is no loss of a guarantee while the tenant holds more than that before it (as in Kueue and
-    KAI); of workers so many go as are beyond.
+    stops: GPUs, and whether a whole job leaves them. used: before the first.
+
+    A job is whole: its stop is no loss of a guarantee while the tenant holds more than that before
+    it (as in Kueue and KAI). Of workers, only as many leave as are beyond it.
     """
     found: list[bool] = []
     for gone, is_whole in stops:

@@ -43,7 +43,7 @@ Hosts = Callable[[JobView, Iterable[str]], list[str]]
 
 
 class Wish(Struct, frozen=True, cache_hash=True):
-    """All of a job that decides whether its base gang could ever have room.
+    """The fields of a job that decide whether its base gang could ever have room.
 
     types: in the job's order; empty: any. multipliers: workers for one, where a type needs more.
     spans_types: its gang may be on several of them at one time.
@@ -166,13 +166,13 @@ class Fleet:
         return self._never[alike]
 
     def hosts(self, job: JobView, gpu_types: Iterable[str]) -> list[str]:
-        """Those of these GPU types on which a job may have its base gang without absent nodes."""
+        """The GPU types among these on which a job may have its base gang without absent nodes."""
         wish = wish_of(job)
         return [name for name in gpu_types if not self._present.of_type(wish, name)]
 
     @property
     def _present(self) -> Fleet:
-        """The same without what is absent now."""
+        """The same without nodes that are absent now."""
         return self._without_absent or self
 
     @cached_property
@@ -183,8 +183,8 @@ class Fleet:
         return Fleet(self._snapshot, lends=self._lends, is_present=True)
 
     def why_absent(self, wish: Wish, gpu_types: Iterable[str] = ()) -> tuple[str, ...]:
-        """Of a job that could run here some day, that only absent nodes could hold it, for each GPU
-        type of which that is so; empty where it could run without them.
+        """For each GPU type: why only absent nodes could hold a job that could run here some day;
+        empty if it could run without them.
 
         gpu_types: of these; none: all that it accepts.
         """
@@ -274,8 +274,9 @@ class Fleet:
 
 
 def is_absent(node: NodeView) -> bool:
-    """Whether nothing may start on a node and nobody knows when: it is away, an operator closed it,
-    or it can take nothing."""
+    """True if no work may start on a node until an unknown time: it is away, an operator closed it,
+    or it can take nothing.
+    """
     is_away = node.role in (NodeRole.LOST, NodeRole.QUARANTINED)
     return is_away or node.is_drained_by_operator or node.takes_nothing
 
@@ -300,7 +301,7 @@ def most_lent(service: ServiceView, own: Iterable[NodeView]) -> int:
 
 
 def lends(service: ServiceView, count: int, most: int) -> str:
-    """In words, that a service of so many nodes lends no more than `most`, and by which setting."""
+    """Text: a service with this number of nodes lends no more than `most`, by which setting."""
     keeps = nodes_for(service, 0.0, count)
     is_minimum = keeps <= service.min_serving
     why = (

@@ -31,13 +31,13 @@ from coordinator.policies.tenants.infeasible import Fleet
 from coordinator.policies.tenants.tenancy import Tenancy
 
 MOST_KEPT = 16
-"""For so many jobs nodes are kept: of the highest priority those that wait for longest."""
+"""Nodes are kept for this number of jobs: of the highest priority those that wait longest."""
 
 MOST_TRIES = 4
 """So often a pass is taken again, each time for fewer jobs that the policy leaves waiting."""
 
 SLACK_S = 60.0
-"""A job on such nodes is to be over so long before they are wanted: a start takes time."""
+"""A job on such nodes must end this long before they are needed: a start takes time."""
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
@@ -59,7 +59,7 @@ def allocated(decide: Decide, snapshot: ClusterSnapshot, memory: bytes) -> Alloc
 def _kept(
     decide: Decide, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[Allocation, dict[JobId, list[Kept]]]:
-    """The same, and what is kept from whom in it."""
+    """The pass, and what is kept from which jobs in it."""
     first = decide(snapshot, memory)
     passed = _passed(snapshot, first)
     if not passed:
@@ -134,7 +134,7 @@ def _starts(made: Allocation) -> dict[JobId, set[NodeName]]:
 
 
 def _takes(made: Allocation, barred: dict[JobId, list[Kept]]) -> bool:
-    """Whether anybody starts where room is kept from it."""
+    """True if any job starts where room is kept from it."""
     return any(
         not nodes.isdisjoint(each.nodes)
         for job_id, nodes in _starts(made).items()
@@ -234,7 +234,7 @@ class _Keeping:
     # --- from whom ------------------------------------------------------------------------------
 
     def barred(self, kept: Sequence[Kept]) -> dict[JobId, list[Kept]]:
-        """What is kept from each lesser job that waits."""
+        """The nodes kept from each lesser waiting job."""
         found: dict[JobId, list[Kept]] = {}
         for job in self._snapshot.jobs if kept else ():
             if job.state == JobState.PENDING:

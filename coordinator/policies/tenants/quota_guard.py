@@ -67,7 +67,7 @@ class Keeping:
         )
 
     def keep(self) -> dict[int, str]:
-        """Let tenants keep what is theirs; returns whose it is, by the place of the decision."""
+        """Let tenants keep what is theirs; returns the owners, by the position of the decision."""
         kept: dict[int, str] = {}
         for name, view in self._tenancy.views.items():
             if view.guarantee_gpus:
@@ -117,7 +117,9 @@ class Keeping:
         return True
 
     def _keep_one(self, move: Move, short: Count, name: str) -> int:
-        """GPUs that a job keeps as nobody takes them; up to so many, and then to a whole worker."""
+        """GPUs that a job keeps because no job takes them; up to a number, and then to a whole
+        worker.
+        """
         decision = self.decisions[move.place]
         match decision:
             case Resize():
@@ -166,7 +168,7 @@ class Keeping:
 
 
 def _speed_of(job: JobView) -> Callable[[int], float]:
-    """How fast it is with so many workers of its attempt."""
+    """Its speed with this number of workers of its attempt."""
     factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
     return lambda workers: job.profile.rate(workers / factor, base=job.workers.min)
 
@@ -176,7 +178,7 @@ class Dropped(Struct, frozen=True, kw_only=True):
 
     is_quota: its own tenant has no room.
     is_taking: it would take from another's guarantee. If it is neither, it was a stop for one that
-        did, or for nobody.
+        did, or without any use.
     """
 
     decision: Decision
@@ -190,8 +192,10 @@ def guarded(
 ) -> tuple[tuple[Decision, ...], tuple[Dropped, ...]]:
     """Decisions that tenants allow, in the same order, and what was dropped of the others.
 
-    What it keeps it would keep again. trusts_profiles: whoever decided takes jobs for as fast as
-    their profiles tell; else for linear in their workers.
+    Guarding its result again changes nothing.
+
+    trusts_profiles: the policy takes jobs to be as fast as their profiles; else linear in their
+        workers.
     """
     if not snapshot.tenants or not decisions:
         return tuple(decisions), ()
@@ -204,12 +208,12 @@ def guarded(
             guard.spare_in_vain()
         guard.keep_unused()
         if len(guard.dropped) == count:
-            break  # else whoever goes on counts against the quota again
+            break  # otherwise a job that goes on counts against the quota again
     return tuple(d for d in guard.kept if d is not None), tuple(guard.dropped)
 
 
 class _Guard:
-    """One list of decisions; what is dropped leaves None in its place."""
+    """One list of decisions; a dropped one leaves None in its place."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, trusts_profiles: bool
@@ -225,7 +229,7 @@ class _Guard:
     # --- quotas -----------------------------------------------------------------------------
 
     def keep_quotas(self) -> None:
-        """Whoever its tenant has no room for does not start; flexible workers go first."""
+        """A job without room in its tenant does not start; flexible workers go first."""
         tenancy = Tenancy(self._snapshot)
         lefts = self._flow.lefts(self.kept)
         for place, decision in enumerate(self.kept):
@@ -338,7 +342,9 @@ class _Guard:
         return sorted(node for node in lost if outside.get(node, 0) > there.get(node, 0))
 
     def keep_unused(self) -> None:
-        """Nobody within its guarantee leaves what none of its own takes: others would, later."""
+        """No job of a tenant within its guarantee leaves GPUs that its own jobs do not take: others
+        would take them later.
+        """
         keeping = Keeping(self._flow, self._tenancy, self.kept)
         for place, name in sorted(keeping.keep().items()):
             decision = self.kept[place]
@@ -347,10 +353,10 @@ class _Guard:
             self.dropped.append(Dropped(decision=decision, why=why))
         self.kept = keeping.decisions
 
-    # --- what is left of stops ----------------------------------------------------------------
+    #   --- pointless stops ------------------------------------------------------------------------
 
     def spare_in_vain(self) -> None:
-        """Nobody is stopped or suspended for one that does not start: the last is spared first."""
+        """No job is stopped or suspended for one that does not start: the last is spared first."""
         for place in in_vain(self._flow, self._before, self.kept):
             decision = self.kept[place]
             assert decision is not None
@@ -397,12 +403,12 @@ def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
 def narrowed(
     snapshot: ClusterSnapshot, tenancy: Tenancy, room: Callable[[JobView], float]
 ) -> tuple[ClusterSnapshot, dict[JobId, str]]:
-    """The snapshot in which waiting jobs accept those of their GPU types alone on which their gangs
-    are within some room, and why not the others.
+    """The snapshot in which waiting jobs accept only those GPU types on which their gangs are
+    within the room, and why not the others.
 
-    Where several workers of a type stand for one they may be too many, and whoever decides would
-    choose that type again and again. A job keeps all its types where none is left otherwise; where
-    its gang may be on several at one time, the others come last.
+    Where several workers of a type stand for one they may be too many, and the policy would choose
+    that type again and again. A job keeps all its types if none remains. If its gang may span
+    several types, the others come last.
     """
     jobs, whys = list(snapshot.jobs), dict[JobId, str]()
     for place, job in enumerate(jobs):

@@ -33,7 +33,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.victims import Choosing, Way
 
 Shape = tuple[object, ...]
-"""What a job asks for, and whose it is: those alike find room alike."""
+"""The demand of a job, and its tenant: alike jobs find room alike."""
 
 
 def given_back(
@@ -94,9 +94,9 @@ class _TakeBack:
     # --- who is due -----------------------------------------------------------------------------
 
     def serve_all(self, *, is_patient: bool) -> float | None:
-        """Take back what jobs need that a guarantee covers, until nobody gets anything more.
+        """Reclaim what guaranteed jobs need, until no job gets anything more.
 
-        Where one starts another may lose the room that it had, or its own start. Returns when the
+        When one starts, another may lose the room that it had, or its own start. Returns when the
         first of those that fit will have waited for long enough.
         """
         while True:
@@ -108,7 +108,7 @@ class _TakeBack:
 
     def _serve_each(self) -> None:
         """All of them once, the tenants first that have least of their guarantee."""
-        # Stops, and starts that gave way, may make room by quota for whoever had none before.
+        # Stops, and starts that gave way, may make quota room for a job that had none before.
         self._blocked = blocked(self._snapshot, self.tenancy)
         self.waits, self.is_soon, self.fits = {}, False, []
         failed: dict[Shape, str] = {}
@@ -116,7 +116,7 @@ class _TakeBack:
         for job in self._entitled():
             alike = self._shape(job)
             if alike not in failed:
-                if room[0] != len(self._starts):  # whoever starts leaves less
+                if room[0] != len(self._starts):  # a job that starts leaves less
                     room = (len(self._starts), {})
                 if alike not in room[1]:
                     room[1][alike] = self._fits(job)
@@ -161,7 +161,7 @@ class _TakeBack:
         return Fleet(self._snapshot)  # most passes ask nothing of it
 
     def is_never(self, job: JobView) -> bool:
-        """Whether the nodes that there are could not run a job even with nobody else on them."""
+        """True if the present nodes could not run a job even if they were empty."""
         return self._fleet.is_never(job)
 
     def _end_patience(self) -> float | None:
@@ -197,7 +197,7 @@ class _TakeBack:
         return any(True for _ in self._gangs_that_fit(job))
 
     def _gangs_that_fit(self, job: JobView) -> Iterator[Gang]:
-        """Those of them, by GPU type."""
+        """The gangs that fit, by GPU type."""
         for kind in self._kinds(job):
             gang = self._gang(job, kind)
             if gang.fits(self._counts.free) and self._choosing.has_room(job, gang):
@@ -212,7 +212,7 @@ class _TakeBack:
         given = self._choosing.take(self._ways(job, gang), job, gang)
         if given is None:
             return False
-        # What is free elsewhere may be what a stop of this pass leaves over inside a guarantee.
+        # Free GPUs elsewhere may be left over by a stop of this pass inside a guarantee.
         first = {node for source in given for node in source.gpus} if lacks_gpus else ()
         self._settle(job, gang, given, first)
         return True
@@ -242,8 +242,9 @@ class _TakeBack:
         return len(self.tenancy.path(job)) > 1
 
     def _nearest_first(self, job: JobView, sources: Way) -> Iterator[Source]:
-        """What siblings have before what others do: a tenant above may owe nothing to the job, and
-        be owed nothing for it, until those of its own have given what they borrow."""
+        """GPUs of siblings before those of others: a tenant above may owe nothing to the job, and
+        be owed nothing for it, until its own children have given what they borrow.
+        """
         below_top = self.tenancy.below_top
         for apart in range(1, len(self.tenancy.path(job)) + 1):
             for source in sources():
@@ -280,7 +281,7 @@ class _TakeBack:
     def _settle(
         self, job: JobView, gang: Gang, given: Sequence[Source], first: Collection[NodeName] = ()
     ) -> None:
-        """Start a job on what is given and free, on some nodes first."""
+        """Start a job on given and free GPUs, on some nodes first."""
         tenant = self.tenancy.leaf(job)
         lenders = sorted({self.tenancy.leaf(source.job) for source in given})
         gpus = counted(gang.count * job.gpus_per_worker, "GPU")
@@ -305,18 +306,19 @@ class _TakeBack:
         self._lenders.settle(job, given)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """What was decided before, less what is not to be, the stops, and the starts on them."""
+        """The decisions so far less the dropped ones, then the stops, then the starts on them."""
         stops = (self._stop(job, sources) for job, sources in self._lenders.stops())
         return (*self._lenders.kept, *stops, *self._starts)
 
     def without_vain(self) -> Sequence[Decision] | None:
-        """The decisions of the pass without those that gave way and all stops that were for them;
-        None where each of the stops has its use as it is.
+        """The pass's decisions without those that gave way and without all stops that were for
+        them; None where every stop keeps its use.
 
-        To be taken back from anew: whoever runs on may be the one who gives. A start of this class
-        is no use of such a stop: its job may be due what it takes only because of the stop; the
-        policy would want the stopped job back there, sooner or later, and decide the same again.
-        It is one where the job had no room by quota before, and the stopped one has none after it.
+        The reclaim is repeated from there, because a job that runs on may be the one that gives. A
+        start of this class is no use of such a stop: its job may be due its GPUs only because of
+        the stop. The policy would want the stopped job back there sooner or later, and decide the
+        same again. The start is a use where the job had no quota room before, and the stopped one
+        has none after it.
         """
         kept = set(map(id, self._lenders.kept))
         rest = [each if id(each) in kept else None for each in self._before]

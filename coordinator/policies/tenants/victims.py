@@ -22,7 +22,7 @@ MOST_TRIES = 32
 """Of one way, for one bound on what guarantees may lose: each leaves out more of the dear ones."""
 
 Way = Callable[[], Iterable[Source]]
-"""What may be given, in order; looked at anew by each call."""
+"""The possible sources, in order; read again by each call."""
 
 _Key = tuple[JobId, bool, tuple[int, ...]]
 
@@ -71,8 +71,9 @@ class Choosing:
         return best.given
 
     def _smaller(self, first: _Try, way: Way, job: JobView, gang: Gang) -> _Try:
-        """Those that leave fewer GPUs for nobody, where guarantees and stopped jobs lose no more by
-        them: the dearest that is stopped is left out, as long as others do for the same."""
+        """Fewer victims that leave fewer unused GPUs, if guarantees and stopped jobs lose no more:
+        the most expensive one is left out, as long as others do for the same.
+        """
         best = last = first
         without = frozenset[_Key]()
         cost = self._lenders.cost(first.given)
@@ -89,8 +90,9 @@ class Choosing:
         return best
 
     def _needed(self, found: _Try, job: JobView, gang: Gang) -> Count | float:
-        """GPUs that lenders have less at least, if they give on the same nodes: what is free there
-        and what room its tenant has count, too."""
+        """GPUs that borrowers lose at least, if they give on the same nodes: free GPUs there and
+        the room of its tenant count, too.
+        """
         there = {name for source in found.given for name in source.gpus}
         least = gang.lacks(self._counts.free, there)
         return max(least, gang.count * job.gpus_per_worker - self._counts.tenancy.room(job))

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class FailureSource(StrEnum):
-    """What lets jobs fail by themselves.
+    """The source of job failures.
 
-    `philly`: the table of the Philly study; of a reason whose class is never to retry every attempt
-    fails. `philly-drawn`: of every reason as many attempts fail as the table's mean says.
+    `philly`: the table of the Philly study; with a reason whose class is never to retry, every
+    attempt fails. `philly-drawn`: for every reason as many attempts fail as the table's mean.
     """
 
     NONE = "none"
@@ -34,7 +34,7 @@ class FailureSource(StrEnum):
 def failing(
     sim: Simulation, jobs: Sequence[WorkloadJob], source: FailureSource, *, seed: int
 ) -> Failing | None:
-    """What lets these jobs fail in a simulation; None where nothing does."""
+    """The failures of these jobs in a simulation; None without any."""
     if source == FailureSource.NONE:
         return None
     rules = read_rules()

@@ -92,14 +92,14 @@ def check_loans(
     source: Source,
     settings: EngineSettings,
 ) -> None:
-    """Look at each job in the empty cluster with as many nodes lent at one time as may ever be.
+    """Check each job in the empty cluster with the most nodes lent at one time.
 
     A service keeps some of its nodes whatever its load is, and lends none to a job with a longer
     grace than it allows.
 
     Args:
         names: of the trace, by id.
-        settings: where there are no services, nothing is lent and nobody is looked at.
+        settings: where there are no services, nothing is lent and no job is checked.
 
     Raises:
         ConfigError: a job whose base gang would need more.
@@ -153,11 +153,11 @@ def check_limits(
     *,
     lends: bool,
 ) -> None:
-    """Look at each job with all other tenants idle.
+    """Check each job with all other tenants idle.
 
     Args:
         names: of the trace, by id.
-        tenants: that have settings; without any nobody has a limit.
+        tenants: those with settings; without any there are no limits.
         lends: whether inference nodes may ever be lent; else their GPUs are no room.
 
     Raises:

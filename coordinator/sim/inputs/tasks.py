@@ -101,11 +101,11 @@ def tasks(
     delays: bool | None,
     speedup: RuntimeModel | None,
 ) -> list[Task]:
-    """What is asked for in `base` under each scenario and policy, with each seed.
+    """The tasks of `base` under each scenario and policy, with each seed.
 
     Args:
-        delays, speedup: None: as the scenario has them; without one there are delays, and jobs
-            speed up in proportion.
+        delays, speedup: None: as in the scenario; without one there are delays, and jobs speed up
+            in proportion.
     """
     return [
         structs.replace(

@@ -49,7 +49,7 @@ def lived(stage: Stage, options: RunOptions) -> Iterator[Lived]:
 
 
 def _worth(spec: JobSpec, speedup: SpeedUp) -> tuple[tuple[int, float], ...]:
-    """What GPUs are worth to a job, for one that does not speed up in proportion; see `Lived`.
+    """The worth of GPUs to a job that does not speed up in proportion; see `Lived`.
 
     Its best time on a share is that of the best worker count that fits there, as in the bound on
     completion times, which is that on all its workers at once.
@@ -81,5 +81,5 @@ def until_pass_s(passes: Passes, at_s: float) -> float:
 
 
 def training_gpus(stage: Stage) -> int:
-    """GPUs of which every app has its share: lent ones come on top for whoever gets them."""
+    """GPUs of which every app has its share; lent ones are extra."""
     return sum(spec.gpus for spec in stage.specs if spec.home_pool == Pool.TRAINING)

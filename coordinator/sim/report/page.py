@@ -25,9 +25,9 @@ TIME_TICKS = (1.0, 10.0, 60.0, 600.0, HOUR_S, 10 * HOUR_S, DAY_S, 10 * DAY_S, 10
 
 
 class Heading(Struct, frozen=True, kw_only=True):
-    """What was compared, in words.
+    """The subject of the comparison, as text.
 
-    notes: before all figures. alike: whose rows are equal, below the first of them.
+    notes: before all figures. alike: policies with equal rows, below the first of them.
     """
 
     workload: str

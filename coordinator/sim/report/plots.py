@@ -23,9 +23,10 @@ Text = Callable[[float], str]
 class Line(Struct, frozen=True, kw_only=True):
     """One curve.
 
-    color: its place among colors and dashes. is_step: constant between points. is_faint: thin.
+    color: its place among colors and dashes.
+    is_step: constant between points. is_faint: thin.
     is_ground: the area below it, behind all lines.
-    key: classes of a page on which one picks what is in color.
+    key: classes of a page on which one picks the lines in color.
     """
 
     name: str
@@ -119,7 +120,7 @@ def line_kind(color: int, key: str = "") -> str:
 
 
 def distribution(values: Sequence[float], points: int = 200) -> tuple[list[float], list[float]]:
-    """(values, share of all that are at most so large), thinned to so many points."""
+    """(values, fraction of all values at most that large), thinned to a number of points."""
     if not values:
         return [], []
     ordered = sorted(values)

@@ -25,10 +25,10 @@ class Toll(Struct, frozen=True, kw_only=True):
 
 
 class TollKeeper:
-    """Listens to an engine's decisions, and looks how those end that wait for jobs.
+    """Listens to an engine's decisions, and watches how delayed reclaims end.
 
     `hear` must be called right after the event that made them, and `look` after each event: workers
-    that were told to stop are then still there.
+    that were ordered to stop are then still there.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -91,7 +91,7 @@ class TollKeeper:
             del self._waiting[name]
 
     def toll(self) -> Toll:
-        """All of it so far."""
+        """The total toll so far."""
         self.look()
         if not self._nodes:
             return Toll()
@@ -102,7 +102,7 @@ class TollKeeper:
 
 
 def _bases(jobs: Iterable[JobEntry]) -> set[NodeName]:
-    """Where the base workers of jobs are; what else goes with a node harms nobody by itself."""
+    """Nodes of jobs' base workers; other workers leave with a node without harm."""
     return {
         worker.node for job in jobs for worker in job.workers.values() if not worker.is_flexible
     }

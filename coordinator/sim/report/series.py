@@ -44,7 +44,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class _Seen(Struct, frozen=True):
-    """What a point shows of the cluster beside its usage; events alone change it."""
+    """What a point shows of the cluster apart from its usage; events alone change it."""
 
     lent_nodes: int
     queue_jobs: int
@@ -52,12 +52,12 @@ class _Seen(Struct, frozen=True):
 
 
 class Recorder:
-    """Looks at an engine on a grid of instants while a simulation runs.
+    """Samples an engine on a grid of instants while a simulation runs.
 
     Args:
-        length_s: the span of submissions; its end is looked at exactly. Where all jobs come at one
-            instant that is no span: the whole run is.
-        progress: told (jobs that ended, events) now and then.
+        length_s: the span of submissions; its end is sampled exactly. If all jobs arrive at one
+            instant, the span is the whole run.
+        progress: called with (jobs that ended, events) now and then.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ thead th:first-child{padding-left:12px}
 
 
 def document(title: str, body: str, *, style: str = "") -> str:
-    """A whole page under its title: this style sheet, more of it if needed, and what is shown."""
+    """A whole page under its title: this style sheet, more CSS if needed, and the body."""
     name = escape(title)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -124,9 +124,9 @@ def document(title: str, body: str, *, style: str = "") -> str:
 
 
 def picked(count: int) -> str:
-    """Rules for so many to pick from: `pN` is in its color where `kN`, or all, is ticked.
+    """Rules for a number of places: `pN` is in its color where `kN`, or all, is ticked.
 
-    Whoever is pointed at is in color as well. A browser that is too old to know has all in color.
+    The place under the pointer is in color as well. A browser that is too old for that colors all.
     """
     rules: list[str] = [PICKING]
     for place in range(count):
@@ -143,5 +143,5 @@ def picked(count: int) -> str:
 
 
 def mark(place: int) -> tuple[int, int]:
-    """Color (from 1) and dash of whoever has this place."""
+    """Color (from 1) and dash of this place."""
     return place % COLORS + 1, place // COLORS % len(DASHES)

@@ -51,11 +51,11 @@ class Attempt(Struct):
     version: int = 0
 
     def admits(self, key: WorkerKey) -> bool:
-        """Whether a worker that begins now is of this gang; else its number was given out anew, by
-        a coordinator that lost its journal.
+        """True if a worker that begins now belongs to this gang. If not, a coordinator that lost
+        its journal used its number again.
 
-        A gang that was asked to leave, or of which nobody is left, takes nobody in, and none of its
-        workers begins twice.
+        A gang that was asked to leave, or without any worker left, takes no worker in, and none of
+        its workers begins twice.
         """
         is_over = self.is_leaving or not self.workers
         return key.attempt == self.number and key not in self.workers and not is_over
@@ -81,8 +81,9 @@ class Truth(Struct):
     attempt: Attempt | None = None
 
     def done_by_s(self, now_s: float) -> float:
-        """Work done and not lost by an instant, in worker-seconds: also what is not counted yet, as
-        `done_s` is of when its workers last changed. Changes nothing."""
+        """Work done and not lost by an instant, in worker-seconds, including uncounted work;
+        `done_s` is of when its workers last changed. Changes nothing.
+        """
         attempt = self.attempt
         if attempt is None:
             return self.done_s

@@ -60,14 +60,15 @@ class TimesTaken(Struct, frozen=True, kw_only=True):
     resize_s: float = 30.0
 
     def delays(self) -> Delays:
-        """Those of nodes."""
+        """The delays of nodes."""
         names = Delays.__struct_fields__
         return Delays(**{name: getattr(self, name) for name in names})
 
     @property
     def startup_s(self) -> float:
-        """What a gang takes on idle GPUs, from the pass that starts it to its first step, and from
-        its last step until that is known; what is ready, and that it is over, is reported."""
+        """Time of a gang on idle GPUs from the pass that starts it to its first step, and from its
+        last step until that is known; both ends are reports.
+        """
         return self.ready_s + self.report_s + self.start_s + self.report_s
 
 
@@ -80,21 +81,22 @@ GRACE_S = 30.0
 class RunOptions(Struct, frozen=True, kw_only=True):
     """How a workload is played.
 
-    knobs: turned beyond those in `policy`, which stays the name that results are told under.
-    times: what `has_delays` takes. engine, service: settings other than the default ones.
-    tells_progress: whether jobs say how far they are.
+    knobs: changed beyond those in `policy`, which stays the name in results.
+    times: the delays that `has_delays` uses.
+    engine, service: settings other than the default ones.
+    tells_progress: whether jobs report progress.
     has_locality: gangs of known models are slower where they are spread, see `workloads.models`.
-    has_delays: nodes and jobs take the time that they take; without, all is at once, as in the
-        simulators of the literature, and the engine's own cooldowns are off too.
+    has_delays: nodes and jobs take realistic time; without, all is at once, as in the simulators of
+        the literature, and the engine's own cooldowns are off too.
     saves, save_period_s: see `RunRules`.
     speedup, curves: how elastic jobs speed up, see `ShapeOptions`.
     is_oracle: estimates are the true running times; else they are learned.
-    check: look at the engine's invariants after every event.
-    failures: what lets jobs fail by themselves. restarts: a job's own budget for that, where
-        something does (three attempts; the Philly study gives no number). prerun_s: length of the
-        pre-run that jobs of several GPUs ask for then; None: they ask for none.
-    idle_events: after so many facts, and some for each job, in which no job ended and the work that
-        is done and kept did not grow, a run has no headway (`ending.Headway`).
+    check: check the engine's invariants after every event.
+    failures: the source of job failures. restarts: a job's own budget for them, if there are any
+        (three attempts; the Philly study gives no number). prerun_s: length of the pre-run that
+        jobs of several GPUs then ask for; None: they ask for none.
+    idle_events: after this many facts, plus some for each job, in which no job ended and the work
+        done and kept did not grow, a run makes no progress (`stall_detection.Headway`).
     """
 
     policy: str
@@ -315,7 +317,7 @@ def _submission(job: WorkloadJob) -> Submission:
 
 def _rules(options: RunOptions) -> RunRules:
     if not options.has_delays:
-        # Jobs say how far they are at once: a preemptive order then knows what is left exactly.
+        # Jobs report progress at once: a preemptive order then knows the remaining work exactly.
         return RunRules(
             saves=options.saves,
             save_period_s=options.save_period_s,

@@ -12,7 +12,7 @@ from common.profile import JobProfile, packed_speed_ratio
 
 
 class Colocation:
-    """GPUs by whoever computes on them."""
+    """GPUs by the workers that compute on them."""
 
     def __init__(self) -> None:
         self._on: dict[GpuUuid, dict[WorkerKey, JobProfile]] = {}

@@ -58,10 +58,10 @@ class _Try(Struct):
     """A job's way to its next failure, or to its end, over as many attempts as that takes.
 
     attempt: the present one, and `workers` those of it that are there.
-    fails_at_s: how much work is done when it fails, as in `Truth`; None: not known yet, or never.
+    fails_at_s: the work done when it fails, as in `Truth`; None: not known yet, or never.
     left_s: of a pre-run, until it fails, at `counted_at_s`; None: it does not.
-    gpu_s: had of its GPUs until `counted_at_s`; gpus: of which it has so many since then.
-    lost_gpu_s: what preemptions of the job have lost, and `lost_before_gpu_s` before this try.
+    gpu_s: had of its GPUs until `counted_at_s`; gpus: the number that it has since then.
+    lost_gpu_s: the loss by preemptions of the job; `lost_before_gpu_s` before this try.
     """
 
     attempt: int
@@ -115,7 +115,7 @@ class Failing:
         self._runs_s = runs_s
         self._tries: dict[JobId, _Try] = {}
         self._failed: dict[JobId, int] = {}
-        """The last attempt of a job that failed: what is left of it is being stopped."""
+        """The last attempt of a job that failed: its remaining workers are being stopped."""
         self._colocation = Colocation()
         """Of all workers, pre-runs too, until they have really ended."""
         self._trials: dict[JobId, int] = {}
@@ -138,7 +138,7 @@ class Failing:
     # --- workers come and go ------------------------------------------------------------------
 
     def started(self, node: NodeName, order: WorkerOrder) -> None:
-        """A worker begins; told before `Runtime.started`, which says at which pace it goes on."""
+        """A worker begins; called before `Runtime.started`, which gives its pace from then on."""
         job_id, attempt = order.key.job_id, order.key.attempt
         met = self._colocation.enter(order)
         if job_id in self._troubles and self._failed.get(job_id) != attempt:
@@ -230,12 +230,12 @@ class Failing:
         return job.work_s / self._runs_s[job_id]
 
     def _fails_at_s(self, job_id: JobId, job: Truth, warm_up_s: float) -> float | None:
-        """How much work is done when a try fails that begins now; None: it does not.
+        """The work done when a try fails that begins now; None: it does not fail.
 
-        A job's fault is at one point of its program; other failures come so long after the start.
-        Their times are of attempts, and so with the warm-up of the one in which the try begins. It
-        fails if that is before the end of a job that does all of its work then, so that what a
-        scheduler let it save spares it no failure: where less is left, it comes at the end.
+        A job's fault is at one point of its program; other failures come at a time after the start.
+        Their times are of attempts, and so include the warm-up of the one in which the try begins.
+        It fails if that is before the end of a job that does all of its work then. Saved work thus
+        spares it no failure: where less is left, the failure comes at the end.
         """
         trouble, failed_before = self._troubles[job_id], self._trials.get(job_id, 0)
         after_s = trouble.after_s(failed_before)

@@ -57,7 +57,7 @@ class Replay:
         self._events = 0
 
     def take(self, sequence: int, record: Record) -> None:
-        """Let a record's events happen at their instants, and compare what is decided."""
+        """Let a record's events happen at their instants, and compare the decisions."""
         self._decided = []
         for entry in record.entries:
             self.loop.at(entry.now_s, partial(self._handle, entry.event))
@@ -77,7 +77,7 @@ class Replay:
             )
 
     def _handle(self, event: Event) -> None:
-        # What is ordered goes nowhere: what nodes did about it is in the journal too.
+        # Commands go nowhere: the nodes' reactions are in the journal too.
         self._decided += self.engine.handle(event, now_s=self.loop.now_s).decisions
 
     def result(self) -> Replayed:

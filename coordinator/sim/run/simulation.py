@@ -71,7 +71,7 @@ class Passes(Struct, frozen=True, kw_only=True):
 
 
 Watch = Callable[[float], None]
-"""Told the instant of each event just before the engine takes it."""
+"""Called with the instant of each event just before the engine takes it."""
 
 
 class Simulation:
@@ -115,9 +115,9 @@ class Simulation:
         self._keep_decisions = keep_decisions
         self.watch: Watch | None = None
         self.hear: Callable[[Sequence[Decision]], None] | None = None
-        """Told of decisions right after the event that they came of."""
+        """Called with decisions right after their event."""
         self.failing: Failing | None = None
-        """Told of each worker that begins; without it jobs do not fail by themselves."""
+        """Called with each worker that begins; without it jobs do not fail by themselves."""
         self._passes = passes or Passes()
         self._pass_is_due = False
         self._passed_at_s = float("-inf")
@@ -333,7 +333,7 @@ class Simulation:
     # --- the wire ---------------------------------------------------------------------------
 
     def _told(self, report: NodeReported) -> None:
-        """A node's report arrives, or is said again when it is lost."""
+        """A node's report arrives, or is sent again when it is lost."""
         if not self.wire.arrives():
             self._say_again(report.node)
             return
@@ -361,14 +361,14 @@ class Simulation:
             self._compare_soon(name)
 
     def _compare_soon(self, name: NodeName) -> None:
-        """A node that lags is told again, not more often than the live coordinator would."""
+        """A node that lags gets its state again, not more often than from the live coordinator."""
         if name not in self._compares and self._lags(name):
             self._compares.add(name)
             self.loop.after(self.wire.push_retry_s, partial(self._compare, name))
 
     def _compare(self, name: NodeName) -> None:
         self._compares.discard(name)
-        if self.nodes[name].is_up and self._lags(name):  # a silent one is told when it reports
+        if self.nodes[name].is_up and self._lags(name):  # a silent one gets it when it reports
             self._push_soon(name)
 
     def _lags(self, name: NodeName) -> bool:

@@ -151,7 +151,7 @@ def _search(
     wanted_count: int,
     how: Reclaiming,
 ) -> tuple[set[JobId], str]:
-    """Cheaper victims if there are any, and what is proven about them."""
+    """Cheaper victims if there are any, with the proven bound."""
     jobs = sorted({job for held in base.values() for job in held})
     number = {job: index for index, job in enumerate(jobs)}
     price = prices(how.costs, how.model, jobs)

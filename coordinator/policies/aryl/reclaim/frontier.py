@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coordinator.policies.aryl.reclaim.problem import Problem, parts
 
 EXACT_JOBS_MAX = 11
-"""A part with at most so many jobs is settled exactly, by all its 2 ** jobs sets."""
+"""A part with at most this many jobs is solved exactly, by all its 2 ** jobs sets."""
 
 EFFORT = 60_000
 """Steps for exact prices in large parts: 15 to 30 ms of a core where it was measured."""
@@ -79,7 +79,7 @@ Part = dict[tuple[int, ...], int]
 
 
 def parts_left(problem: Problem, given: frozenset[int]) -> list[Part]:
-    """What is left to empty when the given jobs stop, in parts that share no job."""
+    """Nodes left to empty when the given jobs stop, in parts that share no job."""
     rest: Part = {}
     for needs, count in zip(problem.needs, problem.counts, strict=True):
         left = tuple(job for job in needs if job not in given)

@@ -55,11 +55,11 @@ def greedy_victims(
 
 
 class _Greedy:
-    """Costs of all nodes, kept up to date as jobs stop; only what a stop touches is reckoned anew.
+    """Costs of all nodes, kept up to date as jobs stop; only affected nodes are computed again.
 
-    The damage of a node is reckoned when its cost has changed, and again before it is taken, in
-    case it rose. It falls elsewhere only when a neighbour's last other job has stopped; that
-    neighbour is then reckoned anew, costs no more, and takes the same victims.
+    The damage of a node is computed when its cost has changed, and again before it is taken, in
+    case it rose. It falls elsewhere only when a neighbour's last other job has stopped. That
+    neighbour is then computed again, costs no more, and takes the same victims.
 
     taken: nodes without base jobs that go on. gone: victims so far.
     """
@@ -106,7 +106,7 @@ class _Greedy:
         while True:
             damage, lost_gpu_s, name = heapq.heappop(ties)
             if name not in tier or self._damage[name] != (damage, lost_gpu_s):
-                continue  # it was reckoned anew since
+                continue  # it was computed again since
             if self._excess_gpus(name, left) == damage:
                 return name
             self._weigh(name, left, ties)

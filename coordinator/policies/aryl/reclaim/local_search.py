@@ -43,7 +43,7 @@ def spare(problem: Problem, victims: Iterable[int]) -> frozenset[int]:
 def improve(
     problem: Problem, victims: Iterable[int], *, target: int, effort: int
 ) -> frozenset[int]:
-    """The cheapest found in so many steps, never dearer than `victims`.
+    """The cheapest set found in a bounded number of steps, never more expensive than `victims`.
 
     victims: a choice that empties enough. target: a cost that is good enough to stop at.
     """

@@ -86,7 +86,7 @@ class Occupancy:
         """Priorities of jobs above the least of all that have workers, the highest first.
 
         Of two such rows the lesser one stops fewer jobs of the highest priority in which they
-        differ. Where all jobs are alike they are empty.
+        differ. With equal priorities they are empty.
         """
         here = (self.priority(job_id) for job_id in job_ids)
         return tuple(sorted((each for each in here if each > self._least), reverse=True))
@@ -116,7 +116,7 @@ class Occupancy:
 
 
 def lent_nodes(snapshot: ClusterSnapshot, service: str) -> list[NodeView]:
-    """Nodes of a service that can be told to come home: on loan or on the way there."""
+    """Nodes of a service that can be recalled: on loan or on the way there."""
     return [
         node
         for node in snapshot.nodes

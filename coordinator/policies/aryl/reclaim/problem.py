@@ -20,7 +20,7 @@ _PRICES_MAX = 1 << 34
 must."""
 
 _SUM_MAX = 1 << 52
-"""All that priorities and prices add up to is less, so that ties can still be told apart."""
+"""The total of priorities and prices is below this, so that ties can still be distinguished."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ def by_priority(prices: Sequence[int], priorities: Sequence[int]) -> list[int]:
     levels = sorted(set(priorities))
     if len(levels) < 2:
         return list(prices)
-    cut = max(1, -(-sum(prices) // _PRICES_MAX))  # so many GPU-seconds count as one
+    cut = max(1, -(-sum(prices) // _PRICES_MAX))  # the GPU-seconds that count as one unit
     priced = [-(-price // cut) for price in prices]
     while True:
         at_level = [bisect_right(levels, each) - 1 for each in priorities]
@@ -149,8 +149,8 @@ def lexical_weights(
 ) -> tuple[tuple[int, ...], int]:
     """Whole numbers whose sums compare by the sum of `first`, then by the sum of `second`.
 
-    Their sum is below 2 ** 60, so that arrays can hold it; with very large costs `second` is told
-    apart less finely.
+    Their sum is below 2 ** 60, so that arrays can hold it; with very large costs `second` is
+    distinguished less finely.
 
     Returns:
         The weights, and the unit that stands for 1 of `first`; all of `second` together is less
