@@ -17,7 +17,7 @@ from coordinator.policies.parts.priority_line import Turns, takes_turns
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 
 RANK_DIGITS = 3
-"""Ranks are compared to the millisecond: rounding must not preempt anybody."""
+"""Ranks are compared to the millisecond: rounding must not preempt a job."""
 
 Left = Callable[[JobView, float], float]
 """How much a job has left at an instant; the least runs first."""

@@ -108,7 +108,9 @@ class Packing:
     # --- the score ------------------------------------------------------------------------------
 
     def _best(self, level: Iterable[tuple[JobView, Shape]]) -> tuple[JobView, _Fit, float] | None:
-        """What the fullest machine with room picks among those that fit and fairness leaves."""
+        """The choice of the fullest machine with room, among jobs that fit and that fairness
+        leaves.
+        """
         found = [(job, fit) for job, shape in level if (fit := self._fit(job, shape)) is not None]
         if not found:
             return None
@@ -184,7 +186,7 @@ class Packing:
         )
 
     def _chosen(self, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
-        """Machines for so many workers, none where not all fit."""
+        """Machines for a number of workers; none unless all fit."""
         rooms: dict[NodeName, int] = {
             name: room
             for name, node in self._bins.floor.nodes.items()
@@ -212,9 +214,9 @@ class Packing:
         self._shares.add(job.tenant, Vector().plus(wanted(job, self._bins.total), count))
         touched = {placement.node for placement in fit.placements}
         for shape, other in list(self._fits.items()):
-            # Room only shrinks, so what found none finds none. What stands elsewhere stands when
-            # one machine filled up: it picked as the fullest, so who stands elsewhere did not fit.
-            # Of several, one may have become the fullest that takes somebody.
+            # Room only shrinks, so a job that found none finds none. A job on several machines was
+            # placed when one machine filled up: that one chose as the fullest, so the job did not
+            # fit there. Of several, one may now be the fullest that takes a job.
             if other is not None and (
                 len(touched) > 1 or touched & {each.node for each in other.placements}
             ):

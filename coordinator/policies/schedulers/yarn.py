@@ -59,15 +59,16 @@ _PREEMPTING = ((off("preempts", False),),)
 
 
 Key = Callable[[Tenancy], Callable[[str], float]]
-"""What a queue of any level has, as a part of what is its own, in a pass over these tenants: the
-least is served next."""
+"""What a queue of any level has, as a fraction of its own share, in a pass over these tenants: the
+least is served next.
+"""
 
 
 class _Queues:
     """One pass: queues are served one job at a time until each is empty or blocked.
 
-    never: jobs that block nobody, as they could not run in the fleet as it is, or only on nodes
-        that are absent.
+    never: jobs that block no other, because they could not run in the fleet, or only on absent
+        nodes.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, key: Key) -> None:

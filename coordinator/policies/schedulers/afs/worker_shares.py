@@ -47,7 +47,7 @@ class Share(Struct):
         return self.left_s / self.rate
 
     def may_grow(self, gpus: int) -> bool:
-        """Whether one worker more fits its range and what is left, and makes it faster."""
+        """True if one more worker fits its range and the remaining GPUs, and makes it faster."""
         job = self.job
         return self.workers < job.workers.max and self.gpus_each <= gpus and self.gain > 0
 
@@ -106,7 +106,7 @@ def base_shares(
 
 
 def share_out(shares: Sequence[Share], gpus: int, wins: Wins) -> None:
-    """Give one worker after the other to whoever is left of all pairwise comparisons."""
+    """Give one worker after another to the winner of all pairwise comparisons."""
     while True:
         growing = [share for share in shares if share.may_grow(gpus)]
         if not growing:

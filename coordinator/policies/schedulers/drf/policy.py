@@ -97,7 +97,7 @@ class RoomsLeft:
         self.workers = sum(self._rooms.values())
 
     def look(self, nodes: Iterable[NodeName]) -> None:
-        """What is free of these nodes may have changed; of others of the type nothing has."""
+        """The free part of these nodes may have changed; of others of the type it has not."""
         for name in nodes:
             if name in self._rooms:
                 now = self._bins.room(self._job, name)
@@ -113,10 +113,11 @@ def deal(
     first: Callable[[Mapping[str, T]], str],
     give: Callable[[T], bool],
 ) -> None:
-    """Each time one to the head of the line that is next.
+    """Deal one at a time to the head of the next line.
 
-    first: of the lines that are left, by their heads, as things stand. give: one more to somebody;
-    False where it takes none, and the next of its line is the head from then on.
+    first: chooses among the remaining lines, by their heads, as things stand.
+    give: gives one more to a head; False if it takes none, and the next of its line is the head
+        from then on.
     """
     queues = {name: deque(line) for name, line in lines.items()}
     while heads := {name: queue[0] for name, queue in queues.items() if queue}:
@@ -197,7 +198,7 @@ class Filling:
     # --- victims ------------------------------------------------------------------------------
 
     def _make_room(self, job: JobView, kind: str) -> bool:
-        """Let workers of tenants that stay above the job's go; nobody goes in vain."""
+        """Remove workers of tenants that stay above the job's; no worker leaves without need."""
         base = job.workers_on(kind).min
         left = RoomsLeft(self._bins, job, kind)
 
@@ -255,7 +256,9 @@ class Filling:
                 yield _Victim(job=job, workers=(worker,), is_whole=False)
 
     def _gangs(self, others: Iterable[JobView], job: JobView) -> Iterator[_Victim]:
-        """Those of the tenants with most first, then the lowest priority, then who loses least."""
+        """Gangs of the tenants with the largest shares first, then the lowest priority, then the
+        smallest loss.
+        """
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
@@ -295,7 +298,7 @@ class Filling:
                 self._move(structs.replace(victim, workers=rest), 1)
 
     def _spare(self) -> None:
-        """Whose place is free after all goes on, whoever loses most by a stop first."""
+        """A gang whose GPUs stay free goes on, the one that loses most by a stop first."""
         now_s = self._snapshot.now_s
         gone = [job for job in self._snapshot.jobs if job.job_id in self._stopped]
         for job in sorted(
@@ -373,7 +376,7 @@ class Filling:
                         room_for=tuple(shrunk.room_for),
                     )
                 )  # fmt: skip
-        # Whoever is stopped makes room, if only of CPUs or memory.
+        # A stopped job makes room, if only in CPUs or memory.
         plan = carry_out(self._snapshot, grants, place=self._planned, stops_in_vain=True)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 

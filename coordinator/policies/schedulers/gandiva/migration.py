@@ -22,9 +22,10 @@ from coordinator.policies.schedulers.gandiva.board import (
 )
 
 NEGLIGIBLE_RATIO = 0.01
-"""Of all that a job has computed. A tidier cell helps whoever may come later, and nobody else, and
-a trial may not pay: the paper moves jobs whose work is saved, and what that costs is some seconds
-in many minutes."""
+"""As a fraction of all that a job has computed. A tidier cell helps only jobs that may come later,
+and a trial may not pay. The paper moves jobs whose work is saved, which costs some seconds in
+many minutes.
+"""
 
 
 def loses_nothing(job: JobView, now_s: float) -> bool:

@@ -130,7 +130,8 @@ class Packing:
             gain = self._gain(one, other)
             is_starting = JobState.STARTING in (one.state, other.state)
             if gain is None and (is_starting or self._board.now_s < pair.since_s + 3 * trial_s):
-                continue  # who starts cannot be parted yet; or one of them has said nothing yet
+                # a starting job cannot be parted yet; or one of them has reported nothing yet
+                continue
             self.pairs[key] = Pair(since_s=pair.since_s, gain=gain or 0.0)
             is_together = self._board.rivals(self._board.seat(one)) >= {one.job_id, other.job_id}
             if not self.pairs[key].is_kept and is_together:
@@ -154,7 +155,7 @@ class Packing:
     def offer(self, *, rest_s: float) -> None:
         """Try one more pair on each GPU: the least busy job that waits with the least busy one.
 
-        Only under overload, that is while somebody is suspended.
+        Only under overload, that is while any job is suspended.
         """
         waiting = [job for job in self._board.of(JobState.SUSPENDED) if self._is_known(job)]
         if not waiting:
@@ -242,7 +243,7 @@ class Hosts:
                 yield host
 
     def leave(self, host: JobView) -> None:
-        """It is tried with somebody, and with nobody else in this pass."""
+        """The job is tried with one partner, and with no other in this pass."""
         del self._hosts[host.job_id]
         del self._on_seat[self._board.seat(host)]
         for fits in self._fits.values():
@@ -263,7 +264,7 @@ class Hosts:
         return fits.values()
 
     def _memory_left(self, host: JobView) -> float:
-        """On the GPU of its nodes that has least; what is not known of a node never hinders."""
+        """On the GPU of its nodes with the least memory left; unknown memory never blocks."""
         nodes = self._board.floor.nodes
         there = (nodes[name] for name in self._board.gpus[host.job_id] if name in nodes)
         has = min((node.gpu_memory_bytes for node in there if node.gpu_memory_bytes), default=0)

@@ -70,7 +70,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     @property
     def looked(self) -> Looked:
-        """When it did, and when somebody new was there."""
+        """When it last looked, and when it last saw a new job."""
         return Looked(at_s=self.looked_at_s, came_at_s=self.came_at_s)
 
 
@@ -88,7 +88,8 @@ class _Pass:
             for worker in job.placed:
                 if not worker.is_leaving:
                     gpus[worker.node] += worker.freed_gpus
-        # A gang that is stopped there may not come back: nobody is then, but for somebody else.
+        # A gang that is stopped there may not come back: no gang is then stopped, except for
+        # another one.
         self._is_barred = any(node.barred_gpus for node in self._floor.nodes.values())
         types = {name: node.gpu_type for name, node in self._floor.nodes.items()}
         self.division = Division(self._before.sets, gpus=gpus, types=types, unseen=snapshot.unseen)
@@ -139,7 +140,7 @@ class _Pass:
         }
 
     def _welcome(self) -> None:
-        """Whoever is in no set, by submission; those that run already first."""
+        """Jobs in no set, by submission; running ones first."""
         self.division.leave(self._may_stand)
         settled = self.division.set_of()
         new = [job for job in self._jobs.values() if job.job_id not in settled]
@@ -169,7 +170,7 @@ class _Pass:
     # --- what comes of it ---------------------------------------------------------------------
 
     def allocation(self) -> Allocation:
-        """Stops and starts, and what is remembered."""
+        """Stops and starts, and the memory."""
         decisions = carry_out(
             self._snapshot,
             self._grants(),
@@ -193,8 +194,9 @@ class _Pass:
         )
 
     def _waits(self) -> tuple[JobId, ...]:
-        """Who found no set, also of those that are hidden; between looks who came since is nobody
-        yet."""
+        """Jobs that found no set, hidden ones included; jobs that came since the last look do not
+        count yet.
+        """
         settled = self.division.set_of()
         seen = self._jobs.keys()
         known = seen & self._before.waits if self.look.is_awaited else seen
@@ -214,7 +216,7 @@ class _Pass:
                 self._nodes[job.job_id] = each.nodes
                 away = any(worker.node not in each.nodes for worker in job.placed)
                 if away and is_movable(job):
-                    continue  # it goes on where it is until somebody's turn comes there
+                    continue  # it goes on where it is until another job's turn comes there
                 grants.append(
                     Grant(
                         job=job,
@@ -290,7 +292,7 @@ def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pendin
 
 
 def tell(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
-    """Of a job whose turn does not end, why."""
+    """For a job whose turn does not end: why."""
     return told_of(snapshot, job_id)
 
 

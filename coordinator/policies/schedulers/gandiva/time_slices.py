@@ -56,13 +56,13 @@ class Slices:
         return tick(self._board.now_s, self._slice_s) > tick(began_s + half, self._slice_s)
 
     def take_idle(self) -> None:
-        """Who has waited longest goes first, on GPUs on which nobody computes."""
+        """The job that has waited longest goes first, on GPUs without a computing job."""
         for job in self._suspended():
             if not self._board.rivals(self._board.seat(job)):
                 self._go_on(job)
 
     def take(self) -> None:
-        """Who has waited longest goes first: on GPUs that are idle, or whose turn is over."""
+        """The longest waiting job goes first: on GPUs that are idle, or whose turn is over."""
         for job in self._suspended():
             self._go_on(job)
 

@@ -19,9 +19,9 @@ Handed = Mapping[JobId, float]
 def fresh(
     jobs: Mapping[JobId, JobView], handed_at_s: Handed, ratio: float, now_s: float
 ) -> set[JobId]:
-    """Whose turn has not lasted yet as long as handing it over is worth.
+    """Jobs whose turn is still too short to be worth its handover.
 
-    ratio: a turn is no shorter than so many times what passed from the decision until the gang ran.
+    ratio: a turn is no shorter than this many times the time from the decision until the gang ran.
     """
     found = set[JobId]()
     for job_id, at_s in handed_at_s.items():

@@ -73,9 +73,10 @@ class RoundPass:
     # --- shares ---------------------------------------------------------------------------------
 
     def solve(self) -> None:
-        """Shares anew, where jobs came or went and the last ones were kept up long enough.
+        """Solve for new shares, if jobs came or went and the last ones were kept up long enough.
 
-        Who was out of sight whenever they were set does not wait: that may be so each time.
+        A job that was hidden whenever they were set does not wait for that: that may be so each
+        time.
         """
         rounds = self.rounds
         solved_at_s = rounds.solved_at_s
@@ -110,9 +111,9 @@ class RoundPass:
     # --- a round --------------------------------------------------------------------------------
 
     def ranked(self) -> list[JobView]:
-        """Those first that received least of what they should; of equal ones those owed most.
+        """Jobs that received least of their share first; among equals those that are owed most.
 
-        Before them stand those whose work a stop would throw away, and use up their share.
+        Before them stand those whose work a stop would lose; they use up their share.
         """
 
         def rank(job: JobView) -> tuple[float, ...]:
@@ -123,7 +124,7 @@ class RoundPass:
         return sorted(self._snapshot.jobs, key=rank)
 
     def chosen(self, ranked: Sequence[JobView]) -> set[JobId]:
-        """Who runs in this round: gangs in this order, skipping those that do not fit."""
+        """The gangs of this round, in this order, skipping those that do not fit."""
         movable = {job.job_id for job in ranked if job.state == JobState.PENDING or is_movable(job)}
         held = [w for job in ranked if job.job_id in movable for w in job.placed]
         free = self._floor.free_gpus() + sum(
@@ -180,7 +181,7 @@ class RoundPass:
         return (self.due_text(job), *told(job, self._now_s))
 
     def wake_at_s(self) -> float | None:
-        """The next round, while anybody waits."""
+        """The next round, while any job waits."""
         waiting = (job for job in self._snapshot.jobs if job.state == JobState.PENDING)
         self.rounds.is_awaited = any(waiting)
         if not self.rounds.is_awaited:

@@ -38,8 +38,8 @@ LEAST_S = 1e-9
 class Gang(Struct, frozen=True, kw_only=True):
     """One job.
 
-    gpus: of its gang. left_s: running time that is left. passed_s: since its submission.
-    alone_s: what it would have taken alone so far, and what is left of that, in seconds.
+    gpus: of its gang. left_s: remaining running time. passed_s: since its submission.
+    alone_s: the time alone of its work so far plus the remaining work, in seconds.
     """
 
     gpus: int

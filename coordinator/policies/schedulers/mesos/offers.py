@@ -49,7 +49,7 @@ class Still(Struct, frozen=True):
 
 def _seen(snapshot: ClusterSnapshot) -> int:
     free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
-    # Who waits again is offered anew, and after its pre-run asks for another gang.
+    # A job that waits again gets new offers, and after its pre-run asks for another gang.
     jobs = [(job.job_id, job.attempt) for job in snapshot.jobs if job.state == JobState.PENDING]
     return crc32(msgspec.msgpack.encode((free, jobs)))
 
@@ -62,10 +62,10 @@ Refused = dict[str, dict[NodeName, Refusal]]
 
 
 class Refusals:
-    """Those that hold in one allocation.
+    """The refusals that hold in one allocation.
 
-    by_asker: for the next one. number: of this allocation, counted from 1. refuse_s: how long one
-    holds.
+    by_asker: for the next one. number: of this allocation, counted from 1.
+    refuse_s: how long one holds.
     """
 
     def __init__(self, *, number: int, now_s: float, refuse_s: float) -> None:
@@ -80,11 +80,12 @@ class Refusals:
         askers: Collection[str],
         wanted: Callable[[str], Container[NodeName]],
     ) -> None:
-        """Those of earlier allocations that have not ended, or before some others were asked.
+        """Refusals of earlier allocations that have not ended, or not before some others were
+        asked.
 
-        Allocations may come later than refusals end, however long these are: were all to lapse
-        together, the first in order would be offered what it has no use for again and again. So
-        each holds for as many allocations as there are other askers.
+        Allocations may come later than refusals end, however long these are. If all lapsed
+        together, the first asker in order would get the same useless offer again and again. So each
+        holds for as many allocations as there are other askers.
 
         wanted: nodes that an asker would take after all; only the turns of the others count there.
         """
@@ -123,10 +124,10 @@ def ends_s(refused: Mapping[str, Mapping[NodeName, Refusal]]) -> list[float]:
 def askers(
     waiting: Mapping[str, Iterable[JobView]], fleet: Fleet
 ) -> tuple[dict[str, list[JobView]], dict[JobId, tuple[str, ...]]]:
-    """Lines of those that could run on the nodes that are there, in their order, and why each of
-    the others could not.
+    """Lines of the jobs that could run on the present nodes, in their order, and why each of the
+    others could not.
 
-    A line of which nobody could run is left out.
+    A line without any feasible job is left out.
     """
     left: dict[str, list[JobView]] = {}
     never: dict[JobId, tuple[str, ...]] = {}
@@ -144,8 +145,8 @@ def askers(
 class Hoards:
     """Hoards in one allocation.
 
-    by_owner: GPUs by node. since_s: since when each lasts. gives_back: whose ends now; None:
-    nobody's.
+    by_owner: GPUs by node. since_s: since when each lasts. gives_back: the owner whose hoard ends
+        now; None: none.
     """
 
     def __init__(self, since_s: Mapping[str, float], *, now_s: float, hoard_s: float) -> None:
@@ -159,7 +160,7 @@ class Hoards:
         return self.since_s[owner], owner
 
     def add(self, owner: str, node: NodeName, gpus: int) -> None:
-        """It is offered so many GPUs of a node, beside those that it has."""
+        """Offer it this number of GPUs of a node, in addition to those that it has."""
         mine = self.by_owner.setdefault(owner, {})
         mine[node] = mine.get(node, 0) + gpus
 
@@ -182,7 +183,7 @@ class Hoards:
         self.since_s.pop(owner, None)
 
     def oldest(self, among: Iterable[str]) -> str | None:
-        """Of these, whoever has hoarded for longest; None where none of them does."""
+        """The owner among these that has hoarded longest; None if none does."""
         hoarding = (owner for owner in among if owner in self.since_s)
         return min(hoarding, key=self._age, default=None)
 

@@ -84,11 +84,11 @@ class Holding:
         _take(self._floor.free, tried.held, -1)
 
     def acquire(self, job: JobView, gangs: Iterable[Gang], tried: Attempted) -> dict[NodeName, int]:
-        """What a gang that let go holds from now on, of what it finds on the first type that has;
-        before all others on the one where it held, or a GPU elsewhere would make it begin anew.
+        """The GPUs that a gang without any holds from now on, on the first type that has some.
 
-        Nothing where others of its line hold already, where its tenant's quota leaves nothing, and
-        while it backs off; one that reserves keeps the same then from later ones of its line.
+        The type where it last held comes before all others; otherwise a GPU elsewhere would make it
+        start over. None if others of its line hold already, if its tenant's quota leaves none, or
+        while it backs off; a gang that reserves then keeps the same from later ones of its line.
         """
         age, room = self.age(tried), self._quotas.room(job)
         is_idle = not (age.may_hold or self._reserves)
@@ -117,7 +117,7 @@ class Holding:
 
     @contextmanager
     def kept_from(self, line: str) -> Generator[None]:
-        """Meanwhile what gangs of a line keep is not free, as far as nobody else was given it."""
+        """GPUs kept by gangs of a line are not free meanwhile, unless another job got them."""
         free, taken = self._floor.free, list[Mapping[NodeName, int]]()
         for kept in self._kept.get(line, {}).values():
             taken.append({name: min(gpus, free[name]) for name, gpus in kept.items()})
@@ -154,7 +154,7 @@ def _take(free: dict[NodeName, int], held: Mapping[NodeName, int], sign: int = 1
 
 
 def _first(held: Mapping[NodeName, int], most: int) -> dict[NodeName, int]:
-    """So many GPUs of these at most, of the first nodes."""
+    """At most a number of GPUs of these, from the first nodes."""
     found: dict[NodeName, int] = {}
     for name, gpus in held.items():
         if most > 0:

@@ -16,7 +16,7 @@ from coordinator.policies.knobs import Period
 from coordinator.policies.schedulers.philly.locality import ANYWHERE
 
 EARLY_S = 5e-4
-"""Whoever is woken at an instant must not miss it by rounding."""
+"""A pass that is woken at an instant must not miss it by rounding."""
 
 
 class Patience(Struct, frozen=True, kw_only=True):

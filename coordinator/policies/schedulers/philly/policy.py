@@ -68,8 +68,9 @@ class Knobs(Patience, frozen=True, kw_only=True):
 class _Pass:
     """One walk over the waiting jobs.
 
-    attempted: what is remembered after it. grants: who starts where. victims: who may be stopped
-    for them. waiting, kinds: the others, and what for. wakes: when time alone changes something.
+    attempted: the memory after it. grants: starts with their nodes.
+    victims: jobs that may be stopped for them.
+    waiting, kinds: the others, and their pending reasons. wakes: when time alone changes something.
     """
 
     def __init__(self, knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
@@ -130,7 +131,7 @@ class _Pass:
         self._floor.avoided = ()
 
     def _start_in_pool(self, job: JobView) -> bool:
-        """A pre-run starts where nobody else does, in its turn but without regard to quotas."""
+        """A pre-run starts in the pool, in its turn but without regard to quotas."""
         kept = ("GPU that is kept", "GPUs that are kept")
         why = f"its pre-run, in the pool of {counted(self._pool.gpus, *kept)} for them"
         grant = self._pool.begin(job, why)
@@ -140,7 +141,9 @@ class _Pass:
         return grant is not None
 
     def _asks(self, job: JobView) -> tuple[object, ...]:
-        """Whose job it is and all that it asks for: where one finds nothing, nor does its like."""
+        """The tenant of a job and all that it asks for: where one finds nothing, equal ones do not
+        either.
+        """
         return (self._tenancy.leaf(job), job.avoid_nodes, *self._gangs(job))
 
     def _gangs(self, job: JobView) -> Iterator[Gang]:
@@ -197,21 +200,21 @@ class _Pass:
         return False
 
     def _goes_on(self, victim: JobView) -> bool:
-        """Nobody needs what it holds."""
+        """True if no other gang needs what it holds."""
         if not self._floor.goes_on(victim.placed):
             return False
         self._tenancy.take(victim, held_gpus(victim))
         return True
 
     def _stoppable(self) -> Iterator[JobView]:
-        """Whoever may be stopped and is not yet; nobody needs the GPUs of the pool."""
+        """Jobs that may be stopped and are not yet; no job needs the GPUs of the pool."""
         jobs = (job for job in self._snapshot.jobs if job.job_id not in self.victims)
         return (job for job in jobs if is_movable(job) and not self._pool.has(job))
 
     # --- waiting ------------------------------------------------------------------------------
 
     def _wait(self, job: JobView, age: Try, tried: Attempted, room: int) -> None:
-        """It waits, and its tenant's quota leaves so many GPUs for it to hold."""
+        """The job waits, and its tenant's quota leaves this number of GPUs for it to hold."""
         self.attempted[job.job_id] = tried
         is_within = room >= job.base_gpus
         holds_later = room > 0 and not age.may_hold

@@ -24,10 +24,11 @@ def is_prerun(job: JobView) -> bool:
 
 
 class PrerunPool:
-    """So many GPUs of a floor, of its last nodes by name; the floor is left without them.
+    """A number of GPUs of the cell, of its last nodes by name; the other policies' free GPUs lack
+    them.
 
-    floor: the pool's own. gpus: of it; fewer than were asked for where the cell is smaller, none
-    where it gives way.
+    floor: the pool's own. gpus: its size; smaller than requested where the cell is smaller, zero
+        where it gives way.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, floor: FreeGpus, gpus: int) -> None:
@@ -45,7 +46,7 @@ class PrerunPool:
         for name, gpus in kept.items():
             node, rest = floor.nodes[name], floor.nodes[name].gpus - gpus
             idle = min(max(0, gpus - taken[name]), floor.free[name])
-            # The pool is the last that goes without what nobody can have.
+            # The pool is the last to lose the GPUs that no job can have.
             barred = min(node.barred_gpus, rest)
             mine = replace(node, gpus=gpus, barred_gpus=node.barred_gpus - barred)
             self.floor.nodes[name], self.floor.free[name] = mine, idle
@@ -54,7 +55,7 @@ class PrerunPool:
 
     @property
     def idle_gpus(self) -> int:
-        """Of it that no pre-run has."""
+        """Its GPUs without a pre-run."""
         return self.floor.free_gpus()
 
     def has(self, job: JobView) -> bool:
@@ -68,7 +69,7 @@ class PrerunPool:
 
 
 def _last(nodes: Mapping[NodeName, NodeView], gpus: int) -> dict[NodeName, int]:
-    """So many GPUs by node, the last nodes first, so that the others stay whole."""
+    """A number of GPUs by node, the last nodes first, so that the others stay whole."""
     kept: dict[NodeName, int] = {}
     for name in sorted(nodes, reverse=True):
         here = min(nodes[name].gpus, gpus)

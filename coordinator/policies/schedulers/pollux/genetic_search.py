@@ -111,7 +111,7 @@ class Problem:
         return np.asarray(powered.mean(axis=1) ** (1.0 / self.power))
 
     def repaired(self, population: Genes, random: np.random.Generator) -> Genes:
-        """Each allocation made legal: jobs in an order by chance take what is left for them."""
+        """Make each allocation legal: jobs in a random order take the GPUs left for them."""
         order = np.argsort(random.random(population.shape), axis=1)
         sizes, least = self.sizes[order], self.least[order]
         kept, free = self.kept[order], self.gpus - int((self.kept * self.sizes).sum())
@@ -137,14 +137,15 @@ class Problem:
         return [present, self.filled(present), self.filled(self.kept)]
 
     def mended(self, asked: Genes, had: Genes, is_short: Mask) -> Genes:
-        """What to ask for where nodes gave these jobs less than was asked: of them no more, and of
-        the others as much as that leaves."""
+        """The next request where nodes gave these jobs less than requested: for them no more, and
+        for the others as much as that leaves.
+        """
         most = np.where(is_short, np.minimum(had, self.most), self.most)
         most[most < self.least] = 0
         return self.filled(np.minimum(asked, most), most)
 
     def filled(self, genes: Genes, most: Genes | None = None) -> Genes:
-        """An allocation with what is left of the GPUs given to whom it helps most, one by one.
+        """Fill an allocation: each remaining GPU goes to the job that it helps most, one by one.
 
         most: workers that each job may have; None: as many as the problem lets it have.
         """

@@ -78,7 +78,7 @@ class _Memory(Struct, frozen=True, kw_only=True):
 
 
 def _held(memory: _Memory, snapshot: ClusterSnapshot) -> dict[JobId, int]:
-    """What is remembered from now on; who waits unseen is not gone."""
+    """The memory from now on; a hidden waiting job is not gone."""
     found = {job: count for job, count in memory.held.items() if job in snapshot.unseen}
     for job in snapshot.jobs:
         factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
@@ -102,7 +102,7 @@ def _is_new(job: JobView, held: Mapping[JobId, int]) -> bool:
 
 
 class _Round:
-    """One round over all pools, from a snapshot in which nobody clashes who can give way."""
+    """One round over all pools, from a snapshot without clashes that a job could end."""
 
     def __init__(
         self, knobs: PolluxKnobs, snapshot: ClusterSnapshot, held: Mapping[JobId, int]
@@ -222,7 +222,9 @@ def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[P
 
 
 def _kept_away(knobs: PolluxKnobs, floor: ApartFloor, job: JobView) -> str:
-    """Who keeps a job from nodes for its gang or one worker more; empty: nobody by that rule."""
+    """The jobs that keep a job from nodes for its gang or one more worker; empty: none by that
+    rule.
+    """
     kinds = (job.gpu_type,) if job.gpu_type else job.gpu.types or floor.gpu_types
     for kind in kinds if knobs.spans_apart else ():
         count = 1 if job.placed else job.workers_on(kind).min
@@ -237,7 +239,7 @@ def _kept_away(knobs: PolluxKnobs, floor: ApartFloor, job: JobView) -> str:
 def _tell(
     knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """What keeps a job that could grow from more workers, beside what they are worth."""
+    """What keeps a job that could grow from more workers, apart from their worth."""
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     if job is None or not job.is_resizable or job.gpu_type is None:
         return ()

@@ -22,15 +22,15 @@ from coordinator.policies.parts.pooling import Pool
 from coordinator.policies.schedulers.pollux.genetic_search import Genes, Mask, Problem
 
 MOST_MENDED = 3
-"""So often a round asks for something else where nodes gave less than was asked."""
+"""The number of further requests in a round where nodes gave less than requested."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What comes of one allocation: a plan, and by pool the following.
+    """The result of one allocation: a plan, and by pool the following.
 
     asked, had: workers per job. worth: the fitness of those had.
-    short: jobs that nodes gave less than was asked; those that keep their size for another reason,
-        as they were resized just now, are not.
+    short: jobs that nodes gave less than requested; those that keep their size for another reason,
+        for example a recent resize, are not.
     """
 
     plan: Plan
@@ -48,8 +48,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class Asking(Struct, frozen=True, kw_only=True):
     """One round's jobs and nodes.
 
-    problems: of each of the pools. floor: nodes as they are before the round, made anew each time.
-    place: finds nodes. grant: so many workers for a job of a pool, in words too.
+    problems: of each of the pools.
+    floor: nodes as they are before the round, rebuilt each time.
+    place: finds nodes. grant: a number of workers for a job of a pool, with its reason.
     """
 
     snapshot: ClusterSnapshot
@@ -72,8 +73,9 @@ class Asking(Struct, frozen=True, kw_only=True):
         return first if is_first else self.tried(asked)
 
     def _others(self, first: Outcome) -> Iterator[Outcome]:
-        """What else there is to ask for: what mends it, also without jobs that lie across nodes for
-        no need, and what the search began with."""
+        """The other requests: the repaired one, also without jobs that lie across nodes without
+        need, and the search's initial one.
+        """
         if not first.is_whole:
             yield from self._mended(first)
             wide = zip(self.pools, self.problems, first.asked, strict=True)
@@ -94,7 +96,7 @@ class Asking(Struct, frozen=True, kw_only=True):
             yield outcome
 
     def _narrow(self, pool: Pool, problem: Problem, asked: Genes) -> Genes:
-        """Whoever could do with one node has no more, so that gangs find whole ones."""
+        """A job that could do with one node gets no more, so that gangs find whole ones."""
         nodes = self.floor().nodes.values()
         gpus = max((node.gpus for node in nodes if node.gpu_type == pool.gpu_type), default=0)
         width = np.maximum(gpus // problem.sizes, problem.least)

@@ -31,12 +31,13 @@ from coordinator.policies.tenants.tenancy import Tenancy
 class Claims:
     """Claims of the jobs of one snapshot.
 
-    has_costs: whether any start or change takes time. overheads: what is known of attempts now.
+    has_costs: whether any start or change takes time. overheads: measured for attempts now.
 
     Args:
-        before: what was known of attempts before.
-        margin: of what is left. restart_s: what a stop costs beside work. powers_of_two: of sizes.
-        tenancy: whose quotas bind; None: nobody's.
+        before: measured for attempts before.
+        margin: of the remaining work. restart_s: the cost of a stop beside work. powers_of_two: of
+            sizes.
+        tenancy: whose quotas bind; None: none.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Claims:
         self.overheads = seen(before, snapshot)
 
     def of(self, job: JobView, kind: str, gpus: int) -> Claim:
-        """What a job claims of so many GPUs of a type.
+        """The claim of a job on a number of GPUs of a type.
 
-        Where changes take time, what its estimate does not see is left as well.
+        Where changes take time, the part that its estimate does not include is added.
         """
         if is_start_of_gang(job) and job.behind is not None:
             return self._with_gang(job, job.behind, kind, gpus)

@@ -102,7 +102,7 @@ def wish_of(
     margin: float,
     most_gpus: int | None = None,
 ) -> Wish:
-    """What a job needs of a pool, with predictions taken so many times.
+    """The need of a job from a pool, with predictions multiplied by a factor.
 
     A pre-run is due when its gang has to begin, with as many workers as it can have, to be in time.
 
@@ -133,13 +133,13 @@ def _due_before_gang(job: JobView, margin: float) -> JobView:
 def most_in_time(
     wishes: Iterable[Wish], gpus: int, now_s: float, *, stops: bool = True
 ) -> tuple[list[Wish], list[Wish]]:
-    """The most jobs that can be in time together, of wishes in order of rank: those that have to
+    """The most jobs that can be in time together, of demands in order of rank: those that have to
     run now, and those that can wait until others end.
 
-    Who runs goes on, unless more jobs are in time where it does not: a stop that lets no more in is
-    none that helps.
+    A running job goes on, unless more jobs are in time without it: a stop that lets no more in does
+    not help.
 
-    stops: whether anybody who is in time may be stopped for others now.
+    stops: whether a job that is in time may be stopped for others now.
     """
     urgent = [wish for wish in wishes if wish.is_urgent]
     running = [wish for wish in urgent if wish.runs]
@@ -159,11 +159,11 @@ def most_in_time(
 
 
 class Line:
-    """Who is in time, and when each begins: by deadline, each as early as those before it allow.
+    """The jobs in time, and when each begins: by deadline, each as early as those before it allow.
 
     Moore and Hodgson (Management Science 15(1), 1968), with GPU-time for time: when one more does
-    not fit by its deadline, the one that gives the most GPU-time free makes room for it, if that is
-    room enough. is_settled: nobody who was added before makes room for others.
+    not fit by its deadline, the one that frees the most GPU-time makes room for it, if that is room
+    enough. is_settled: no earlier one makes room for others.
     """
 
     def __init__(self, gpus: int, now_s: float) -> None:

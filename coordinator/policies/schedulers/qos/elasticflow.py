@@ -55,8 +55,9 @@ from coordinator.policies.schedulers.qos.reasons import (
 from coordinator.policies.schedulers.qos.round_clock import Settled
 
 RESIZES_PER_SLOT = 10
-"""A grant beyond the share is reckoned with for so many times what it takes to change, at least:
-else no growth would ever be worth the time for which the gang stands still."""
+"""A grant beyond the share counts for at least this many times the time of its change. Otherwise no
+growth would ever be worth the pause of the gang.
+"""
 IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
 
 
@@ -87,10 +88,10 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
 class _Memory(Struct, frozen=True, array_like=True):
     """promises: the plan under which each admitted job meets its deadline.
 
-    settled_at_s, round_at_s, due_at_s: of `settled`, which says what they are; stored flat.
-    late: who was promised a deadline that it cannot meet any more; it is not refused for that.
-    overheads: what is known of attempts. dates: that were promised instead to those that are late.
-    unpromised: who was refused and is let in all the same.
+    settled_at_s, round_at_s, due_at_s: of `settled`, which defines them; stored flat.
+    late: jobs with a promise that they cannot meet any more; they are not refused for that.
+    overheads: measured for attempts. dates: promised instead to late jobs.
+    unpromised: refused jobs that are admitted all the same.
     kinds: GPU types of the promises to those that take several.
     """
 
@@ -106,15 +107,14 @@ class _Memory(Struct, frozen=True, array_like=True):
 
     @property
     def settled(self) -> Settled:
-        """When shares were, and when they are anew."""
+        """When shares were settled, and when they are again."""
         return Settled(self.settled_at_s, self.round_at_s, self.due_at_s)
 
 
 class _Pass:
-    """One pass, before anything is placed: all GPU types of a snapshot.
+    """One pass, before any placement: all GPU types of a snapshot.
 
-    notes: why a job does not run now. The others are decisions, what is remembered, and when it is
-    to be looked at again.
+    notes: why a job does not run now. The others are decisions, the memory, and the next wake-up.
     """
 
     def __init__(self, knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
@@ -154,7 +154,7 @@ class _Pass:
         self.rejects.append(refusal(job, job.deadline_at_s, min(dates), tried[0][1].tenant))
 
     def _settle(self, pool: Pool) -> None:
-        """What the plans leave is shared out, and everybody is told what it has."""
+        """Share out what the plans leave, and give every job its count."""
         book, soft = pool.book, [*pool.book.late, *sorted(pool.soft, key=by_deadline)]
         slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
         sharing = Sharing(book, soft, now_s=self._now_s, gpus=pool.gpus, slot_s=slot_s)

@@ -16,13 +16,13 @@ from coordinator.policies.schedulers.qos.minimum_shares import Claim, greedily, 
 from coordinator.policies.schedulers.qos.timeline import Piece, Plan
 
 ROUNDING = 1e-9
-"""Of GPU-seconds: what is less than this part of them is rounding."""
+"""As a fraction of GPU-seconds: less than this is rounding."""
 
 
 class _Step(Struct, frozen=True):
-    """One more step of a job: GPU-seconds that its plan then saves per GPU, and that plan.
+    """One more step of a job: the GPU-seconds that its plan then saves per GPU, and that plan.
 
-    is_earlier: it ends earlier by it; else it has so many workers already.
+    is_earlier: it ends earlier by it; else it has that many workers already.
     """
 
     saved_gpu_s: float
@@ -80,7 +80,7 @@ class Sharing:
         )
 
     def lend(self, gpus: int) -> bool:
-        """To whoever needs so many, and only now; False where fewer are left."""
+        """Lend GPUs to a job that needs a number, for now only; False if fewer are left."""
         if gpus > self._left:
             return False
         self._left -= gpus
@@ -104,10 +104,10 @@ class Sharing:
         return self.given
 
     def _give_dues(self) -> None:
-        """What idle guarantees cover goes first: of the innermost tenants, to those that run.
+        """GPUs that idle guarantees cover go first: of the innermost tenants, to running jobs.
 
-        They lose it to no other tenant, and are given it back by whoever borrows it. No promise
-        counts on it; but whoever has to give it back could be one that was promised its share.
+        These lose them to no other tenant, and get them back from any borrower. No promise counts
+        on them; but the one that gives them back could be a job that was promised its share.
         """
         for depth in range(self._room.depth, 0, -1):
             for runs in (True, False):
@@ -130,11 +130,11 @@ class Sharing:
             self._take(name, step)
 
     def _keep_dues(self, depth: int) -> None:
-        """Who runs keeps what a guarantee so deep covers of its other workers, though its share is
-        less.
+        """A running job keeps its other workers that a guarantee at this depth covers, though its
+        share is less.
 
         They may be taken for no other tenant; and a share that is planned on them instead of idle
-        GPUs is not carried out. Who is due the same guarantee has been given its part before.
+        GPUs is not carried out. A job that is due the same guarantee got its part before.
         """
         for name, claim in self._claims.items():
             if claim.runs and claim.sizes:

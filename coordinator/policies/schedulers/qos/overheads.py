@@ -22,11 +22,11 @@ AWAY = (JobState.PENDING, JobState.PREEMPTING)
 
 
 class Overhead(Struct, frozen=True, array_like=True):
-    """What is remembered of one attempt.
+    """The memory of one attempt.
 
     since_s: when it was first seen. has_run: its start was counted. workers: that it had then.
     resized_at_s: its latest resize that was counted.
-    unseen_s: work, in worker-seconds, that its estimate counts as done, and that nobody did.
+    unseen_s: work, in worker-seconds, that its estimate counts as done and that was not.
     """
 
     attempt: int = 0
@@ -49,7 +49,7 @@ def has_costs(snapshot: ClusterSnapshot) -> bool:
 
 
 def seen(before: Mapping[JobId, Overhead], snapshot: ClusterSnapshot) -> Overheads:
-    """What is known of every attempt now; nothing where nothing takes time."""
+    """The overheads of every attempt now; empty where nothing takes time."""
     if not has_costs(snapshot):
         return {}
     return {

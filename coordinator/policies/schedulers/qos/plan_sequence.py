@@ -12,7 +12,7 @@ from coordinator.policies.schedulers.qos.quotas import Room
 from coordinator.policies.schedulers.qos.timeline import Plan, Timeline
 
 KEPT_EVERY = 32
-"""Of so many claims of a row the room before the first one is remembered."""
+"""The room before the first of this many claims of a sequence is remembered."""
 
 
 class Row:
@@ -75,7 +75,7 @@ class Row:
         return known is claim and before is old
 
     def _room(self, place: int) -> Room:
-        """What is left at a place of the row, of which nothing behind it is kept."""
+        """The room at a position of the sequence, of which no later part is kept."""
         del self._done[place:], self._rooms[place // KEPT_EVERY + 1 :]
         room = self._rooms[-1].copy()
         for claim, _, plan in self._done[KEPT_EVERY * (len(self._rooms) - 1) :]:

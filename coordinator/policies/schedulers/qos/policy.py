@@ -121,12 +121,12 @@ class _Pass:
         ]
 
     def _most(self, wish: Wish, left: int) -> int:
-        """Workers that it can have where so many GPUs are left, within what its tenant may take."""
+        """Workers that it can have where a number of GPUs is left, within its tenant's limit."""
         gpus = left + wish.workers * wish.gpus_each
         return self._reach.most(wish.job, wish.gpus_each, gpus)
 
     def _give(self, wish: Wish, workers: int) -> int:
-        """So many workers in all; the GPUs that it takes of what is left."""
+        """Give it this number of workers in all; the GPUs come from the rest."""
         gpus = (workers - wish.workers) * wish.gpus_each
         wish.workers = workers
         self._reach.take(wish.job, workers * wish.gpus_each)
@@ -169,8 +169,9 @@ class _Pass:
         return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
 
     def _is_new(self, wish: Wish) -> bool:
-        """It runs or has its size for so short a time that whoever is in time is not moved again:
-        else two orders that are as good would take turns without end."""
+        """It started or was resized so recently that a job in time is not moved again: otherwise
+        two equally good orders would alternate without end.
+        """
         job = wish.job
         if not wish.runs:
             return False

@@ -24,13 +24,13 @@ def with_quota_stops(
     granted: Collection[JobId],
     why: Why,
 ) -> tuple[Decision, ...]:
-    """The decisions, and before those that take GPUs the stops without which tenants forbid them.
+    """The decisions, preceded by the stops without which tenants forbid those that take GPUs.
 
-    Who has the lowest priority is stopped first, of these who loses least by it, and nobody without
-    whom there is room enough. Where all that may be stopped leave too little nobody is.
+    The lowest priority is stopped first, of these the smallest loss, and no job without which there
+    is room enough. Where all that may be stopped leave too little, none is.
 
-    granted: who has workers or is to start, and is stopped for nobody. why: what the others are
-    told.
+    granted: jobs that have workers or are to start, and are not stopped. why: the reason for the
+        others.
     """
     return _Stops(snapshot, decisions, granted).made(why)
 

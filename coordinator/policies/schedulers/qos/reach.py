@@ -20,15 +20,16 @@ class Reach:
         self._taken: dict[JobId, int] = {}
 
     def most(self, job: JobView, gpus_each: int, gpus: int) -> int:
-        """Workers of so many GPUs each that it can have of so many GPUs."""
+        """Workers of a GPU count each that it can have of a number of GPUs."""
         if self._tenancy is None:
             return gpus // gpus_each
         has = present_workers(job) * job.gpus_per_worker + self._taken.get(job.job_id, 0)
         return int(min(gpus, has + max(0.0, self._tenancy.room(job)))) // gpus_each
 
     def take(self, job: JobView, gpus: int) -> None:
-        """The job is given so many GPUs, with those that it has; what it gives back is for later
-        passes."""
+        """Give the job a number of GPUs, those that it has included; GPUs that it gives back are
+        for later passes.
+        """
         if self._tenancy is None:
             return
         before = self._taken.get(job.job_id, 0)

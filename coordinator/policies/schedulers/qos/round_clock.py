@@ -11,9 +11,9 @@ from msgspec import Struct
 
 
 class Settled(Struct, frozen=True):
-    """at_s: when shares were settled; again at that instant, as jobs stop and start.
+    """at_s: when shares were settled; again at that instant, because jobs stop and start.
 
-    round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
+    round_at_s: when they may be settled again. due_at_s: when a plan wants it in any case.
     """
 
     at_s: float = -inf

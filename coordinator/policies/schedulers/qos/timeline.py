@@ -15,11 +15,11 @@ from math import inf
 from msgspec import Struct
 
 BLOCK_STEPS = 12
-"""A block has at most twice so many steps."""
+"""A block has at most twice this many steps."""
 
 
 class Piece(Struct, frozen=True, array_like=True):
-    """So many workers in [start_s, end_s)."""
+    """A number of workers in [start_s, end_s)."""
 
     start_s: float
     end_s: float
@@ -60,7 +60,7 @@ class _Block:
         return other
 
     def add(self, start_s: float, end_s: float, gpus: int) -> None:
-        """So many more are free in its steps that begin in a time."""
+        """Add this number of free GPUs to its steps that begin in a time span."""
         first, last = bisect_left(self.times, start_s), bisect_left(self.times, end_s)
         if last - first == len(self.times):
             self.more, self.least, self.most = self.more + gpus, self.least + gpus, self.most + gpus
@@ -140,11 +140,11 @@ class Timeline:
     def room_s(
         self, after_s: float, gpus: int, until_s: Callable[[float], float | None]
     ) -> float | None:
-        """When the first step behind an instant begins, since which so many are free for long
+        """When the first step after an instant begins from which a number of GPUs is free for long
         enough; None: there is none.
 
-        until_s: until when, later than its begin and the later the later that is; None: never mind
-            this one and those behind it.
+        until_s: until when, later than its begin and the later the later that is; None: skip this
+            one and those behind it.
         """
         begins_s, end_s = None, inf
         first = self._holding(after_s)

@@ -48,13 +48,13 @@ class Kinds:
             if job.gpu_type is not None:
                 self.of[job.job_id] = job.gpu_type
             elif job.job_id in let_in:
-                # Where none of its nodes takes workers now it waits for that: nobody elsewhere has
-                # reckoned with it.
+                # Where none of its nodes takes workers now it waits for that: no other type's plan
+                # includes it.
                 had = before.get(job.job_id, "")
                 is_kept = had and job.accepts(had)
                 own[job.job_id] = had if is_kept else next(iter(accepted or job.gpu.types), "")
             elif accepted and job.deadline_at_s is not None and job.job_id not in some_day:
-                self.of[job.job_id] = accepted[0]  # to be told that it fits nowhere
+                self.of[job.job_id] = accepted[0]  # so that it gets the reason that it fits nowhere
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
         size = partial(least_in_time, now_s=snapshot.now_s)
         found = choices(
@@ -73,8 +73,9 @@ class Kinds:
 
 
 def _hosted_if_all_were_open(snapshot: ClusterSnapshot) -> Container[str]:
-    """Jobs that wait and would fit, were no node closed: whoever has to wait for that is told so,
-    and asks when they are back."""
+    """Waiting jobs that would fit if no node were closed: they get that reason, and ask when the
+    nodes are back.
+    """
     nodes = tuple(structs.replace(node, is_schedulable=True) for node in snapshot.nodes)
     snapshot = structs.replace(snapshot, nodes=nodes)
     return hosting_types(snapshot, FreeGpus(snapshot)).keys()

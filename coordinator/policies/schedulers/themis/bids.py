@@ -38,12 +38,12 @@ MOST_SIZES = 8
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What is to be given away.
+    """The GPUs to be given away.
 
     free: GPUs by node.
-    back: running jobs whose lease is over: what they hold is part of `free`.
-    found: where gangs that wait have room, as long as nobody was given any of it: of hundreds of
-        apps that bid for the same nodes many ask for the same.
+    back: running jobs whose lease is over: their GPUs are part of `free`.
+    found: where waiting gangs have room, while none of it is given: of hundreds of apps that bid
+        for the same nodes many ask for the same.
     """
 
     free: Mapping[NodeName, int]
@@ -66,9 +66,9 @@ class Agent:
     """One app in one auction.
 
     Args:
-        held: what its jobs hold and keep, those whose lease is over not counted.
-        left_s: seconds until the app is done, by what it would hold; of nothing, too.
-        worth_of: of a bundle, by rho with it and what is held over rho with none.
+        held: what its jobs hold and keep, without those whose lease is over.
+        left_s: seconds until the app is done, by what it would hold; also for nothing.
+        worth_of: of a bundle, by rho with it and the held GPUs over rho with none.
     """
 
     def __init__(
@@ -184,9 +184,9 @@ class Agent:
             yield list(steps)
 
     def _starting(self, jobs: Sequence[JobView]) -> Iterator[_Step]:
-        """Base gangs that fit on what is offered.
+        """Base gangs that fit on the offer.
 
-        Jobs that ran come first, as it costs to stop them; then those with the least left.
+        Jobs that ran come first, because stopping them has a cost; then those with the least left.
         """
         starting = [job for job in jobs if self._wants(job) and not self._is_growing(job)]
         starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
@@ -202,7 +202,7 @@ class Agent:
         return left_gpu_s(job, self._measure.now_s), job.job_id
 
     def _gpu_type(self, job: JobView) -> str | None:
-        """Of a job that ran its own; else the first it accepts with room for its base gang."""
+        """The type of a job that ran; else the first accepted one with room for its base gang."""
         if job.gpu_type is not None and job.job_id in self._offer.back:
             return job.gpu_type
         gang = gang_shape(job)
@@ -304,11 +304,12 @@ class Agent:
     def _place(
         self, step: _Step, free: Mapping[NodeName, int], start: int
     ) -> tuple[Placement, ...] | None:
-        """Nodes for one job: a running one stays where it is, others on the fewest, close together.
+        """Nodes for one job: a running one stays where it is, others go on the fewest, close
+        together.
 
         Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`; it
-        grows back into its own GPUs first. Where somebody was given some of these it does not grow:
-        it has to leave them before it can have others.
+        grows back into its own GPUs first. Where another job got some of these it does not grow: it
+        has to leave them before it can have others.
         """
         job, size = step.job, step.job.gpus_per_worker
         is_growing = self._is_growing(job)

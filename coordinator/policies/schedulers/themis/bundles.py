@@ -43,7 +43,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
 
 
 def reduced(bundle: Bundle, gpus: int) -> Bundle:
-    """What is left of a bundle with so many GPUs: those go first whose loss hurts least.
+    """The rest of a bundle with a number of GPUs: those go first whose loss hurts least.
 
     Flexible workers on the node where the job has the fewest go before the others, so that it
     spreads less; then whole gangs, the last one of the ladder first. A gang is whole or absent.

@@ -28,7 +28,7 @@ NOTHING = Given()
 def committed(
     snapshot: ClusterSnapshot, floor: FreeGpus, leases: Leases, given: Mapping[JobId, Given]
 ) -> Plan:
-    """Decisions, in order of what is kept and what is given; whose GPUs nobody took keeps them."""
+    """Decisions, in order of kept and given GPUs; a job whose GPUs were not taken keeps them."""
 
     def place(floor: FreeGpus, job: JobView, _: str, count: int) -> tuple[Placement, ...]:
         more = given.get(job.job_id, NOTHING).more
@@ -41,7 +41,7 @@ def committed(
     ]
     plan = carry_out(snapshot, grants, floor=floor, place=place)
     for job_id in sorted(leases.back - given.keys()):
-        # Whoever is stopped has no lease; whoever is spared has its GPUs for another one.
+        # A stopped job has no lease; a spared one has its GPUs for another lease.
         leases.renew(job_id)
     return plan
 

@@ -60,7 +60,8 @@ class Held(Struct, frozen=True):
 
 
 def pace(job: JobView, workers: float) -> float:
-    """Worker-seconds of reference work in a second, with so many workers of its reference type.
+    """Worker-seconds of reference work in a second, with this number of workers of its reference
+    type.
 
     Its base gang makes `min` of them; below, in proportion, as if it took turns.
     """
@@ -99,7 +100,7 @@ def left_gpu_s(job: JobView, now_s: float) -> float:
     return job.work_left_s(now_s) * job.gpus_per_worker
 
 
-# --- what is remembered -------------------------------------------------------------------------
+#   --- the memory -----------------------------------------------------------------------------
 
 
 class Work(Struct, frozen=True, array_like=True):
@@ -115,11 +116,11 @@ class Work(Struct, frozen=True, array_like=True):
 class AppRecord(Struct, array_like=True):
     """An app with a job that waits or runs.
 
-    area_s: integral of the number of apps when it was first seen. seen_at_s: when that was; None:
-        at its submission, which is how records without it were counted.
-    jobs: all of its jobs so far, also those that have ended.
-    granted_at_s: when it was last given GPUs, or had some of whoever decided before; None: never.
-    rho: as it was when they were given; infinite: somebody else gave them.
+    area_s: integral of the number of apps when it was first seen.
+    seen_at_s: when that was; None: at its submission, the way of records without it.
+    jobs: all of its jobs so far, ended ones included.
+    granted_at_s: when it last got GPUs, or had some from another policy before; None: never.
+    rho: its value when they were given; infinite: another policy gave them.
     """
 
     submitted_at_s: float
@@ -247,7 +248,9 @@ class Measure:
         return max(LEAST_S, stretch * self._span_s(pieces, gpus))
 
     def _span_s(self, pieces: Sequence[tuple[float, float, int]], gpus: float) -> float:
-        """Of (GPU-seconds, GPU-seconds a second at most, GPUs at most) on so many GPUs."""
+        """The span of (GPU-seconds, GPU-seconds a second at most, GPUs at most) on a number of
+        GPUs.
+        """
         longest = [work / rate for work, rate, _ in pieces]
         if self._yard.aim == Aim.FIRST:
             return min(longest)
@@ -312,12 +315,12 @@ class Measure:
         return self._span_s(pieces, self.share_gpus)
 
     def rho(self, left_s: float) -> float:
-        """Finish-time fairness if it is done in so many seconds."""
+        """Finish-time fairness if it is done in this number of seconds."""
         return max(LEAST_S, self.elapsed_s + left_s) / self.alone_s
 
 
 def _alone_rate(job: JobView | None, work: Work, gpus: float) -> float:
-    """GPU-seconds of reference work a second, alone on so many GPUs."""
+    """GPU-seconds of reference work a second, alone on a number of GPUs."""
     if job is None:
         return min(gpus, float(work.gpus))
     return pace(job, gpus / job.gpus_per_worker) * job.gpus_per_worker
@@ -346,7 +349,7 @@ def racks_of(snapshot: ClusterSnapshot) -> dict[NodeName, str]:
 def held_by(
     held: Iterable[tuple[JobView, Iterable[WorkerView]]], racks: Mapping[NodeName, str]
 ) -> dict[JobId, Held]:
-    """What jobs hold by these workers of theirs, those not counted that were told to stop."""
+    """The GPUs that jobs hold by these workers, without those ordered to stop."""
     found: dict[JobId, Held] = {}
     for job, workers in held:
         nodes = [worker.node for worker in workers if not worker.is_leaving]

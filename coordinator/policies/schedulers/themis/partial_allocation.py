@@ -73,7 +73,8 @@ def partial_allocation(tables: Sequence[Table], capacity: Sequence[int]) -> tupl
     awards: list[Award] = []
     for bidder, at in enumerate(chosen):
         if not tables[bidder][at].asks or _is_all_best(tables, chosen, bidder):
-            awards.append(Award(at, 1.0))  # it takes nothing, or nobody would have more without it
+            # it takes nothing, or no other bidder would have more without it
+            awards.append(Award(at, 1.0))
             continue
         rest = proportional_fair(tables, capacity, without=bidder, start=chosen, looks=looks)
         with_it = sum(value for other, value in enumerate(values) if other != bidder)
@@ -175,7 +176,7 @@ class _Climb:
     # --- from one choice to a better one ------------------------------------------------------
 
     def best_near(self, start: Sequence[int], looks: int) -> tuple[int, ...]:
-        """Fill what is free, then exchange bundles as long as it helps."""
+        """Fill the free GPUs, then exchange bundles as long as it helps."""
         for bidder, at in enumerate(start):
             self._put(bidder, at)
         self._fill()
@@ -238,7 +239,7 @@ class _Climb:
         return found
 
     def _exchange(self, bidder: int, at: int) -> bool:
-        """Give a bidder another bundle, whoever is in the way nothing, and fill again."""
+        """Give a bidder another bundle, take those in the way from others, and fill again."""
         self._looks += len(self._tables)
         before, total = list(self._chosen), self._total()
         self._put(bidder, 0)

@@ -20,7 +20,7 @@ def orders(
     *,
     is_far_as_fast: bool = False,
 ) -> Iterator[list[NodeName]]:
-    """Orders of nodes to fill with so many workers, the best one first.
+    """Orders of nodes to fill with a number of workers, the best one first.
 
     rooms: workers that each node has room for. near: nodes where the job is already.
     is_far_as_fast: it loses nothing over several racks.

@@ -22,7 +22,7 @@ from coordinator.policies.schedulers.themis.leases import Memory
 
 
 def allocate(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    """One pass: what is free, or whose lease is over, is auctioned."""
+    """One pass: auction the free GPUs and those whose lease is over."""
     arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     arbiter.run()
     plan = arbiter.plan()

@@ -54,14 +54,14 @@ class SimpleKnobs(Struct, frozen=True, kw_only=True):
 
 
 class SimpleMemory(Struct):
-    """What is remembered. divided_at_s: when all GPUs were divided last; None: never."""
+    """The memory. divided_at_s: when all GPUs were divided last; None: never."""
 
     attendance: Attendance = field(default_factory=Attendance)
     divided_at_s: float | None = None
 
 
 class Division:
-    """One pass. is_due: whether all GPUs are divided anew. rhos: of each app, by its name."""
+    """One pass. is_due: whether all GPUs are divided again. rhos: of each app, by its name."""
 
     def __init__(self, knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
         self.memory = recalled(memory, SimpleMemory)
@@ -144,7 +144,7 @@ class Division:
         return job.state == JobState.PENDING or (self.is_due and may_change)
 
     def wake_at_s(self) -> float | None:
-        """The next division, while anybody wants what it does not hold."""
+        """The next division, while any app wants GPUs that it does not hold."""
         if not any(job.state == JobState.PENDING or can_grow(job) for job in self._snapshot.jobs):
             return None
         return (self.memory.divided_at_s or 0.0) + self._lease_s

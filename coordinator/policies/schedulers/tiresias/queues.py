@@ -35,9 +35,10 @@ class Line(StrEnum):
     FIRST_START = "first-start"
     """Who started first; who never did by submission (section 3.2.2)."""
     RUNNING = "running"
-    """Whoever runs before whoever waits, both by first start: no job stops one of its queue."""
+    """Running jobs before waiting ones, both by first start: no job stops one of its queue."""
     ENTRY = "entry"
-    """Whoever runs before whoever waits, both as they came into the queue (public simulator)."""
+    """Running jobs before waiting ones, both in order of entry into the queue (public simulator).
+    """
 
 
 class QueueKnobs(Struct, frozen=True, kw_only=True):
@@ -61,7 +62,7 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
         """Refuse limits that do not ascend.
 
         Raises:
-            ConfigError: with what is wrong.
+            ConfigError: states the error.
         """
         if not all(low < high for low, high in pairwise((0.0, *self.limits))):
             raise ConfigError(f"limits: {self.limits}, expected GPU-seconds above 0 that ascend")
@@ -70,12 +71,12 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
 
     @property
     def promotes(self) -> bool:
-        """Whether a wait takes anybody back: without limits all stand in one queue for good."""
+        """True if a wait promotes any job: without limits all stand in one queue for good."""
         return self.promote is not None and bool(self.limits)
 
 
 class QueueMemory(Struct, frozen=True):
-    """What the snapshot does not tell.
+    """The state that the snapshot lacks.
 
     promoted: GPU-seconds that jobs had attained when they last went back to the first queue.
     queues: in the order of entry; at_s: of the pass that put them so.
@@ -186,7 +187,7 @@ class Queues:
             self._place.update((name, place) for place, name in enumerate(names))
 
     def _runs(self, job_id: JobId) -> bool:
-        """Of a live job; whoever is not seen waits."""
+        """True if a live job runs; a hidden one waits."""
         job = self._jobs.get(job_id)
         return job is not None and job.state not in STOPPED
 
@@ -216,8 +217,8 @@ class Queues:
     def wake_at_s(self, runs: Iterable[JobView], waits: Iterable[JobView]) -> float | None:
         """The first instant at which a job changes its queue by itself; None: none will.
 
-        runs, waits: after the pass. While nobody waits it does not matter who stands where, unless
-        the order of entry is kept: whatever comes then makes a pass of its own.
+        runs, waits: after the pass. While no job waits the queues do not matter, unless the order
+            of entry is kept: a new job triggers a pass of its own.
         """
         waiting = list(waits)
         if not waiting and self._knobs.line != Line.ENTRY:
