@@ -24,8 +24,7 @@ def is_prerun(job: JobView) -> bool:
 
 
 class PrerunPool:
-    """A number of GPUs of the cell, of its last nodes by name; the other policies' free GPUs lack
-    them.
+    """A number of free GPUs, on the last nodes by name; `floor` is left without them.
 
     floor: the pool's own. gpus: its size; smaller than requested where the cell is smaller, zero
         where it gives way.

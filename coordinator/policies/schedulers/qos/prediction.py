@@ -187,8 +187,8 @@ class Prediction:
         """The factor by which the time until a deadline counts, if this number of workers is the
         fewest that meets it.
 
-        More workers are never slower. So they are also the fewest for any later deadline up to the
-        next smaller count.
+        More workers are never slower. So they are also the fewest for any earlier deadline that they
+        still meet.
         """
         return 1.0 if self.left_s(count) <= deadline_s - self._now_s else self._margin
 
