@@ -136,7 +136,7 @@ class Life:
         self._stop_began_at_s: float | None = None
         self._idleness = Idleness()
         self._kept_by = ""
-        """What a node in quarantine waits for."""
+        """The reason why a node stays in quarantine."""
         if memory.boot_id != boot_id:
             self._booted(boot_id, now_s)
         elif old := left_pool(memory, settings.home_pool):

@@ -170,7 +170,9 @@ def _without_room(found: Status) -> list[tuple[str, str]]:
 
 
 def _recall(found: Status) -> str:
-    """Who lends nothing by an order; one that ended for each service by itself holds for others."""
+    """The services that lend nothing by an order; a recall that ended for each service by itself
+    still holds for others.
+    """
     names = [*found.recalled_services, *(["services to come"] if found.is_recalled else [])]
     return f"; RECALLED: {', '.join(names)} (aryl recall --all --off)" if names else ""
 

@@ -62,9 +62,10 @@ def progress(row: JobRow) -> str:
 
 
 def why(row: JobRow) -> str:
-    """What keeps it now, or how it ended: the latest fault of one that waits is why it did not run
-    on, its first blocker why it does not start. The class of a failure stands before its exit code:
-    a narrow table cuts off the end."""
+    """What blocks a job now, or how it ended. For a waiting job: the latest fault, which is why it
+    stopped, and its first blocker, which is why it does not start. The class of a failure stands
+    before its exit code: a narrow table cuts off the end.
+    """
     blocker = row.blockers[0] if row.blockers else ""
     if said := row.error if row.state in FINAL_JOB_STATES else blocker or row.error:
         return said
@@ -156,7 +157,7 @@ def services() -> list[Column[ServiceRow]]:
 
 
 def tenants() -> list[Column[TenantRow]]:
-    """What each is promised, uses and is due."""
+    """Tenants: guarantee, use and entitlement of each."""
 
     def limit(gpus: int | None) -> str:
         return "" if gpus is None else str(gpus)

@@ -202,7 +202,7 @@ def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
 
 
 def _store(spec: JobSpec) -> str:
-    """What keeps the rendezvous when no launcher does."""
+    """The process that keeps the rendezvous when no launcher does."""
     if spec.rendezvous.command:
         return shlex.join(spec.rendezvous.command)
     return "a TCPStore of PyTorch" if spec.has_store else "on worker 0"
@@ -247,7 +247,7 @@ def _node_load(row: NodeRow) -> Pairs:
 
 
 def _agent(found: Description) -> Pairs:
-    """What a node's agent says of itself; every count should stay near zero."""
+    """The state of a node's agent; every count should stay near zero."""
     pairs: Pairs = []
     if found.agent is not None:
         counts = plain_fields(found.agent)

@@ -160,9 +160,9 @@ def _more(shown: str, text: str) -> str:
 
 
 def growth(shown: str, text: str) -> tuple[str, bool]:
-    """What a window on a log shows that the last one did not, and whether lines between are lost.
+    """The lines of a log window that are not in the last one, and whether lines between are lost.
 
-    Both are the end of the same log; the window may have slid. The longest overlap is taken: a
+    Both are the end of the same log; the window may have moved. The longest overlap is taken: a
     line that repeats itself must not be shown twice.
     """
     if not shown:

@@ -34,7 +34,7 @@ _KIND_BY_SUFFIX = {".yaml": FileKind.YAML, ".yml": FileKind.YAML, ".json": FileK
 
 
 class JobFile(Struct, frozen=True, kw_only=True):
-    """What a file says. `line_by_path` has the paths of keys and entries, `workers.min`."""
+    """The contents of a file. `line_by_path` has the paths of keys and entries, `workers.min`."""
 
     source: str
     values: Mapping[str, Any]

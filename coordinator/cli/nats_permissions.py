@@ -24,7 +24,7 @@ from common.permissions import (
 from common.subjects import token
 
 WATCHED = ("get_status", "list_services")
-"""What a watcher asks: docs/operations.md says what for."""
+"""The queries of a watcher; docs/operations.md describes their purpose."""
 PASSWORD_BYTES = 16
 
 NodesOption = Annotated[

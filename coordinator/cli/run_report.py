@@ -29,7 +29,7 @@ def stale(age_s: float) -> str:
 
 
 def progress_words(workload: Workload) -> str:
-    """What a line of a log says of this moment."""
+    """The part of a log line on this moment."""
     status = workload.status
     if status is None:
         return "waiting for a coordinator"
@@ -323,7 +323,7 @@ def _reclaims(loans: Sequence[LoanRow]) -> Table:
 
 
 def _lapsed(loans: Sequence[LoanRow]) -> Table:
-    """What the TTL had left of the deadline is what the node then had."""
+    """The node has the rest of the deadline after the TTL."""
     table = _way_home_table("home by themselves: leases that ended by their TTL", "preempted")
     for loan in loans:
         preempted = str(loan.realised_preemptions)

@@ -50,11 +50,11 @@ NEXT_BY_FIELD = {
     "subject": "aryl job list --all, aryl node list, aryl service list or aryl loan list --all",
     "tenant": "aryl --tenant ops ... (if you may)",
 }
-"""What to run after a refusal, by the field that did not fit."""
+"""The command to run after a refusal, by the field that did not fit."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the CLI takes from outside; tests hand in their own."""
+    """The environment of the CLI; tests pass their own."""
 
     environ: Mapping[str, str]
     connect: Connect

@@ -80,7 +80,7 @@ def job_spec(
 
 
 def _defaults(command: Sequence[str], here: Path) -> dict[str, Any]:
-    """What a command alone means; whatever a flag says wins over it."""
+    """The defaults of a command alone; a flag wins over them."""
     if not command:
         raise ConfigError(
             "field command is missing; give a job file, or the command after `--`: "
@@ -102,7 +102,7 @@ def seconds(text: str, *, flag: str) -> float:
 
 
 def deadline_s(text: str | None) -> float | None:
-    """What `--deadline` of an order says, in seconds; ConfigError names the flag."""
+    """The value of `--deadline` of an order, in seconds; ConfigError names the flag."""
     if text is None:
         return None
     found_s = seconds(text, flag="deadline")

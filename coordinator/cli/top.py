@@ -43,7 +43,7 @@ _BAR_WIDTH = 10
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What one frame shows."""
+    """The contents of one frame."""
 
     status: Status
     nodes: Nodes

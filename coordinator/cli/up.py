@@ -142,7 +142,7 @@ async def _up(
         if is_empty:
             say("the cell is ready: aryl status, aryl job submit -- COMMAND; Ctrl-C here ends it")
         client = await cell.client(user=USER)
-        # What a visitor submits to an empty cell takes as long as it takes.
+        # A job that a visitor submits to an empty cell takes as long as it takes.
         workload = Workload(cell, client, speed=1.0 if is_empty else speed, clock=clock)
         async with contextlib.AsyncExitStack() as stack:
             if not is_empty:

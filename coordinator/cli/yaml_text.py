@@ -25,7 +25,7 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~
 _ALMOST_NUMBER = re.compile(
     r"[-+]?(?:0[box][0-9a-f_]+|\.?[0-9][0-9_]*\.?[0-9_]*(?:e[-+]?[0-9]*)?)", re.I
 )
-"""What one schema or another takes for a number: `0o14`, `1_000`, `+1`, `.5`, `5.`."""
+"""Words that one schema or another reads as a number: `0o14`, `1_000`, `+1`, `.5`, `5.`."""
 _GUESSES_11 = cast(
     "Mapping[str, Sequence[tuple[str, re.Pattern[str]]]]", yaml.SafeLoader.yaml_implicit_resolvers
 )
@@ -153,7 +153,7 @@ class _Builder:
         return path
 
     def _plain(self, word: str, line: int) -> object:
-        """What a word without quotes means to every reader of YAML."""
+        """The meaning of a word without quotes on which all readers of YAML agree."""
         if word in _WORDS:
             return _WORDS[word]
         if _INTEGER.fullmatch(word):

@@ -371,7 +371,7 @@ class Engine:
         return tuple(commands)
 
     def desired(self, name: NodeName) -> DesiredState:
-        """What a node should be now; complete, so that the last one is enough."""
+        """The desired state of a node now; complete, so that the last one is enough."""
         ctx = Context(self.state, self.settings, self.state.now_s)
         return desired_state(ctx, self.state.nodes[name], self._orders)
 
@@ -393,7 +393,7 @@ class Engine:
         return stalls.watched(self.state, self.settings, now_s)
 
     def snapshot(self) -> ClusterSnapshot:
-        """What a policy would see now; for `explain` and `plan`."""
+        """The snapshot that a policy would see now; for `explain` and `plan`."""
         return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
@@ -543,7 +543,7 @@ class Engine:
 
 
 def _settle(ctx: Context) -> None:
-    """What follows from an event beyond the tables that it changed itself."""
+    """Apply the rules that follow from an event beyond the tables that it changed itself."""
     state = ctx.state
     if state.doubted_jobs or state.doubted_nodes:
         lost_records.settle(ctx)

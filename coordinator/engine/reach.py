@@ -74,7 +74,9 @@ def _reach(
 
 
 def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
-    """What a job asks for, as policies see it: any GPU is any whole one, where there are others."""
+    """A job's GPU types as policies see them: "any GPU" means any whole one, if there are MIG
+    parts.
+    """
     if gpu.types or not any(map(is_mig, fleet)):
         return gpu
     whole = tuple(sorted(kind for kind in fleet if not is_mig(kind)))

@@ -133,7 +133,7 @@ class Views:
         return found
 
     def snapshot(self, ctx: Context) -> ClusterSnapshot:
-        """What a policy may know, sorted by name and id."""
+        """Everything that a policy may know, sorted by name and id."""
         self._see_nodes(ctx)
         state = ctx.state
         for job_id in self._jobs.take_stale():

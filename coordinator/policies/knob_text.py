@@ -61,7 +61,7 @@ def _notes_in(text: str, known: list[str]) -> dict[str, str]:
 
 
 def values(kind: inspect.Type) -> str:
-    """What a value of a type may be, as a person writes it."""
+    """The values that a type allows, as a person writes them."""
     match kind:
         case inspect.BoolType():
             return "true, false"

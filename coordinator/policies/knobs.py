@@ -66,7 +66,7 @@ def needed(needs: Needs, key: str) -> frozenset[str]:
 
 
 def unmet(needs: Needs, knobs: Struct, key: str) -> str:
-    """What a knob needs and has not, whatever its own value is; empty: it decides something."""
+    """The requirement that a knob lacks, whatever its own value is; empty: it has an effect."""
     for group in needs.get(key, ()):
         if all(each.is_at(getattr(knobs, each.knob)) for each in group):
             return f"it needs {', or '.join(_lacking(knobs, each) for each in group)}"

@@ -233,7 +233,7 @@ def joint(
 
 
 def knobs_of(made: Policy) -> dict[str, Any]:
-    """What can be turned of a policy, and its type; callables cannot be written in a name."""
+    """The knobs of a policy and their types; callables cannot be written in a name."""
     return {field.name: field.type for field in structs.fields(made.knobs) if field.name != "order"}
 
 

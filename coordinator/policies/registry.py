@@ -38,7 +38,7 @@ RESERVED = frozenset({"all"})
 """Names that stand for something else where policies are named."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""What can stand between the commas and colons of `NAME:KNOB=VALUE,NAME`."""
+"""The text allowed between the commas and colons of `NAME:KNOB=VALUE,NAME`."""
 
 
 class Added(Struct, frozen=True, kw_only=True):
@@ -215,7 +215,7 @@ COMPARED = (
 KNOBS: dict[str, Any] = {
     knob: kind for made in POLICIES.values() for knob, kind in knobs_of(made).items()
 }
-"""What can be turned of any policy."""
+"""The knobs that any policy has."""
 
 
 _ADDED: dict[str, Added] = {}

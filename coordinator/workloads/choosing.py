@@ -15,7 +15,7 @@ from coordinator.workloads.records import TraceJob
 
 
 class Draw(IntEnum):
-    """What jobs are chosen for. Within one, a larger share chooses more of the same jobs."""
+    """The purpose of a draw. Within one, a larger share chooses more of the same jobs."""
 
     ELASTIC = 0
     SPANNING = 1

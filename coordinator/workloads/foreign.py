@@ -28,7 +28,7 @@ OPENB_WITHOUT_TIMES = (
 
 
 def not_read(text: str) -> str:
-    """What a file is, by how it begins, where it is known and not read; empty for any other."""
+    """The kind of a known file that is not read, by its beginning; empty for any other."""
     first = text.partition("\n")[0]
     begin = text[:2000].lstrip()
     if _SWF_HEAD.match(first) or _SWF_ROW.fullmatch(first):

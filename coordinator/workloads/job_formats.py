@@ -27,9 +27,9 @@ Throughputs = Mapping[tuple[str, int], float]
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a row alone does not say.
+    """The context of a row.
 
-    throughputs: steps per second, for traces that tell steps and no duration.
+    throughputs: steps per second, for traces with steps and without durations.
     """
 
     throughputs: Throughputs | None = None
@@ -67,7 +67,7 @@ def _elasticflow(row: Row, _: Context) -> TraceJob:
 
 
 def _elasticflow_cut(row: Row, _: Context) -> TraceJob:
-    """What was measured; the columns that its authors made up are cut away."""
+    """The measured columns; those that its authors made up are cut away."""
     return TraceJob(
         job_id=str(row.line - 1),
         submit_s=row.clock_s("submission_time"),

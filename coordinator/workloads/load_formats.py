@@ -29,7 +29,8 @@ BIN_S = 10.0
 
 
 LEAST_STEP_S = 1.0
-"""Of a series: nodes tell their load once a second, and a load is played for ever."""
+"""The least step of a series: nodes report their load once a second, and a load is played for ever.
+"""
 
 MAX_LOG_S = 366 * 86_400.0
 """From the first request of a log to its last: one of another year is damaged, and every step

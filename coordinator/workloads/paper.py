@@ -248,7 +248,7 @@ def _submitted(parameters: PaperParameters, chance: Chance, body: Drawn) -> Draw
     submit_s = np.empty(len(body.gpus))
     place = dealt(chance, (body.duration_s * body.gpus)[is_long])
     submit_s[is_long] = at_rate(place, parameters.long_sigma * z, LENGTH_S)
-    # Of the jobs that run D, D / LENGTH would be at work at the start, with half of D left.
+    # Of the jobs that run for D, D / LENGTH would be at work at the start, with half of D left.
     early = parameters.initial * body.duration_s / LENGTH_S
     is_early = is_long & (chance.uniform(len(submit_s)) < early)
     submit_s[is_early] = EARLY_S * chance.uniform(int(is_early.sum()))
@@ -325,7 +325,7 @@ def _rest(
     long_s = float(duration_s[is_long].sum())
     weights = weights_for_mean(SIZES, SIZE_WEIGHTS, long_gpu_s / long_s)
     gpus[is_long] = exact_sizes(chance, SIZES, weights, int(is_long.sum()))
-    # What exact counts leave of the load to be pinned: some thousandths, taken from running times.
+    # The rest of the load that exact counts leave: some thousandths, taken from running times.
     duration_s[is_long] *= long_gpu_s / float((duration_s * gpus)[is_long].sum())
     return _drawn(np.zeros(count), duration_s, gpus, np.minimum(gpus, GPUS_PER_NODE))
 

@@ -14,7 +14,7 @@ from common.model import MAX_INT, MAX_WORKERS, JobId, JobSpec, NonNegativeInt, P
 MIB = 2**20
 MAX_MIB = MAX_INT // MIB
 MAX_NODES = 100_000
-"""Of a cluster; above any fleet."""
+"""The most nodes of a cluster; above any fleet."""
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class JobTrace(Struct, frozen=True, kw_only=True):
 
 
 class LoadUnit(StrEnum):
-    """What the values of a load series count."""
+    """The unit of a load series."""
 
     REQUESTS = "req_per_s"
     """Mean requests per second over each step."""

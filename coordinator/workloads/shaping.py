@@ -196,7 +196,7 @@ def lossy(workers: WorkerRange, loss: float = LOSS_PER_WORKER) -> SpeedUp:
 def from_curve(
     workers: WorkerRange, gpus_per_worker: int, curve: ScalingCurve
 ) -> tuple[WorkerRange, SpeedUp]:
-    """What a curve gives, relative to the base gang, and the range cut to what was measured.
+    """The speeds of a curve, relative to the base gang, and the range cut to the measured part.
 
     Raises:
         ValueError: the base gang itself was not measured.
@@ -354,7 +354,7 @@ def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
 
 
 def _profile(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> JobProfile:
-    """What its user would tell of a job: facts of its model, and how it really scales."""
+    """The profile that a job's user would declare: facts of its model, and its real scaling."""
     facts = facts_of(job.model) or ModelFacts()
     is_linear = options.runtime == RuntimeModel.LINEAR or len(speedup.rates) == 1
     points = enumerate(speedup.rates, start=speedup.min_workers)

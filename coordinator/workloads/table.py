@@ -80,7 +80,7 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _whole_part(data: bytes) -> bytes:
-    """What can be unpacked of a damaged file: fed byte by byte, so that nothing before is lost."""
+    """The readable part of a damaged file, unpacked byte by byte to lose nothing before it."""
     unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     whole = bytearray()
     # The rows before the damage are read first.

@@ -37,7 +37,7 @@ class Output(StrEnum):
 COLUMN_GAP = 2
 WIDEST_TEXT = 100
 LEAST_KEY_WIDTH = 16
-"""What was asked for is cut to this, or to a third of the terminal, where it is longer."""
+"""The options are cut to this, or to a third of the terminal, where they are longer."""
 
 
 def put_runs(
@@ -149,7 +149,7 @@ def _lines(rows: Sequence[Means], width: int, same: str) -> Iterator[Text | str]
 
 
 def _keys(rows: Sequence[Means]) -> list[Column[Means]]:
-    """What was asked for: policy, scenario, and each key that was swept."""
+    """The keys of a row: policy, scenario, and each swept key."""
     columns: list[Column[Means]] = [Column("POLICY", _policy, is_elastic=True)]
     if any(row.scenario for row in rows):
         columns.insert(0, Column("SCENARIO", lambda row: row.scenario, is_elastic=True))
@@ -285,7 +285,7 @@ def _sentence(line: str) -> str:
 
 
 def _notes(task: Task, runs: Sequence[Run]) -> tuple[str, ...]:
-    """What a reader must know of how it was played; what was swept is in the names instead."""
+    """Notes on how the runs were played; swept values are in the names instead."""
     options = task.options
     said: list[str] = []
     if "delays" not in task.swept:

@@ -7,9 +7,9 @@ from common.model import STORE_INDEX
 from coordinator.engine.state.tables import EndedWorker, JobEntry, WorkerEntry
 
 ENDED_WORKERS_KEPT = 64
-"""Of the latest attempt that ran."""
+"""For the latest attempt that ran."""
 EARLIER_WORKERS_KEPT = 64
-"""Of all attempts before it; a state that is saved must not grow with time."""
+"""For all attempts before it; a saved state must not grow with time."""
 HEARD_LATE_S = 15.0
 """An end that is reported this long after it happened could not be reported in time: no coordinator
 led, or its node was cut off. It is also the silence after which a node is LOST. Reports with a

@@ -316,7 +316,7 @@ def least_work_s(job: JobEntry) -> float:
 
 
 class Stake(NamedTuple):
-    """What a job has computed and not saved at an instant, in GPU-seconds, and on how many GPUs."""
+    """Work computed and not saved at an instant, in GPU-seconds, and the GPUs that did it."""
 
     gpu_s: float
     gpus: float
@@ -324,7 +324,7 @@ class Stake(NamedTuple):
 
 
 def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
-    """What a job had computed up to `at_s` and has not saved, by the GPUs that it really had.
+    """Work computed up to `at_s` and not saved, by the GPUs that the job really had.
 
     at_s: not after `now_s`; from then until now it had as many GPUs as now.
     """

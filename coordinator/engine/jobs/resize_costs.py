@@ -149,7 +149,7 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         return found
 
     def forget(self) -> None:
-        """What was being measured came to nothing, as its attempt or its gang was interrupted."""
+        """Drop the measurement under way, because its attempt or its gang was interrupted."""
         self.words, self.paces_s, self.since_s, self.settled_at_s = [], [], None, None
 
     def _end(self) -> None:

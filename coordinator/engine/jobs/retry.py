@@ -38,7 +38,7 @@ from coordinator.engine.state.tables import (
 from coordinator.policies.contract.text import counted, some
 
 NODES_NAMED = 4
-"""Of the nodes that a sentence is about."""
+"""The most node names in a sentence."""
 
 
 def leave(
@@ -511,7 +511,7 @@ def why_waiting(job: JobEntry, now_s: float) -> str:
 
 
 def _which_restart(job: JobEntry) -> str:
-    """Of how many, where it is its own fault that it waits for."""
+    """As text: which restart of how many follows, if the job waits for its own fault."""
     retry = job.retry
     if retry.node_faults or not retry.is_charged:
         return ""

@@ -91,7 +91,7 @@ _NOT_LENT = (NodeRole.SERVING, NodeRole.QUARANTINED, NodeRole.WARMING)
 """Roles from which warming up, by a boot or out of quarantine, says nothing of a loan."""
 
 DURATIONS_KEPT = 10_000
-"""Of ways home, for the figures."""
+"""The number of returns kept for the figures."""
 
 
 def lend(ctx: Context, decision: Loan) -> str:

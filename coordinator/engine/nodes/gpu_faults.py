@@ -30,7 +30,7 @@ from coordinator.policies.contract.text import counted
 
 OPERATOR = "operator"
 SUSPICIONS_KEPT = 16
-"""Of one GPU; any sensible `suspect_score_max` is far below."""
+"""Per GPU; any sensible `suspect_score_max` is far below."""
 BY_REBOOT = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
 
 _ASKED = {
@@ -77,7 +77,7 @@ def _new(condition: GpuCondition, gpu: GpuFact) -> list[tuple[GpuFaultFact, int]
 
 
 def _follow_driver(ctx: Context, node: NodeEntry, gpu: GpuFact, condition: GpuCondition) -> None:
-    """What the driver asks for takes a GPU out, and ends that when it asks no more."""
+    """The driver's recovery action takes a GPU out, until the driver asks for none."""
     asked, out = gpu.recovery, condition.out
     condition.is_asked = asked not in (None, RecoveryAction.NONE)
     if asked is None:
@@ -102,7 +102,7 @@ def _follow_driver(ctx: Context, node: NodeEntry, gpu: GpuFact, condition: GpuCo
 
 
 def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, count: int) -> None:
-    """What follows from a fault that is new."""
+    """Carry out what follows from a new fault."""
     condition = node.gpu_conditions[gpu.uuid]
     times = "" if count == 1 else f", {counted(count, 'time')}"
     if fault.kind == FaultClass.INFO:

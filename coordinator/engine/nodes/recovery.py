@@ -51,7 +51,8 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     aside = {o.key.job_id for o in event.orders if o.is_suspended and o.key in found}
     gpu_sharing.found_together(ctx, node, {key.job_id for key in found}, aside)
     ordered = {order.key for order in event.orders}
-    # What the ledger has and does not fit stays unknown: the node's next report judges it again.
+    # An entry of the ledger that does not fit stays unknown: the node's next report judges it
+    # again.
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
     # the state does not know it any more: let the node forget it
     for key in sorted(unknown - ordered):
@@ -130,7 +131,7 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
 
 
 def _drop_older_attempt(ctx: Context, job: JobEntry) -> None:
-    """What the journal still knows of a rebuilt job is over; what it had lost stays booked."""
+    """The journal's entries of a rebuilt job are over; losses already booked stay."""
     old = ctx.job(job.job_id)
     if old is None:
         return

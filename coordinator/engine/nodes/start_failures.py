@@ -23,7 +23,7 @@ from coordinator.policies.contract.text import counted
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """The part of a job's PATH that is its node's in any case."""
 HUNG_KEPT = 8
-"""Of one node; who hangs there more often is not news."""
+"""Per node; a further hang there is no news."""
 MOST = 3
 """This number of refusals in a row closes a node. One may be chance, for example while systemd
 reloads.
@@ -102,7 +102,7 @@ def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> 
 
 
 def forget(ctx: Context, node: NodeEntry, why: str) -> None:
-    """What kept it from starting workers is gone, or may be."""
+    """The cause of its failed starts is gone, or may be."""
     _open(ctx, node, why)
     node.refused_starts, node.refused_last, node.hung_starts = 0, None, []
 

@@ -60,7 +60,7 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
 
 
 class FaultClass(StrEnum):
-    """What follows from a fault of a GPU; see `gpu_faults`."""
+    """The consequence of a GPU's fault; see `gpu_faults`."""
 
     INFO = "info"  # nothing
     JOB = "job"  # the program's own fault
@@ -99,7 +99,7 @@ class GpuFact(Struct, frozen=True):
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What matters of a worker to a scheduler."""
+    """The facts of a worker that matter to a scheduler."""
 
     key: WorkerKey
     phase: WorkerPhase
@@ -117,7 +117,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     (`engine.record`).
     """
     refused_for: str = ""
-    """What its job names that its node refused it for, and is not to blame for."""
+    """The field of its job for which its node refused it, through no fault of the node."""
     ended_ago_s: float = 0.0
     """How long before this fact it ended, and claimed its checkpoint; 0 also when not known."""
     saved_ago_s: float = 0.0
@@ -231,14 +231,14 @@ class LoadUnknown(Fact, frozen=True, kw_only=True, tag="load_unknown"):
 
 
 class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
-    """What a node's ledger holds in full: rebuilds jobs that the journal does not know."""
+    """The full contents of a node's ledger: rebuilds jobs that the journal does not know."""
 
     node: NodeName
     orders: tuple[WorkerOrder, ...]
 
 
 class OperatorAction(StrEnum):
-    """What an operator can order."""
+    """The orders of an operator."""
 
     FREEZE = "freeze"
     THAW = "thaw"

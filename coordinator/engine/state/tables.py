@@ -350,7 +350,7 @@ class LoanEntry(Struct, kw_only=True):
     realised_preemptions: int = 0
     realised_cost_gpu_s: float = 0.0
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its way home; see `coordinator.engine.loans.lifecycle`."""
+    """The stages of its return; see `coordinator.engine.loans.lifecycle`."""
 
 
 class ShadowLoan(Struct, kw_only=True):
@@ -449,7 +449,7 @@ class NodeEntry(Struct, kw_only=True):
     last_lease_id: LeaseId | None = None
     """Its latest loan, which it may be on its way home from."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its latest return, as it reported last."""
+    """The stages of its latest return, as it reported last."""
     reclaim_at_s: float | None = None
     is_awaited: bool = False
     """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
@@ -473,7 +473,7 @@ class NodeEntry(Struct, kw_only=True):
     trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
     """Foreign processes logged in this boot, so that a crowd of them is logged once."""
     gpu_conditions: dict[GpuUuid, GpuCondition] = field(default_factory=dict[GpuUuid, GpuCondition])
-    """Of GPUs that had faults; see `gpu_faults`."""
+    """GPUs that had faults; see `gpu_faults`."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
@@ -536,7 +536,7 @@ class WorkerEntry(Struct, kw_only=True):
     phase: WorkerPhase | None = None
     """Its node's report; None before the first one."""
     waits_for: str = ""
-    """What keeps its node from making it ready, in the node's words; empty: not reported."""
+    """The reason why its node has not made it ready, in the node's words; empty: not reported."""
     stop: StopReason | None = None
     stop_ordered_at_s: float = 0.0
     """When it was ordered to stop, while `stop` is set."""
@@ -556,7 +556,7 @@ class EndedWorker(Struct, frozen=True):
 
 
 class AfterVacating(StrEnum):
-    """What becomes of a job when its last worker is gone."""
+    """The next state of a job when its last worker has ended."""
 
     REQUEUE = "requeue"
     CANCEL = "cancel"
@@ -568,14 +568,14 @@ class LossEntry(Struct, kw_only=True):
     """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
 
     gpu_s: float
-    """What was computed up to the order and is not saved, in GPU-seconds."""
+    """Work computed up to the order and not saved, in GPU-seconds."""
     since_s: float | None
     """The order, while its gang computes on. None: nothing is added any more."""
     ordered_at_s: float = 0.0
     gpus: float = 0.0
     """On how many it computed then."""
     after_gpu_s: float = 0.0
-    """What was computed since, in GPU-seconds; below 0 where it ended before the order."""
+    """Work computed since, in GPU-seconds; below 0 where it ended before the order."""
     lease_id: LeaseId | None = None
     """The loan that bears it."""
     is_booked: bool = False
@@ -628,7 +628,7 @@ class JobEntry(Struct, kw_only=True):
     preempted_at_s: float | None = None
     preemption_count: int = 0
     back_off: BackOff | None = None
-    """Of its stops for guarantees in a row; see `borrowing`."""
+    """Its stops for guarantees in a row; see `jobs.borrower_backoff`."""
     node_fault_count: int = 0
     own_fault_count: int = 0
     retry: RetryEntry = field(default_factory=RetryEntry)
@@ -656,7 +656,7 @@ class JobEntry(Struct, kw_only=True):
     longest_work_s: float = 0.0
     """Worker-seconds of the longest attempt that was over before the job."""
     first_step: int = 0
-    """Of its first word since its gang changed: the step, what was spent, the work of the job."""
+    """The first report since its gang changed: the step, the work spent, the work of the job."""
     first_worker_s: float = 0.0
     first_work_s: float | None = None
     is_rejected: bool = False
@@ -672,7 +672,7 @@ class JobEntry(Struct, kw_only=True):
     lost_gpu_s: float = 0.0
     """GPU-seconds that its preemptions and resizes cost; see `losses`. `resizes` has the latter."""
     loss: LossEntry | None = None
-    """Of its latest preemption, until the next attempt is placed."""
+    """The loss of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
     is_packed: bool = False
     """It may compute on GPUs on which one other worker computes."""
@@ -714,7 +714,7 @@ class JobEntry(Struct, kw_only=True):
 
 
 class ServiceEntry(Struct, kw_only=True):
-    """What changes of a service; its settings are the engine's."""
+    """The changing part of a service; its settings are the engine's."""
 
     name: ServiceName
     mode: Mode

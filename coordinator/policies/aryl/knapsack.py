@@ -82,7 +82,7 @@ def solve(
 
 
 def _best_alone(group: Group) -> int:
-    """What a group climbs to where there is room for all, by the steps of `solve_greedy`."""
+    """The size that a group climbs to with room for all, by the steps of `solve_greedy`."""
     if group.is_curved:
         return solve_greedy([group], group.extra_max * group.gpus_per_worker)[0]
     count, value_s = 0, group.value_s(0)

@@ -336,7 +336,7 @@ def _evict_for(
 
 
 class _Toll:
-    """What it costs to clear room on nodes, while nothing is changed yet."""
+    """The cost of clearing room on nodes, while nothing is changed yet."""
 
     def __init__(
         self, room: PlacementState, shares: Mapping[JobId, Share], free: dict[NodeName, int]
@@ -409,7 +409,9 @@ class _Toll:
         return stale
 
     def settle(self) -> tuple[WorkerView, ...]:
-        """Who goes in the end: a later room on the same node can spare an earlier worker."""
+        """The workers that leave in the end: a later room on the same node can spare an earlier
+        worker.
+        """
         kept: list[WorkerView] = []
         for worker in self._evicted:
             if self._free[worker.node] >= worker.freed_gpus:

@@ -61,7 +61,7 @@ class PlacementFilter(Protocol):
         ...
 
     def why(self, job: JobView) -> str:
-        """What keeps a job away, as a sentence; empty when nothing does."""
+        """The reason why a job stays away, as a sentence; empty if there is none."""
         ...
 
 

@@ -71,7 +71,7 @@ _NOTHING: _Memory = ()
 
 
 def remembered(memory: bytes) -> _Memory:
-    """What the last pass set aside; nothing where that cannot be read."""
+    """The reservations of the last pass; none if the memory cannot be read."""
     if not memory:
         return _NOTHING
     try:
@@ -125,7 +125,7 @@ class Reservations:
         self._narrowest: dict[str, int] = {}
         self._before = {each.job_id: each for each in remembered(memory)}
         self._kept = [self._before[job] for job in sorted(self._before.keys() & snapshot.unseen)]
-        """Of jobs that the policy is not to start now: they keep nothing from others."""
+        """Reservations of hidden jobs: they keep nothing from others."""
         self._held: dict[str, _Held] = {}
         """By GPU type."""
         for job in self._in_turn():
@@ -220,8 +220,8 @@ class Reservations:
         return True
 
     def why(self, job: JobView) -> str:
-        """As a sentence: what is reserved for a job, or for which jobs the GPUs are reserved that
-        it may not use.
+        """The job's own reservation, or the jobs for which its barred GPUs are reserved; as a
+        sentence.
         """
         mine = self._of(job)
         if mine is not None:
@@ -331,7 +331,7 @@ class Reservations:
         )
 
     def _in_pass(self, made: Reservation, job: JobView) -> _Held:
-        """What of its nodes others could use for longer, by the estimates."""
+        """GPUs of its nodes that others could use for longer, by the estimates."""
         index, tight, spare = self._room.index, 0, dict[int, tuple[int, int]]()
         for name, gpus in made.nodes:
             place = index.places[name]

@@ -385,7 +385,7 @@ def _watched(
     have: Balance,
     demand: Demand | None,
 ) -> tuple[Decision, ...]:
-    """What would be lent or taken back if all that was watched so far had been done."""
+    """The loans and returns that would follow if all shadow loans so far had been made."""
     lent = [node for node in have.ready if node.shadow == Shadow.LENT]
     have = replace(
         have,

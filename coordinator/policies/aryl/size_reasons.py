@@ -68,7 +68,7 @@ def is_faster_with_fewer(share: Share) -> bool:
 
 
 def _at_best(share: Share, resize_cost_s: float) -> str:
-    """Of a job that has as many workers as make it fastest by its profile, or more."""
+    """The reason of a job that has as many workers as make it fastest by its profile, or more."""
     if share.current == share.most:
         return f"it does not grow: it {at_best(share)}"
     base, saved_s = share.span.min, -share.loss_s(share.current - share.most)

@@ -22,7 +22,7 @@ GUARANTEE = "guarantee"
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """What some waiting jobs wait for until the next pass: one word of the policy's own."""
+    """The pending reason of some jobs until the next pass: one word of the policy's own."""
 
     kind: str
     jobs: tuple[JobId, ...]
@@ -172,7 +172,7 @@ class Advice(StrEnum):
 
 
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
-    """What a service in mode recommend should do, or one in mode observe would have done."""
+    """A decision for a service in mode recommend, or a hypothetical one in mode observe."""
 
     action: Advice
     node: NodeName

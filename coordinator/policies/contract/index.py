@@ -370,7 +370,7 @@ def _occupied(view: NodeView) -> Occupied:
 
 
 class _Parts(Struct, frozen=True):
-    """What an index has of jobs."""
+    """The jobs of an index."""
 
     lines: tuple[tuple[JobView, ...], ...]
     resizable: tuple[JobView, ...]
@@ -470,7 +470,7 @@ class JobSorter:
 
 
 Use = tuple[int, int, int]
-"""Of one node: free GPUs, base workers, flexible workers."""
+"""One node: free GPUs, base workers, flexible workers."""
 
 
 def removable(index: Index, usable: Set[ServiceName | None]) -> Flexible:

@@ -30,10 +30,10 @@ OPEN_PER_LEAD = 8
 """Forecasts of one lead time that wait for their time at once, about."""
 
 DAY_WEIGHT = 0.3
-"""Of the newest day in the level of a quarter; a quarter that is new takes what it sees."""
+"""Weight of the newest day in the level of a quarter; a new quarter takes its first value."""
 
 WEEK_WEIGHT = 0.4
-"""Of the newest week in the offset of an hour."""
+"""Weight of the newest week in the offset of an hour."""
 
 WEEKS_MOST = 4
 """Weeks after which an hour's offset is believed as much as it ever will be."""
@@ -55,7 +55,9 @@ CLIP = 0.5
 
 _STEPS = tuple(0.002 * 1.22**k for k in range(30))
 EDGES = (*(-step for step in reversed(_STEPS)), *_STEPS)
-"""Of the classes of errors, as parts of the highest level: +-0.2 % to +-64 %, finer near zero."""
+"""Bounds of the classes of errors, as fractions of the highest level: +-0.2 % to +-64 %, finer near
+zero.
+"""
 
 
 class Test(Struct, frozen=True, array_like=True):

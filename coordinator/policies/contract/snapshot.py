@@ -430,7 +430,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
 
 class Occupied(Struct, frozen=True):
-    """What a placement wants to know of one node that takes workers."""
+    """The facts of one node with workers that a placement needs."""
 
     node: NodeView
     service: ServiceName | None

@@ -67,7 +67,7 @@ def together(siblings: Iterable[Sibling], total: Vector) -> Vector:
 
 
 class _Uses:
-    """What tenants have, at each level of their tree."""
+    """The use of tenants, at each level of their tree."""
 
     def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
         self.tree = Tree(snapshot)
@@ -83,7 +83,7 @@ class _Uses:
             self.used[name] = before.plus(wanted(job, self.total), workers)
 
     def of(self, name: str) -> Vector:
-        """What one has."""
+        """The use of one tenant."""
         return self.used.get(name, Vector())
 
     def share(self, name: str, used: Vector) -> float:
@@ -109,7 +109,7 @@ class AddedShares:
         return self._at(self._tree.path(tenant)[0])
 
     def turn(self, tenant: str) -> Turn:
-        """Who is served first."""
+        """The key of a tenant; the least is served first."""
         return self._tree.turn(tenant, self._at)
 
     def turns(self, heads: Waiting) -> Callable[[str], Turn]:
@@ -195,7 +195,9 @@ class DominantShares:
     # --- who may lose something to whom ---------------------------------------------------------
 
     def beside(self, other: JobView, job: JobView) -> float:
-        """What the other's side has of the two: it, or what it is part of where the two part."""
+        """The use of the other's side of two tenants: its own, or that of the ancestor at which the
+        two part.
+        """
         _, theirs = self._tree.parting(job.tenant, other.tenant)
         return self._uses.share(theirs, self._uses.of(theirs))
 

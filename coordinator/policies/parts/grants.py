@@ -38,7 +38,7 @@ from coordinator.policies.contract.text import counted, listed, unsaved
 from coordinator.policies.parts.defragment import Clearing
 
 Why = Callable[[Sequence[JobId]], str]
-"""What a stop is for, in words, by the jobs that take the GPUs."""
+"""The purpose of a stop, as text, by the jobs that take the GPUs."""
 
 
 def turn_over(takers: Sequence[JobId]) -> str:
@@ -99,10 +99,10 @@ def begin(
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What comes of grants: decisions in the order in which they can be carried out.
+    """The plan from grants: decisions in the order in which they can be carried out.
 
     holds: why granted jobs that wait were not placed.
-    wake_at_s: when a job that was granted another size may be resized at last.
+    wake_at_s: when a job with a granted resize may be resized at last.
     """
 
     decisions: tuple[Decision, ...]

@@ -30,17 +30,17 @@ Size = Callable[[JobView], int]
 
 
 def base_gang(job: JobView) -> int:
-    """Who has nothing to be done by begins with what it needs to run."""
+    """A job without a deadline begins with its base gang."""
     return job.workers.min
 
 
 def by_submission(job: JobView) -> tuple[float, JobId]:
-    """Who has waited longest chooses first."""
+    """The job that has waited longest chooses first."""
     return job.submitted_at_s, job.job_id
 
 
 def by_deadline(job: JobView) -> tuple[float, float, JobId]:
-    """Who has to be done first does."""
+    """The job with the earliest deadline chooses first."""
     deadline_s = inf if job.deadline_at_s is None else job.deadline_at_s
     return deadline_s, job.submitted_at_s, job.job_id
 

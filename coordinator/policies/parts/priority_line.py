@@ -151,7 +151,7 @@ class Turns:
                 self._free.stay(each.placed)
             if spared:
                 left = rest
-        # What they leave over is there for the next ones as well.
+        # GPUs that they leave over are there for the next ones as well.
         for each in left:
             self._free.vacate(each.placed)
         going = {each.job_id for each in left}

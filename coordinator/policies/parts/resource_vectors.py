@@ -66,7 +66,7 @@ class Vector(NamedTuple):
 
 
 def wanted(job: JobView, whole: Vector) -> Vector:
-    """What one worker wants of a node, or a mean node, with so much."""
+    """The demand of one worker on a node, or on a mean node, with that much capacity."""
     gpus = float(job.gpus_per_worker)
     part = gpus / whole.gpus if whole.gpus else 0.0
     return Vector(

@@ -15,7 +15,7 @@ from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 MOST_LOST_RATIO = 0.5
-"""Of all that a job has computed, this part at most may be lost by stops."""
+"""The largest fraction of a job's computed work that stops may lose."""
 
 
 def is_resumed(job: JobView, now_s: float) -> bool:

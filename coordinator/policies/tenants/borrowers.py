@@ -100,7 +100,7 @@ class Lenders:
         self._on = [_by_node(each) for each in (self._newcomers, self._flexible, self._whole)]
 
     def _newcomer(self, decision: Decision) -> _Holding | None:
-        """What a decision starts or grows on."""
+        """The nodes and GPUs on which a decision starts or grows a job."""
         job, gpus = job_of(self._flow, decision), self._flow.taken(decision)
         if job is None or not gpus or self._flow.leaving(decision):
             return None
@@ -129,11 +129,11 @@ class Lenders:
         return date_s is not None and date_s > self._now_s
 
     def _standing(self, job: JobView | None) -> tuple[bool, int]:
-        """Of two jobs that give as much for nothing the lesser is the one that gives."""
+        """Of two jobs that give as much at equal cost the lesser one gives."""
         return self._has_date(job), 0 if job is None else job.priority
 
     def _price(self, seat: Seat) -> tuple[bool, Ranks, float, str]:
-        """What stopping all on a seat costs, and who breaks a tie."""
+        """The cost of stopping all jobs on a seat, with the tie-breaker."""
         return (*self._cost(seat), seat.jobs[0].job_id)
 
     def _cost(self, seat: Seat) -> tuple[bool, Ranks, float]:

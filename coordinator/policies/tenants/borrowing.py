@@ -45,7 +45,7 @@ def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) ->
 
 
 def _idle_gpus(job: JobView, tenancy: Tenancy) -> float:
-    """What the owners could still ask for; of one that is part of another the other's counts."""
+    """GPUs that the owners could still ask for; of two nested owners the outer one counts."""
     owners = {
         name
         for name in (() if job.back_off is None else job.back_off.tenants)

@@ -413,7 +413,7 @@ def _why_others_first(
 def _seen(
     explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: Tries
 ) -> tuple[tuple[PendingReason, ...], dict[JobId, str]]:
-    """What the policy says of the jobs that it sees in the end; and why it does not see others."""
+    """The policy's reasons for the jobs that it sees in the end; and why it does not see others."""
     best, _ = tries.due_first(tries.first())
     after = tries.yielding.keys() & best.hidden
     why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}

@@ -109,7 +109,7 @@ def having(job: JobView) -> list[WorkerView]:
 
 
 def left_by(workers: Iterable[WorkerView]) -> Left:
-    """What workers vacate if they all go; a GPU that several have is counted once."""
+    """The GPUs vacated if all these workers leave; a shared GPU is counted once."""
     seen: set[GpuUuid] = set()
     free: dict[NodeName, int] = {}
     used = 0

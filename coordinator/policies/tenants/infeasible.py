@@ -59,7 +59,7 @@ class Wish(Struct, frozen=True, cache_hash=True):
 
 
 def wish_of(job: JobView | JobSpec) -> Wish:
-    """What a job asks for, as a policy or its user sees it."""
+    """The requirements of a job, as a policy or its user sees them."""
     return Wish(
         gpus_per_worker=job.gpus_per_worker,
         min_workers=job.workers.min,

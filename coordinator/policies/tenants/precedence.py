@@ -34,7 +34,7 @@ MOST_KEPT = 16
 """Nodes are kept for this number of jobs: of the highest priority those that wait longest."""
 
 MOST_TRIES = 4
-"""So often a pass is taken again, each time for fewer jobs that the policy leaves waiting."""
+"""The limit of repeated passes, each time for fewer jobs that the policy leaves waiting."""
 
 SLACK_S = 60.0
 """A job on such nodes must end this long before they are needed: a start takes time."""

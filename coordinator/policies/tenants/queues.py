@@ -144,8 +144,9 @@ class Blocked:
 
 
 def partly_behind(kinds: Iterable[str], first: JobId | None) -> str:
-    """Of a job that finds no room on these types and may not look at its others, which and why in
-    words; empty where it looked at all."""
+    """For a job that finds no room on these types and may not try its others: which and why, as
+    text; empty if it tried all.
+    """
     return "" if first is None else f" on {' or '.join(kinds)}; elsewhere it is behind {first}"
 
 

@@ -221,7 +221,7 @@ class _TakeBack:
         """The cheapest anywhere; where a borrower would then have given too much, node by node."""
         wanted = gang.count * job.gpus_per_worker
         there = partial(self._lenders.sources, job, wanted, gang)
-        # What makes room by quota may be on any node.
+        # GPUs that make quota room may be on any node.
         if not self._choosing.has_room(job, gang):
             yield from self._by_tenant(job, partial(there, is_anywhere=True))
         most = sum_by_node([self._counts.free, *(source.gpus for source in there())])

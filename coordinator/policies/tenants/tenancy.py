@@ -149,12 +149,12 @@ class Tenancy:
     # --- what it may take -------------------------------------------------------------------
 
     def limit_gpus(self, name: str) -> float:
-        """What a tenant may use at most: its guarantee and what it may borrow."""
+        """The maximum use of a tenant: its guarantee and what it may borrow."""
         view = self.views[name]
         return inf if view.borrow_limit_gpus is None else _limit(view)
 
     def most(self, job: JobView) -> float:
-        """What its tenant, and each above that one, may use at most."""
+        """The maximum use of its tenant and of each above that one."""
         return min(map(self.limit_gpus, self.path(job)))
 
     def room(self, job: JobView) -> float:

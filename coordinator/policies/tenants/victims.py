@@ -19,7 +19,9 @@ from coordinator.policies.tenants.gpu_flow import Gang
 from coordinator.policies.tenants.tenancy import Count
 
 MOST_TRIES = 32
-"""Of one way, for one bound on what guarantees may lose: each leaves out more of the dear ones."""
+"""Attempts of one way, for one bound on what guarantees may lose: each leaves out more of the
+expensive ones.
+"""
 
 Way = Callable[[], Iterable[Source]]
 """The possible sources, in order; read again by each call."""
@@ -28,7 +30,7 @@ _Key = tuple[JobId, bool, tuple[int, ...]]
 
 
 class _Try(Struct, frozen=True, kw_only=True):
-    """What was taken of a way. lost: GPUs of guarantees beyond what was lost before.
+    """The sources taken in one way. lost: GPUs of guarantees beyond the loss before.
 
     is_enough: for the job. next_lost: the least that one left out for its size would have lost.
     """
@@ -203,6 +205,6 @@ def _used(found: _Try) -> Count:
 
 
 def _key(source: Source) -> _Key:
-    """What it is, also after some of the job's workers were given by themselves."""
+    """The identity of a source, also after some of the job's workers were given by themselves."""
     workers = () if source.seat else tuple(worker.worker_index for worker in source.workers)
     return (source.job.job_id, source.decision is None, workers)

@@ -66,7 +66,7 @@ def lacks(workload: Workload, results: Sequence[RunResult]) -> tuple[str, ...]:
 
 
 def _of_workload(result: RunResult) -> tuple[object, ...]:
-    """What shaped its workload, seeds aside."""
+    """The options that shaped its workload, seeds aside."""
     swept = ((key, value) for key, value in result.swept.items() if not key.startswith(KNOB))
     return (result.scenario, *swept)
 

@@ -60,7 +60,7 @@ def _hopeless(rules: FailureRules) -> frozenset[str]:
 def that_may_fail(
     jobs: Sequence[WorkloadJob], *, restarts: int, prerun_s: float | None
 ) -> tuple[WorkloadJob, ...]:
-    """Jobs that are tried again so often when they fail, and that ask for a pre-run of one GPU."""
+    """The jobs with this many retries after failures, and with a pre-run if that is set."""
     retry, prerun = RetrySpec(max_restarts=restarts), PrerunSpec(time_s=prerun_s)
     return tuple(
         structs.replace(job, spec=structs.replace(job.spec, retry=retry, prerun=prerun))

@@ -75,7 +75,7 @@ TABLE = (
 )
 
 UNSUCCESSFUL_JOBS = 16_568
-"""Of all reasons, table 6: fewer than the rows' sum, as a job can have two reasons."""
+"""Over all reasons, table 6: fewer than the rows' sum, as a job can have two reasons."""
 UNSUCCESSFUL_RATIOS = ((1, 0.13), (4, 0.37), (8, 0.42))
 """Fraction of the jobs of at most this many GPUs that ended without success (figure 9)."""
 UNSUCCESSFUL_ABOVE = 0.47

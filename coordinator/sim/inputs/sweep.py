@@ -37,7 +37,7 @@ DEFAULT_SAVE_PERIOD_S = 1800.0
 LEAST_SAVE_PERIOD_S = 0.001
 
 MOST_RESTARTS = 1_000_000
-"""What a job may ask for, see docs/job-contract.md."""
+"""The most restarts that a job may ask for, see docs/job-contract.md."""
 
 Restarts = Annotated[int, Meta(ge=0, le=MOST_RESTARTS)]
 
@@ -58,7 +58,7 @@ or that decide nothing in a simulation, whose loads are all known."""
 
 
 def parse_saves(text: str | None) -> tuple[Saves | None, float]:
-    """What a stop leaves of a job: `trace`, `never`, `on-request`, or a period in seconds.
+    """The work that a stop leaves: `trace`, `never`, `on-request`, or a period in seconds.
 
     Raises:
         ConfigError: any other text.
@@ -213,7 +213,7 @@ NAMED = {"cluster", "crash", "load", "speedup", "tenants", "workload"}
 """Those of them whose values are names and shapes, of which two may look like one number."""
 
 DELAY = "delays."
-"""What the key of a step's time begins with."""
+"""The prefix of the key of a step's time."""
 
 BY_THEMSELVES = {
     "policy": "--policy A,B",
@@ -351,15 +351,15 @@ def _meant(key: str, text: str) -> float | str:
 
 
 def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
-    """Every task at every combination of the swept values, the last key's turning fastest.
+    """Every task at every combination of the swept values, the last key's changing fastest.
 
-    A knob is turned of the policies that have it and can use it, and the others are run once; so
-    is a policy at a value of another one that is swept which leaves the knob nothing to decide, and
-    a run without delays beside the time of a step.
+    A knob is changed only for policies that have it and can use it; others run once. A policy also
+    runs once at a value of another swept knob that leaves this one without effect, and so does a
+    run without delays at the time of a step.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob or a step's time that
-            nobody here can use at any combination.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob or a step's time without
+            effect at any combination.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]

@@ -17,14 +17,14 @@ from coordinator.sim.run.simulation import Passes
 from coordinator.workloads.records import SpeedUp
 
 NO_TIMES = TimesTaken(**dict.fromkeys(TimesTaken.__struct_fields__, 0.0))
-"""Of a run without delays."""
+"""For a run without delays."""
 
 
 def lived(stage: Stage, options: RunOptions) -> Iterator[Lived]:
-    """What each job that succeeded would have taken by itself, and what it took.
+    """The private time and the shared time of each job that succeeded.
 
-    By itself it waits for the next pass and starts once, as on any idle cluster with these delays;
-    of one that is there before any node has reported also until then.
+    By itself it waits for the next pass and starts once, as on any idle cluster with these delays.
+    A job that is there before any node has reported also waits for that.
     """
     entries = stage.sim.engine.state.jobs
     times = options.times if options.has_delays else NO_TIMES

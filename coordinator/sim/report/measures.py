@@ -15,7 +15,7 @@ MINUTE_S = 60.0
 
 
 class Kind(StrEnum):
-    """What a figure counts in."""
+    """The unit of a figure."""
 
     TIME = "time"
     """Seconds, shown in the unit that suits most rows."""
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 class Group(StrEnum):
-    """What belongs together on a page, in this order."""
+    """Measures that belong together on a page, in this order."""
 
     SHORT = "In short"
     TIMES = "Queueing and completion"

@@ -238,7 +238,7 @@ def _inference(runs: Sequence[_Shown]) -> str:
 def _ground(
     runs: Sequence[_Shown], span: _Span, name: str, attribute: str, *, is_step: bool
 ) -> Line:
-    """What no policy changes, from the run that lasts longest."""
+    """The curves that no policy changes, from the run that lasts longest."""
     longest = max((each.run for each in runs), key=lambda run: run.samples[-1].at_s)
     return Line(
         name=name,

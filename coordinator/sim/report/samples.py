@@ -72,7 +72,7 @@ class Serving:
 
 
 def serving_of(stage: Stage) -> list[Serving]:
-    """Of each service of a stage."""
+    """The load and the nodes of each service of a stage."""
     return [Serving(load, stage.nodes_of[ServiceName(load.name)]) for load in stage.loads]
 
 

@@ -73,7 +73,7 @@ margin-right:6px}
         f".line.d{place}{{stroke-dasharray:{dash}}}" for place, dash in enumerate(DASHES) if place
     )
 )
-"""Of every page with plots."""
+"""For every page with plots."""
 
 PICKING = """
 .list{position:sticky;top:0;z-index:2;background:var(--paper);border-bottom:1px solid var(--rule);
@@ -109,7 +109,7 @@ mask:linear-gradient(90deg,#000 72%,#0000 76% 80%,#000 84%)}
 tr.one th:first-child{border-left:4px solid var(--own);padding-left:8px}
 thead th:first-child{padding-left:12px}
 """
-"""Of a page on which one picks who is in color: whatever has the class `one`."""
+"""For a page on which one picks what is in color: all elements of the class `one`."""
 
 
 def document(title: str, body: str, *, style: str = "") -> str:

@@ -12,14 +12,14 @@ from coordinator.workloads.records import SpeedUp
 
 
 class Saves(StrEnum):
-    """What of a job's work outlives its gang."""
+    """The part of a job's work that outlives its gang."""
 
     NEVER = "never"
     """Nothing: it starts over (Lyra, EuroSys'23, section 4)."""
     ON_REQUEST = "on_request"
     """All, when it is asked to stop; nothing when its node dies."""
     PERIODIC = "periodic"
-    """What was done at its last regular save."""
+    """Work done at its last regular save."""
 
 
 class Attempt(Struct):
@@ -41,7 +41,7 @@ class Attempt(Struct):
     """The workers of a gang are there, if perhaps suspended."""
     suspended: set[WorkerKey] = field(default_factory=set[WorkerKey])
     pause_left_s: float = 0.0
-    """Of the pause in which it was suspended."""
+    """Start of the pause in which it was suspended."""
     share: float = 1.0
     """Part of its GPUs' time that is its own."""
     is_packed: bool = False

@@ -40,7 +40,7 @@ from coordinator.workloads.sizes import worker_size
 
 
 class TimesTaken(Struct, frozen=True, kw_only=True):
-    """What takes how long, in seconds, where a run has delays; see `Delays` and `RunRules`.
+    """The delays of a run, in seconds; see `Delays` and `RunRules`.
 
     With stop, save and start, `restart_s` makes up the 63 s of a preemption that Lyra, EuroSys'23,
     section 7.5 measured; how these 63 s divide is ours.
@@ -283,7 +283,7 @@ def _shaped(
 
 
 def _saves_when_asked(job: TraceJob, options: RunOptions) -> bool:
-    """What a job says of itself is what it does, also where the run says it in its place."""
+    """A job behaves as it declares, also where the run declares it in its place."""
     return job.has_checkpoints if options.saves is None else options.saves == Saves.ON_REQUEST
 
 

@@ -37,13 +37,13 @@ BACKENDS = (*LOCAL_BACKENDS, "dask", "ray")
 ALL_AT_ONCE = ("multiprocessing", "ray")
 """Backends that give nothing back before the last run has ended."""
 KNOB = "policy."
-"""What the key of a swept knob begins with."""
+"""The prefix of the key of a swept knob."""
 
 LEAST_GAP = 1e-9
 """As a fraction of its own mean; a smaller part of the way from sjf to the bound is rounding."""
 
 INSTALLS = {"dask": "'dask[distributed]'", "ray": "'ray[default]'"}
-"""What brings a backend that is not of joblib's own."""
+"""The package that provides a backend outside joblib."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -285,7 +285,7 @@ def _with_gap(run: Run, sjf_s: float | None) -> Run:
 
 
 class Means(Struct, frozen=True, kw_only=True):
-    """What was asked for over its seeds: each figure of `RunResult` by its dotted name."""
+    """The means of one task over its seeds: each figure of `RunResult` by its dotted name."""
 
     policy: str
     seeds: int
@@ -295,7 +295,7 @@ class Means(Struct, frozen=True, kw_only=True):
 
 
 TOLD = {"policy", "seed", "scenario", "swept"}
-"""Of a result: what was asked for."""
+"""The options of a result."""
 
 
 def label(row: RunResult | Means) -> str:
@@ -322,7 +322,7 @@ def plays_own(row: RunResult | Means) -> bool:
 
 
 def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
-    """What was asked for in the order in which it comes, each averaged over its seeds."""
+    """The tasks in order, each averaged over its seeds."""
     rows: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[dict[str, float]]] = {}
     for result in results:
         key = (result.scenario, result.policy, tuple(result.swept.items()))

@@ -27,19 +27,19 @@ EXIT_CODE = 1
 
 
 class ReasonFigures(Struct, frozen=True, kw_only=True):
-    """Of one reason; fields as in `FailureFigures`."""
+    """Figures of one reason; fields as in `FailureFigures`."""
 
     trials: int = 0
     gpu_s: float = 0.0
 
 
 class FailureFigures(Struct, frozen=True, kw_only=True):
-    """What failures cost.
+    """The cost of failures.
 
-    trials: attempts that failed by themselves. jobs: that had one. gpu_s: GPU-seconds that jobs had
-    of their GPUs on the way to a failure, from the whole gang's first start, or the failure before,
-    on: each worker while it was there and not suspended, its part of shared GPUs, and in all
-    attempts that came to it, without what their preemptions lost.
+    trials: attempts that failed by themselves. jobs: that had one.
+    gpu_s: GPU-seconds on the way to a failure, from the whole gang's first start, or the failure
+        before. Each worker counts while it was there and not suspended, with its part of shared
+        GPUs, in all attempts on that way, without the losses of their preemptions.
     """
 
     trials: int = 0
@@ -117,7 +117,7 @@ class Failing:
         self._failed: dict[JobId, int] = {}
         """The last attempt of a job that failed: its remaining workers are being stopped."""
         self._colocation = Colocation()
-        """Of all workers, pre-runs too, until they have really ended."""
+        """All workers, of pre-runs too, until they have really ended."""
         self._trials: dict[JobId, int] = {}
         self._by_reason: dict[str, ReasonFigures] = {}
         for node in nodes.values():
@@ -127,7 +127,7 @@ class Failing:
         runtime.taken_up = self._taken_up
 
     def figures(self) -> FailureFigures:
-        """What has failed up to now."""
+        """The failures up to now."""
         return FailureFigures(
             trials=sum(self._trials.values()),
             jobs=len(self._trials),

@@ -30,7 +30,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """What came of a replay; the same code and policy have no differences."""
+    """The result of a replay; the same code and policy have no differences."""
 
     records: int
     events: int
@@ -81,7 +81,7 @@ class Replay:
         self._decided += self.engine.handle(event, now_s=self.loop.now_s).decisions
 
     def result(self) -> Replayed:
-        """What came of the records so far."""
+        """The result of the records so far."""
         return Replayed(
             records=self._records,
             events=self._events,

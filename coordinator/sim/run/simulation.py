@@ -62,7 +62,7 @@ class Passes(Struct, frozen=True, kw_only=True):
 
     coalesce_s: facts are gathered this long; 0: one pass after all facts of an instant.
     grid_s: only at its multiples, as the paper's periodic scheduler; None: at any instant.
-    period_s: also without a reason, so often, while there is a job; None: never.
+    period_s: also without a reason, at this interval, while there is a job; None: never.
     """
 
     coalesce_s: float = 0.0

@@ -61,7 +61,7 @@ class Balance(Struct, frozen=True, kw_only=True):
 
 
 def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
-    """What a service has and needs now."""
+    """The present balance of a service."""
     own = nodes_of(snapshot, service.name)
     horizon_s = service.return_s + service.loan_period_s
     forecast = _foreseen(service, now_s=snapshot.now_s, horizon_s=horizon_s)
@@ -171,8 +171,7 @@ def numbers(service: ServiceView, have: Balance) -> str:
 
 
 def of_unknown(service: ServiceView, have: Balance) -> str:
-    """Of which nodes the load is unknown and what that means, as the end of a sentence; mostly
-    empty."""
+    """The nodes with unknown load and the consequence, as the end of a sentence; mostly empty."""
     if not have.unknown:
         return ""
     over = sum(one.is_over for one in have.unknown)

@@ -46,7 +46,7 @@ SPANS_S = tuple(
 """How far ahead it is asked how many nodes can stay away."""
 
 MOST_S = LEADS[-1] * BIN_S
-"""What lies beyond is taken to be like the days until then."""
+"""Days beyond are taken to be like the days until then."""
 
 CAUTION = 0.1
 """Where no forecast was tested yet, but the day was seen: its level and this part of the peak."""
@@ -89,10 +89,10 @@ def stop_cost_s(job: JobView, now_s: float) -> float | None:
 
 
 class _Lent(Struct, frozen=True, kw_only=True):
-    """What one service has lent.
+    """The loans of one service.
 
     kinds: GPU types of all its nodes.
-    held_s: per place of a usable lent node, for how long base workers hold it yet.
+    held_s: per place of a usable lent node, how long base workers will still hold it.
     """
 
     service: ServiceView

@@ -61,7 +61,7 @@ def why_kept(
 
 
 def _of_mode(service: ServiceView, *, is_proposed: bool) -> str:
-    """What becomes of a loan in a mode that does not lend by itself."""
+    """The effect of a loan in a mode that does not lend by itself."""
     said = f"{service.name} is in mode {service.mode}: "
     if service.mode == Mode.RECOMMEND:
         if is_proposed:

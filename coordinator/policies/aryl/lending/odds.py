@@ -31,7 +31,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 
 
 class Odds:
-    """Of the jobs that wait, as a pass begins."""
+    """The odds of the waiting jobs at the start of a pass."""
 
     def __init__(self, snapshot: ClusterSnapshot, room: PlacementState) -> None:
         self._snapshot = snapshot

@@ -35,7 +35,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 Chooser = Callable[[Occupancy, Sequence[NodeView], int], Choice]
-"""Who is there, the lent nodes, how many are wanted; no occupancy is changed."""
+"""Occupancy, the lent nodes, the wanted number; the occupancy is not changed."""
 
 
 class Reclaiming(Struct, frozen=True, kw_only=True):

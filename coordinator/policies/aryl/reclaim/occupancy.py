@@ -18,10 +18,10 @@ Ranks = tuple[int, ...]
 
 
 class Occupancy:
-    """Who sits where, leaving workers left out; shrinks as jobs and workers are taken away.
+    """The jobs on each node, without leaving workers; shrinks as jobs and workers are taken away.
 
-    Several services reclaim in one pass from the same occupancy, so that no job is a victim twice
-    and what one preemption empties is idle for the next service.
+    Several services reclaim in one pass from the same occupancy. So no job is a victim twice, and a
+    node that one preemption empties is idle for the next service.
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
@@ -92,7 +92,7 @@ class Occupancy:
         return tuple(sorted((each for each in here if each > self._least), reverse=True))
 
     def priority(self, job_id: JobId) -> int:
-        """Of a job; the least of an unknown one."""
+        """Priority of a job; the least one for an unknown job."""
         job = self.jobs.get(job_id)
         return self._least if job is None else job.priority
 

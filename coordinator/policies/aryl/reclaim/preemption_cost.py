@@ -120,7 +120,7 @@ def _is_silent(job: JobView) -> bool:
 
 
 def prices(costs: Costs, model: CostModel, job_ids: Iterable[JobId]) -> dict[JobId, float]:
-    """What each job counts in a model."""
+    """The cost of each job in a model."""
     if model == CostModel.JOBS:
         return dict.fromkeys(job_ids, 1.0)
     return {job_id: max(1.0, costs.expected_lost_gpu_s(job_id)) for job_id in job_ids}

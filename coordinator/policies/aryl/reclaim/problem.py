@@ -46,7 +46,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def weight(self, victims: Iterable[int]) -> int:
-        """What it costs that these jobs stop."""
+        """The cost of stopping these jobs."""
         return sum(self.weights[job] for job in victims)
 
 

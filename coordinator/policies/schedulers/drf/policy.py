@@ -381,7 +381,7 @@ class Filling:
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 
     def _planned(self, _: FreeGpus, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
-        """What `_grow` found; nodes have room for it when the shrinks are done."""
+        """The result of `_grow`; nodes have room for it when the shrinks are done."""
         return tuple(self._grown.get(job.job_id, ()))
 
     def _wake_at_s(self) -> float | None:

@@ -81,7 +81,7 @@ class Board:
         return seat
 
     def rivals(self, seat: Iterable[GpuUuid]) -> set[JobId]:
-        """Who computes on GPUs now."""
+        """The jobs that compute on GPUs now."""
         return {job_id for uuid in seat for job_id in self.computes.get(uuid, ())}
 
     def depth(self, seat: Seat) -> int:

@@ -26,9 +26,9 @@ LEAST_GPU_S = 1.0
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """What was measured of a job. Rates are steps per GPU-second charged; 0: not yet known.
+    """The measurements of a job. Rates are steps per GPU-second charged; 0: not yet known.
 
-    step, gpu_s: its first word of the present measurement. is_packed: what that measures.
+    step, gpu_s: its first report of the present measurement. is_packed: what that measures.
     """
 
     attempt: int
@@ -61,7 +61,7 @@ def pair_key(one: JobId, other: JobId) -> str:
 
 
 def measured(board: Board, marks: Marks) -> Marks:
-    """What the jobs' words say since the last pass; a job that has ended is forgotten."""
+    """The measurements from progress reports since the last pass; ended jobs are dropped."""
     found: Marks = {}
     for job in board.snapshot.jobs:
         if job.state in (JobState.RUNNING, JobState.SUSPENDED) and job.progress_step is not None:
@@ -143,7 +143,7 @@ class Packing:
                 )
 
     def _gain(self, one: JobView, other: JobView) -> float | None:
-        """What both make packed over what they make in turns: the mean of their ratios."""
+        """The progress of both packed over that in turns: the mean of their ratios."""
         ratios: list[float] = []
         for job in (one, other):
             mark = self._marks.get(job.job_id)
@@ -250,7 +250,9 @@ class Hosts:
             fits.pop(host.job_id, None)
 
     def _reached(self, guest: JobView, *, may_move: bool) -> Iterable[JobView]:
-        """Who may not move has the one that computes on its own GPUs."""
+        """Partners for a guest; one that may not move has only the job that computes on its own
+        GPUs.
+        """
         board = self._board
         if not may_move:
             host = self._on_seat.get(board.seat(guest))

@@ -104,7 +104,7 @@ class _Pass:
 
     def _settle(self) -> None:
         knobs, before, now_s = self._knobs, self._before, self._snapshot.now_s
-        # Who is hidden has come already, whatever becomes of its set meanwhile.
+        # A hidden job has arrived already, whatever happens to its set meanwhile.
         self._hidden = self._snapshot.unseen & (self.division.set_of().keys() | before.waits)
         self.division.leave(self._is_alike)
         known = self.division.set_of().keys() | before.waits
@@ -131,7 +131,7 @@ class _Pass:
         return set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes)
 
     def _stay(self) -> set[JobId]:
-        """Who runs and may not be stopped now, or shall not for its work's sake."""
+        """Running jobs that may not be stopped now, or are not to lose their work."""
         now_s = self._snapshot.now_s
         return {
             job.job_id

@@ -24,7 +24,7 @@ def tick(now_s: float, slice_s: float) -> int:
 
 
 class Slices:
-    """Who goes on and who gives way, in one pass.
+    """The jobs that go on and those that give way, in one pass.
 
     began_s: when each job's turn began. goes_with: whether two may compute side by side.
     keeps: jobs that stay on their GPUs though their turn is over.

@@ -159,7 +159,7 @@ class RoundPass:
         return Grant(job=job, workers=job.workers.min, reason=reason)
 
     def due_text(self, job: JobView) -> str:
-        """What a job should have, and what it is owed."""
+        """As text: a job's share of time, and the part that it is owed."""
         turn = self.rounds.turns[job.job_id]
         if not turn.has_share:
             return f"{turn.share_text}, which comes in {self._next_solve_in_s():.0f} s"
@@ -225,7 +225,7 @@ def hold(
 def tell(
     solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """What part of the time a job should run, and how far it is from that."""
+    """The part of the time that a job should run, and its distance from that."""
     turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
     return next((turn.told(job) for job in snapshot.jobs if job.job_id == job_id), ())
 

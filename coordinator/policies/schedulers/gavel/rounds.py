@@ -45,7 +45,7 @@ class Turn(Struct, array_like=True):
 
     @property
     def share_text(self) -> str:
-        """What it should have, in words."""
+        """Its share as text."""
         if not self.has_share:
             return "it waits for its share of the time"
         return f"it should run {self.share:.0%} of the time"

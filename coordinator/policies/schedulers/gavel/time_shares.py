@@ -16,7 +16,7 @@ from msgspec import Struct
 
 
 class Spare(StrEnum):
-    """What becomes of room that the worst off cannot use, as they have all of the time.
+    """The use of room that the worst off cannot use, because they have all of the time.
 
     The programs leave it open: each of these is one of their optima.
     """

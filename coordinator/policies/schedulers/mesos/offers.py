@@ -29,7 +29,9 @@ from coordinator.policies.tenants.infeasible import Fleet, wish_of
 
 
 class Still(Struct, frozen=True):
-    """What was seen last, in a few bits, since when it is so, and for how many passes after it."""
+    """The last state of the cell in a few bits, since when it holds, and for how many further
+    passes.
+    """
 
     seen: int = 0
     since_s: float = 0.0
@@ -169,7 +171,7 @@ class Hoards:
         return self.by_owner.get(owner, {})
 
     def keep(self, owner: str, gpus: Mapping[NodeName, int]) -> None:
-        """Of what it has it goes on hoarding this; it begins to now where it did not."""
+        """It goes on hoarding this part of its GPUs, or begins to."""
         self.by_owner[owner] = dict(gpus)
         self.since_s.setdefault(owner, self._now_s)
 

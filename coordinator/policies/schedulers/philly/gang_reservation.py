@@ -33,9 +33,11 @@ class Attempted(Struct, frozen=True):
 def out_of_sight(
     before: Mapping[JobId, Attempted], unseen: Container[JobId]
 ) -> dict[JobId, Attempted]:
-    """Of jobs that wait unseen: they age like the others, and hold nothing, as they cannot use it.
+    """Tries of hidden waiting jobs: they age like the others, and hold nothing, as they cannot use
+    it.
 
-    Forgotten they would come back as gangs that never tried, at the strictest locality.
+    If they were forgotten, they would come back as gangs that never tried, at the strictest
+    locality.
     """
     return {
         job_id: Attempted(tried.since_s) for job_id, tried in before.items() if job_id in unseen
@@ -43,7 +45,7 @@ def out_of_sight(
 
 
 class Holding:
-    """What gangs hold of a floor; it is not free there meanwhile.
+    """The GPUs that gangs hold; they are not free meanwhile.
 
     most: gangs of one line, the jobs of one tenant, that hold or keep GPUs at a time.
     reserves: whether a gang that backs off keeps GPUs from later jobs of its line.
@@ -79,7 +81,7 @@ class Holding:
         return structs.replace(tried, held=kept)
 
     def let_go(self, job: JobView, tried: Attempted) -> None:
-        """What a gang holds is free."""
+        """A gang releases its held GPUs."""
         self._count(job, tried.held, -1)
         _take(self._floor.free, tried.held, -1)
 
@@ -142,7 +144,7 @@ class Holding:
         return sum(kept.values()), f"{nothing}, but keeps {nodes} from later jobs of its tenant"
 
     def _count(self, job: JobView, held: Mapping[NodeName, int], sign: int = 1) -> None:
-        """What it holds is used of its tenant's quota."""
+        """Its held GPUs count as use of its tenant's quota."""
         if held:
             self._holders[self._quotas.leaf(job)] += sign
             self._quotas.hold(job, sign * sum(held.values()))

@@ -50,7 +50,7 @@ class QuotasInUse:
             self.gpus |= {view.name: view.guarantee_gpus + view.weight * each for view in views}
 
     def part_in_use(self, name: str) -> float:
-        """Of a tenant's quota; more than 1 where it uses idle ones of others."""
+        """The used fraction of a tenant's quota; more than 1 where it uses idle ones of others."""
         return (self._tenancy.used[name] + self.held[name]) / max(1.0, self.gpus[name])
 
     def leaf(self, job: JobView) -> str:
@@ -70,7 +70,7 @@ class QuotasInUse:
         return max(0, int(max(map(self._left, names), default=0.0)))
 
     def told(self, job: JobView, own: int) -> str:
-        """What its tenant has of its quota, for a job that waits.
+        """As text: the use of its tenant's quota, for a waiting job.
 
         own: GPUs that it holds itself.
         """

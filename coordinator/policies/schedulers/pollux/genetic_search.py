@@ -105,7 +105,7 @@ class Problem:
         self.values[row, 0] = -LEAST * lost_s / (spent_s + lost_s) if lost_s else 0.0
 
     def fitness(self, population: Genes) -> Values:
-        """Of each allocation: the power mean of its jobs' speed-ups."""
+        """The fitness of each allocation: the power mean of its jobs' speed-ups."""
         speedups = np.take_along_axis(self.values[None, :, :], population[:, :, None], axis=2)
         powered = (speedups[:, :, 0] + LEAST) ** self.power
         return np.asarray(powered.mean(axis=1) ** (1.0 / self.power))

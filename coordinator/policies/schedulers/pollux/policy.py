@@ -185,7 +185,7 @@ def _allocate(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
         return Allocation(decisions=(), memory=msgspec.msgpack.encode(kept), wake_at_s=kept.next_s)
     plan = this.plan(np.random.default_rng([knobs.seed, memory.rounds]))
     decisions = (*this.parted.decisions, *plan.decisions)
-    # Who may not be resized yet may be by the next round.
+    # A job that may not be resized yet may be by the next round.
     settled = "" if decisions or plan.wake_at_s is not None else here
     kept = replace(kept, settled=settled, settled_round=memory.rounds)
     return Allocation(
@@ -194,7 +194,7 @@ def _allocate(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
 
 
 def _fingerprint(shared: Sequence[Pool]) -> str:
-    """What a search answers to, ages aside."""
+    """The inputs of a search, ages aside."""
     parts = [
         f"{pool.gpu_type} {pool.gpus} "
         + " ".join(f"{job.job_id}:{present_workers(job)}" for job in pool.jobs)

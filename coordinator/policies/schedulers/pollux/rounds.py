@@ -61,8 +61,10 @@ class Asking(Struct, frozen=True, kw_only=True):
     grant: Callable[[Pool, JobView, int], Grant]
 
     def best(self, asked: Sequence[Genes]) -> Outcome:
-        """What comes of these allocations, or of others if that is worth more; pool by pool, as
-        they share no nodes. Never worth less than what comes of the present one or a greedy one."""
+        """The best result of these allocations, or of repaired ones if better; pool by pool, as
+        they share no nodes. Never worse than the result of the present allocation or of a greedy
+        one.
+        """
         first = self.tried(asked)
         asked, worth = list(first.asked), list(first.worth)
         for other in self._others(first):
@@ -104,7 +106,7 @@ class Asking(Struct, frozen=True, kw_only=True):
         return problem.filled(np.minimum(asked, most), most)
 
     def tried(self, asked: Sequence[Genes]) -> Outcome:
-        """What comes of an allocation."""
+        """The result of an allocation."""
         grants = [
             self.grant(pool, job, int(count))
             for pool, counts in zip(self.pools, asked, strict=True)

@@ -161,7 +161,7 @@ class Book:
                 return plans
             if not has_costs:
                 continue
-            # What changes take can leave a job in time only by the plan that it has.
+            # The time of changes can leave a job in time only by its present plan.
             firm = {name: plan for name, plan in self.plans.items() if name not in plans}
             plans = self._planned(claims, firm, spared, stops=stops, is_all=True)
             if len(plans) == len(claims):

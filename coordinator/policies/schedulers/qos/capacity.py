@@ -41,7 +41,7 @@ class Capacity:
         return self._floor.nodes.values()
 
     def jobs(self, kind: str) -> list[JobView]:
-        """Who is planned on a type."""
+        """The jobs planned on a type."""
         kinds = self.kinds.of
         return [job for job in self._snapshot.jobs if kinds.get(job.job_id) == kind]
 

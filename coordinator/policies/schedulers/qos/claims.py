@@ -82,7 +82,7 @@ class Claims:
         )
 
     def _with_gang(self, job: JobView, behind: Behind, kind: str, gpus: int) -> Claim:
-        """What a pre-run claims that has a deadline: its gang's plan, and itself as its start."""
+        """The claim of a pre-run with a deadline: its gang's plan, with itself as the start."""
         now_s = self._snapshot.now_s
         overhead = self.overheads.get(job.job_id, NONE)
         changes = changes_of(job, overhead, self._snapshot)

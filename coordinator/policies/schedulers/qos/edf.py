@@ -38,7 +38,7 @@ class EdfKnobs(Struct, frozen=True, kw_only=True):
 
 
 def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dict[JobId, str]]:
-    """Who gets what of one GPU type, and who gets nothing."""
+    """The grants of one GPU type, and the jobs without one."""
     kept = pool.kept_gpus()
     left = pool.gpus - sum(kept.values())
     grants: list[Grant] = []

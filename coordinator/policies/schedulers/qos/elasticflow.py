@@ -172,7 +172,7 @@ class _Pass:
             self._grant(job, pool.kind, workers, book)
 
     def carried_out(self) -> Carried:
-        """What comes of the grants on real nodes; others move for shares, and are planned so."""
+        """The grants on real nodes; others move for shares, and are planned so."""
         clearing = (
             Clearing(self._snapshot, self.planning.bearing.may_move)
             if self._knobs.migrates

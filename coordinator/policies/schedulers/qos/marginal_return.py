@@ -52,14 +52,14 @@ class _Offer(NamedTuple):
 
 
 class Sharing:
-    """What the minimum shares leave, GPU by GPU (section 4.2, algorithm 2).
+    """The GPUs that minimum shares leave, shared out one by one (section 4.2, algorithm 2).
 
-    The priority of one more step is what the whole plan then needs less in GPU-seconds, per GPU;
-    it counts only if the job ends earlier. Jobs without a promise are in the same queue, with
-    nothing as their share; they hold GPUs for a slot at a time. Where that is a stop less, it saves
-    what the stop would cost (ours: the paper's jobs save, and at once). Where changes take time,
-    who has workers keeps those that nobody else takes (ours): with more work done in the slot the
-    share of the rest can be less and end later, so that the next pass takes back what one gave.
+    The priority of one more step is the decrease of the whole plan in GPU-seconds, per GPU. It
+    counts only if the job ends earlier. Jobs without a promise are in the same queue, with no
+    share; they hold GPUs for a slot at a time. A step that avoids a stop also saves the stop's cost
+    (ours: the paper's jobs save, and at once). Where changes take time, a job keeps workers that no
+    other job takes (ours). Otherwise, with more work done in the slot, the share of the rest could
+    be less and end later, so that the next pass takes back what one gave.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class _Gang:
-    """What the starts and changes of a plan take, piece by piece."""
+    """The time of a plan's starts and changes, piece by piece."""
 
     def __init__(self, claim: Claim, now_s: float) -> None:
         self._claim = claim

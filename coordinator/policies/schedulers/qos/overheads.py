@@ -80,7 +80,7 @@ def _counted(job: JobView, known: Overhead, snapshot: ClusterSnapshot) -> Overhe
 
 
 def _whole_s(job: JobView, snapshot: ClusterSnapshot) -> float:
-    """What its present start takes, or its next one."""
+    """The time of its present start, or its next one."""
     is_again = job.attempt > (0 if job.state in AWAY else 1)
     return snapshot.start_s + (snapshot.restart_s if is_again else 0.0)
 
@@ -98,7 +98,7 @@ def left_s(job: JobView, overhead: Overhead, now_s: float) -> float:
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What the next start and changes of a job take, in seconds; see `Claim`."""
+    """The time of a job's next start and changes, in seconds; see `Claim`."""
 
     begins_s: float
     again_s: float

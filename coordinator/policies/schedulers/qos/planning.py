@@ -95,7 +95,9 @@ class Planning:
         return asking.answer(self._newcomers)
 
     def reckon(self, pool: Pool) -> None:
-        """What was planned on other types since is no tenant's to be promised here."""
+        """Compute the quotas of a pool again: plans on other types since then count against
+        tenants.
+        """
         if self.has_quotas and len(self._capacity.gpu_types) > 1:
             pool.book.reckon(self._quotas(pool.jobs))
 
@@ -137,7 +139,7 @@ class Planning:
         return handed_over(pool.asked, self._capacity.nodes, pool.kind, there)[-len(claims) :]
 
     def _put_off(self, pool: Pool) -> None:
-        """Who is late is promised another date, where changes take time."""
+        """A late job is promised another date, where changes take time."""
         dates: dict[str, float] = {}
         if pool.book.late and self._claims.has_costs:
             self.reckon(pool)

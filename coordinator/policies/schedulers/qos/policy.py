@@ -83,7 +83,7 @@ class _Pass:
         self._later: list[Wish] = []
 
     def grants(self) -> list[Grant]:
-        """Who runs with how many workers, in order of precedence."""
+        """The jobs that run with their worker counts, in order of precedence."""
         admitted, self._later = most_in_time(
             self.wishes, self._gpus, self._now_s, stops=not any(map(self._is_new, self.wishes))
         )
@@ -96,7 +96,7 @@ class _Pass:
         left = self._keep(admitted, left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
-        # Who can still be in time first; of the others, who runs goes on.
+        # Jobs that can still be in time first; of the others, running jobs first.
         rest.sort(key=self._urgency)
         for wish in rest:
             base = wish.job.workers.min

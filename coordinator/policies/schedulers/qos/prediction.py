@@ -156,7 +156,7 @@ class Prediction:
             left_s = max(0.0, job.steps_left * here_s - since_s)
             here = job.step_time_workers / self._factor
             return self._margin * left_s * self._step(workers) / self._step(here)
-        # What it has to do is only known in work of its base gang.
+        # The remaining work is known only in work of its base gang.
         base_s = job.estimate_left_s(self._now_s) / job.workers.min
         return self._margin * base_s * self._step(workers) / self._step(job.workers.min)
 
@@ -187,8 +187,8 @@ class Prediction:
         """The factor by which the time until a deadline counts, if this number of workers is the
         fewest that meets it.
 
-        More workers are never slower. So they are also the fewest for any earlier deadline that they
-        still meet.
+        More workers are never slower. So they are also the fewest for any earlier deadline that
+        they still meet.
         """
         return 1.0 if self.left_s(count) <= deadline_s - self._now_s else self._margin
 

@@ -13,7 +13,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 
 class Reach:
-    """What each tenant may still take, as the pass goes on. Who runs keeps what it has."""
+    """The GPUs that each tenant may still take in a pass. A running job keeps its own."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self._tenancy = Tenancy(snapshot) if has_limits(snapshot.tenants) else None

@@ -273,7 +273,7 @@ class Agent:
         return self._offer.found[like]
 
     def _worth(self, held: Mapping[JobId, Held]) -> float:
-        """Of these workers."""
+        """The worth of these workers."""
         return self._worth_of(self._measure.rho(self._left_s(held)) / self._rho_of_none)
 
     @cached_property

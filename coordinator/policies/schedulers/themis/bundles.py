@@ -31,7 +31,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """Of these workers."""
+        """The GPUs of these workers."""
         return self.workers * self.job.gpus_per_worker
 
 

@@ -15,7 +15,7 @@ from coordinator.policies.schedulers.themis.leases import Leases
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """What a job was given beyond the workers that it keeps, and why."""
+    """Workers given to a job beyond those that it keeps, and the reason."""
 
     gpu_type: str = ""
     more: tuple[Placement, ...] = ()

@@ -36,7 +36,7 @@ class Aim(StrEnum):
 
 
 class Alone(StrEnum):
-    """What an app would have by itself."""
+    """The private share of an app."""
 
     SHARE = "share"
     """1/N of the GPUs, or as many as it can use where that is less."""
@@ -104,9 +104,9 @@ def left_gpu_s(job: JobView, now_s: float) -> float:
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """What a job asked for when it came: GPU-seconds, and the most GPUs.
+    """A job's demand at its arrival: GPU-seconds, and the most GPUs.
 
-    It comes again as the gang that it is after its pre-run.
+    It arrives again as the gang that it is after its pre-run.
     """
 
     gpu_s: float
@@ -283,7 +283,7 @@ class Measure:
 
     @cached_property
     def _base_spans_s(self) -> dict[JobId, float]:
-        """Of each job what its base gang would take."""
+        """For each job the time of its base gang."""
         return {
             job.job_id: job.work_left_s(self._yard.now_s) / job.workers.min for job in self._jobs
         }

@@ -17,7 +17,7 @@ Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Payment(StrEnum):
-    """What becomes of the part 1 - c of a bundle that its bidder pays."""
+    """The form of payment: how a bundle is reduced to the part c that its bidder keeps."""
 
     WHOLE = "whole"
     """Whole GPUs, rounded up; where no gang fits the rest, all of it with chance c. A lie may win a

@@ -174,7 +174,7 @@ class Meeting:
 def _with_room_of(
     free: Room, kept: Mapping[JobId, Sequence[WorkerView]], jobs: Iterable[JobView]
 ) -> dict[NodeName, int]:
-    """What would be free if these jobs gave back all that they keep."""
+    """The free GPUs if these jobs gave back all that they keep."""
     room = dict(free)
     for job in jobs:
         for worker in kept[job.job_id]:

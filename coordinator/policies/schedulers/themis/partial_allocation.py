@@ -28,7 +28,7 @@ MOST_LOOKS = 400_000
 """Bids that all climbs of one auction look at: so it ends in time, however many bidders come."""
 
 LEAST_GAIN = 1e-9
-"""Of log value; less is rounding."""
+"""In log value; less is rounding."""
 
 LEAST_VALUE = 1e-5
 """Values below count as this: a logarithm needs one above 0."""

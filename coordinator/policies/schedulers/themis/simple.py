@@ -93,7 +93,7 @@ class Division:
         self._kinds = self._chosen()
 
     def plan(self) -> Plan:
-        """Who gets how much, the worst off first."""
+        """The GPUs of each app, the worst off first."""
         kept = [job for job in self._snapshot.jobs if not self._is_open(job)]
         kinds = self._kinds
         open_ = [(app, job) for app, job in self._line if job.job_id in kinds]

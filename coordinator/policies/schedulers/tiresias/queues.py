@@ -33,7 +33,7 @@ class Line(StrEnum):
     """The order in which the jobs of one queue stand."""
 
     FIRST_START = "first-start"
-    """Who started first; who never did by submission (section 3.2.2)."""
+    """The job that started first; jobs without a start by submission (section 3.2.2)."""
     RUNNING = "running"
     """Running jobs before waiting ones, both by first start: no job stops one of its queue."""
     ENTRY = "entry"
@@ -116,7 +116,7 @@ class Queues:
 
     @property
     def memory(self) -> QueueMemory:
-        """What the next pass has to know."""
+        """The memory for the next pass."""
         return QueueMemory(self._promoted, self._kept, self._now_s if self._kept else -inf)
 
     def service_gpu_s(self, job: JobView) -> float:
