@@ -124,7 +124,9 @@ class Life:
         self.trespasses: tuple[Trespass, ...] = ()
         self._unknown_server = self._slow = ""
         self.ledger_error = ""
-        """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
+        """Why the memory is not on disk; until it is, running work continues or ends, and none
+        begins.
+        """
         self.gpus_error = ""
         """Why NVML has not been read since this agent started; empty once it was."""
         self.moves: list[str] = []
@@ -248,7 +250,7 @@ class Life:
         return self._commands.report(now_s)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float, left: str = "") -> None:
-        """The answer to `RunHook`. left: who did not end of a command that was ended."""
+        """The answer to `RunHook`. left: processes of a command that did not end with it."""
         if kind == HookKind.START and not error:
             self.memory.is_server_stopped = False
         self._commands.answered(kind, error=error, left=left, now_s=now_s)

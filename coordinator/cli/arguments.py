@@ -30,9 +30,9 @@ def check_text(ctx: typer.Context, args: Sequence[str]) -> None:
 
 @contextmanager
 def in_our_words() -> Generator[None, None, None]:
-    """Say of a word that is none of an option's choices which there are, as all our errors do.
+    """List the choices of an option for a value that is none of them, as all our errors do.
 
-    typer has these errors from its validator, whose words are about Python values.
+    typer has these errors from its validator, whose text is about Python values.
     """
     try:
         yield

@@ -160,7 +160,7 @@ def _suspended(found: Status) -> str:
 
 
 def _without_room(found: Status) -> list[tuple[str, str]]:
-    """Jobs that wait in vain, and why the first of them does."""
+    """Pending jobs without room in the fleet, and the reason of the first of them."""
     count = found.jobs_without_room
     if not count:
         return []

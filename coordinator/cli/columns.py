@@ -94,7 +94,7 @@ def nodes() -> list[Column[NodeRow]]:
 
 
 def nodes_of_service() -> list[Column[NodeRow]]:
-    """The same where all are of one service: what each does, and what it should."""
+    """Nodes of one service: the present and the wanted role of each."""
     return [
         Column("NODE", lambda r: r.node),
         Column("ROLE", role),
@@ -109,8 +109,9 @@ def nodes_of_service() -> list[Column[NodeRow]]:
 
 
 def role(row: NodeRow) -> str:
-    """The role, whether its server is down, whether new work stays away by an order or because the
-    node can take none, and whether what runs has to leave or has left."""
+    """The role, whether its server is down, whether it is closed by an order or because it can take
+    no work, and whether running work has to leave or has left.
+    """
     said = ["server down"] if row.is_server_down else []
     if isinstance(row.load_unknown, UnknownLoadRow):
         said.append("load unknown")

@@ -46,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell, and who speaks to it."""
+    """A cell, and the user of the connection."""
 
     nats_url: str
     cell: str

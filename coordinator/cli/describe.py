@@ -37,7 +37,7 @@ def ask(session: Session, kind: str, name: str) -> Description:
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
-    """Print one thing in full: what it is, its parts, why, and its story."""
+    """Print one object in full: its fields, its parts, the reasons, and its events."""
     found = ask(session, kind, name)
     if put_one(show, "description", found, found.name):
         return
@@ -169,7 +169,7 @@ def _known(value: float | UnsetType | None, unit: str = "") -> str:
 
 
 def _failure(row: JobRow) -> str:
-    """Why it failed last, what that means for another try, and whose matter it is."""
+    """The latest failure, its effect on another try, and the party at fault."""
     if row.failure is None:
         return ""
     origins = " or ".join(row.failure.origins)

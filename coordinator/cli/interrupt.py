@@ -44,9 +44,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def tidying_up_on_sigterm() -> Generator[None]:
-    """Until the block ends SIGTERM leaves it as Ctrl-C does, so that whatever it began is ended.
+    """Until the block ends SIGTERM leaves it as Ctrl-C does, so that all it began is ended.
 
-    The default ends this process alone: those that compute for it would go on for hours.
+    By default SIGTERM ends this process alone: its worker processes would go on for hours.
     """
     before = signal.signal(signal.SIGTERM, _exit)
     try:

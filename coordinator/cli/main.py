@@ -17,7 +17,7 @@ def main() -> None:
     gc.disable()  # imports leave next to no garbage, and looking for it is a quarter of their time
     with leaving_at_once(), needing_extras("aryl"):
         from coordinator.cli.app import app
-    gc.freeze()  # what they made stays to the end, so it need not be looked through later either
+    gc.freeze()  # imported objects stay to the end, so later collections need not look through them
     gc.enable()
     app(prog_name="aryl")
 

@@ -43,7 +43,7 @@ def order(
 
 
 def done(answer: Done, output: Format) -> None:
-    """Say what was ordered."""
+    """Print the order that was given."""
     if output == Format.JSON:
         put_json({"detail": answer.detail})
     else:

@@ -78,7 +78,7 @@ def find(directory: Path | None = None) -> CellInfo | None:
 
 
 def left_behind(directory: Path | None = None) -> CellInfo | None:
-    """A cell whose process was killed: it could not stop what it had started.
+    """A cell whose process was killed: it could not stop its own processes.
 
     Its file stays until the next cell is registered. Errors as `find`.
     """

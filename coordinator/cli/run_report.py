@@ -47,12 +47,12 @@ def progress_words(workload: Workload) -> str:
 
 
 def _counted(figures: dict[str, object], one: str) -> str:
-    """A figure that is named after what it counts."""
+    """A figure that is named after the counted thing."""
     return counted(msgspec.convert(figures[f"{one}s"], int), one)
 
 
 def _live(status: Status) -> str:
-    """Every job that has not ended, by what it does now."""
+    """Every job that has not ended, by its present state."""
     counts = f"{status.pending_jobs} waiting, {status.starting_jobs} starting"
     return f"{counts}, {status.running_jobs} running{_suspended(status.suspended_jobs)}"
 
@@ -283,7 +283,7 @@ def _deadlines(run: Run) -> list[tuple[str, str]]:
 
 
 def _none_lent(run: Run) -> list[tuple[str, str]]:
-    """Only where none was: a demo of lending that lends nothing has to say what was in the way."""
+    """Shown only where none was: a demo of lending that lends nothing has to show the obstacle."""
     return [("none lent", "; ".join(run.why_none_lent))] if run.why_none_lent else []
 
 

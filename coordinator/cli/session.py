@@ -99,7 +99,7 @@ class Session:
         return console(self.environ)
 
     def target(self) -> Target:
-        """Which cell, and as whom; ConfigError when nothing says so."""
+        """The cell and the user; ConfigError when no source names them."""
         directory = registry.home(self.environ)
         found = connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
         self.is_of_this_machine = found.is_of_this_machine
@@ -196,13 +196,13 @@ def is_timeout(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, TimeoutError):
             return True
-        # As a traceback would: `from None` says that what was before is not why.
+        # As in a traceback: `from None` means that the earlier error is not the cause.
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
 def report(error: ArylError, *, is_of_this_machine: bool = False) -> None:
-    """Say what failed, why, and what to run next.
+    """Print the failure, its cause, and the command to run next.
 
     is_of_this_machine: the cell runs here by `aryl up`; else it is a fleet's, with units.
     """

@@ -54,10 +54,10 @@ def job_spec(
     """The job that a file, flags and a command describe.
 
     Args:
-        kind: how the file is written; None goes by its name.
-        stdin: what the file `-` is; standard input where None.
-        here: the current directory; where the job runs when nothing says otherwise and there is
-            no file, as sbatch has it.
+        kind: the format of the file; None goes by its name.
+        stdin: the contents of the file `-`; standard input where None.
+        here: the current directory; the job runs there if neither a flag nor a file names a
+            directory, as with sbatch.
 
     Raises:
         ConfigError: names the file or flag, the field and what was expected.

@@ -186,8 +186,8 @@ async def _running_cell(
         started_at_s=clock.wall_s(),
     )
     try:
-        # Before the first process and until after the last one: whenever this one is killed, the
-        # next cell finds what it left.
+        # Before the first process and until after the last one: whenever this process is killed,
+        # the next cell finds its leftovers.
         with registry.register(info) as entry:
             try:
                 entry.show(nats_url=await cell.start_nats())
@@ -213,7 +213,7 @@ async def is_ready_first(
     """Wait until it is done; False when it was stopped before, and then it has ended as well.
 
     Raises:
-        Exception: what it broke of.
+        Exception: its own error.
     """
     starting = asyncio.create_task(becoming_ready, name="start")
     try:

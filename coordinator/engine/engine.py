@@ -184,7 +184,7 @@ class Engine:
             entry.reclaim_deadline_s = service.reclaim_deadline_s
 
     def handle(self, event: Event, *, now_s: float) -> Outcome:
-        """Take one fact; return what to order and what was decided.
+        """Take one fact; return the commands and the decisions.
 
         `now_s` never decreases; an earlier instant counts as the last one.
         """
@@ -397,10 +397,10 @@ class Engine:
         return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job would not start in a pass now; empty when it would.
+        """Why a waiting job would not start in a pass now; empty if it would.
 
-        What ended its latest try comes first, as long as that keeps it from anywhere; then what no
-        waiting cures.
+        The end of its latest try comes first, while that bars it from any node; then reasons that
+        no waiting cures.
         """
         job = self.state.jobs.get(job_id)
         if job is None:

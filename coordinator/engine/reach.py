@@ -84,7 +84,7 @@ def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
 
 
 def reach_of(fleet: FleetGpus, job: JobEntry) -> Reach:
-    """The reach of a job as it is now. An elastic job stays elastic, and keeps what it has."""
+    """The present reach of a job. An elastic job stays elastic, and keeps its workers."""
     spec = job.spec
     return _reach(fleet, spec.workers, spec.gpus_per_worker, spec.gpu, present=len(job.workers))
 

@@ -42,7 +42,7 @@ class Entry(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """One append: what entered, what was decided."""
+    """One append: events and decisions."""
 
     version: int = RECORD_VERSION
     number: int = 0

@@ -14,9 +14,9 @@ from coordinator.policies.policy import Policy, knobs_of
 
 
 class Knob(Struct, frozen=True, kw_only=True):
-    """One knob of a policy. values: what it may be. default: what it is when it is not turned.
+    """One knob of a policy. values: its allowed values. default: its unchanged value.
 
-    says: what its source says of it; empty: nothing.
+    says: its description in the source; empty: none.
     """
 
     name: str

@@ -268,10 +268,10 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
 
 
 def refuse_idle(made: Policy, knobs: Struct, key: str, text: str) -> None:
-    """Refuse a knob that decides nothing beside the others.
+    """Refuse a knob that has no effect beside the others.
 
     Raises:
-        ConfigError: it says which other one it needs.
+        ConfigError: names the knob that it needs.
     """
     if idle := unmet(made.needs, knobs, key):
         raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")

@@ -62,7 +62,7 @@ class NoFileError(ConfigError):
 def find(name: str, directory: str | None = None, *, what: str = "trace") -> Path:
     """A file by path, or by name below `directory` or `$ARYL_TRACES`.
 
-    what: what it is wanted as, for the error.
+    what: its purpose, for the error.
 
     Raises:
         NoFileError: it is in neither place.

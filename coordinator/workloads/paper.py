@@ -133,7 +133,7 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
 
 
 def check(parameters: PaperParameters) -> None:
-    """Look whether parameters fit each other; of each alone its type says what it may be.
+    """Check parameters against each other; the type of each one limits it alone.
 
     Raises:
         ValueError: running times that do not rise, rare jobs without a node for them, or no jobs

@@ -63,15 +63,15 @@ Shape = Callable[[Workload, int], Workload]
 class Scene(Struct, frozen=True, kw_only=True):
     """One scenario.
 
-    policy: what the paper plays it under; another one can be asked for.
-    shape: the workload that it makes of one, by seed.
-    tells_progress: whether jobs say how far they are; where estimates are wrong they must stay so.
-    speedup: how its elastic jobs speed up, unless something else is asked for.
-    draws_untold: whether its jobs are those of the paper's trace, so that what another trace does
-        not tell of them is drawn, see `with_untold`.
+    policy: the paper's policy for it; another one can be chosen.
+    shape: turns a workload into its own, by seed.
+    tells_progress: whether jobs report progress; where estimates are wrong they must stay so.
+    speedup: how its elastic jobs speed up, unless an option says otherwise.
+    draws_untold: whether its jobs are those of the paper's trace, so that properties that another
+        trace lacks are drawn, see `with_untold`.
     sets: options of shares (`elastic`, `fungible`, `checkpoint-share`) that its shape sets itself,
-        so that they cannot be asked for. Who was drawn as fungible or saving is as if never drawn;
-        who was drawn as elastic may keep that range, and so be another job than its name means.
+        so that they cannot be given. A draw of fungible or saving jobs is undone; a job drawn as
+        elastic may keep that range, and so be another job than its name means.
     has_spanning: whether heterogeneous jobs are for both GPU types beside the fungible ones.
     """
 
@@ -320,7 +320,7 @@ def find_scene(name: str) -> Scene:
     """A scenario by name.
 
     Raises:
-        ConfigError: an unknown name, or a number that its kind does not have; lists what there is.
+        ConfigError: an unknown name, or a number that its kind does not have; lists the valid ones.
     """
     if name in SCENES:
         return SCENES[name]

@@ -65,7 +65,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no job can be; readers have named line and column before."""
+        """Refuse impossible values; readers have named line and column before."""
         times = (self.submit_s, self.duration_s, self.deadline_s or 0.0, self.estimate_s or 0.0)
         if not isfinite(sum(times)) or min(times[1:]) < 0:
             raise ValueError(f"job {self.job_id}: times must be finite and not negative: {times}")
@@ -177,7 +177,7 @@ class ScalingCurve(Struct, frozen=True, kw_only=True):
         """Measured, or on the line between its neighbours.
 
         Raises:
-            ValueError: outside of what was measured; nothing is extrapolated.
+            ValueError: outside of the measured range; nothing is extrapolated.
         """
         sizes = [size for size, _ in self.points]
         if not sizes or not sizes[0] <= gpus <= sizes[-1]:

@@ -207,11 +207,11 @@ def with_wrong_estimates(
 def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
     """A trace of whole days drawn with replacement (Figure 12: ten traces of ten days).
 
-    Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own;
-    after the last day the load begins again, for jobs that still run. What was at work before the
-    source begins (`Workload.initial_jobs`) belongs to no day: it comes once, when the trace begins,
-    as it does in the source. As a part of day 0 it would make each trace a measure of how often
-    that day was drawn.
+    Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own.
+    After the last day the load begins again, for jobs that still run. Work from before the source
+    begins (`Workload.initial_jobs`) belongs to no day: it comes once, when the trace begins, as in
+    the source. As a part of day 0 it would make each trace a measure of how often that day was
+    drawn.
 
     Raises:
         ValueError: the workload has no whole day.

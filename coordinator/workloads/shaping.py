@@ -106,9 +106,9 @@ def _elastic(job: TraceJob, nodes: NodeSizes) -> TraceJob:
 
 
 def with_any_size(jobs: Sequence[TraceJob], *, most: int) -> tuple[TraceJob, ...]:
-    """Let every job run with 1 to `most` GPUs, one a worker.
+    """Let every job run with 1 to `most` GPUs, one per worker.
 
-    Measured curves cut the range to what was measured, see `from_curve`.
+    Measured curves cut the range to the measured part, see `from_curve`.
     """
     return tuple(
         structs.replace(job, gpus_per_worker=1, min_workers=1, max_workers=max(most, job.gpus))

@@ -51,7 +51,7 @@ def put_runs(
 ) -> None:
     """All runs on standard output.
 
-    options: what was asked for, by name; notes: what to know of its jobs; JSON tells both.
+    options: of the call, by name; notes: on its jobs; JSON has both.
     """
     averages = means([run.result for run in runs])
     equal = alike(runs)
@@ -184,7 +184,7 @@ def _blocks(
     columns: Sequence[Column[Means]],
     width: int,
 ) -> Iterator[list[Column[Means]]]:
-    """Columns in their order, as many at a time as fit beside what was asked for."""
+    """Columns in their order, as many at a time as fit beside the keys."""
     most = max(LEAST_KEY_WIDTH, width // 3)
     used = key_width = min(most, sum(_width(rows, column) for column in keys))
     block: list[Column[Means]] = []

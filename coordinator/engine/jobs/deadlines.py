@@ -142,7 +142,7 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
         }
         late = [worker for worker in added.values() if not jobs_lifecycle.is_ready(worker)]
         if not late:
-            return  # it has grown, or does not: what it released is still in its grace
+            return  # it has grown, or does not: its released workers are still in their grace
         ctx.log_event(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
         jobs_retry.left_for_now(ctx, job, {worker.node for worker in late})
         jobs_lifecycle.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=tuple(added))

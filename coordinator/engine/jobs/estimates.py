@@ -220,8 +220,8 @@ def measure(job: JobEntry, now_s: float) -> None:
         _measured_from(job, progress.step, work_s)
     job.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
     job.measured_worker_s = job.worker_s
-    # Warming up counts as work until then. For later attempts that is better than a guess by the
-    # jobs of others, and worse than what was declared.
+    # Warming up counts as work until then. For later attempts that is better than a guess by other
+    # jobs, and worse than the declared runtime.
     if is_told or not is_declared:
         job.measured_work_s = work_s
 
@@ -304,9 +304,9 @@ def outlived_s(job: JobEntry, now_s: float) -> float:
 
 
 def least_work_s(job: JobEntry) -> float:
-    """The least that counts as left of a job: a step, when it says that it has some to do.
+    """The least remaining work of a job: one step, if it reports that it has some left.
 
-    What was done before this attempt is known, so it is a share of the rest only.
+    Work before this attempt is known, so this is a share of the rest only.
     """
     if job.measured_left_s is not None:
         progress = job.progress
@@ -335,7 +335,7 @@ def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
 
 
 def saved(job: JobEntry, now_s: float, at_s: float) -> None:
-    """A verified save was made at an instant: what was attained until then is in it."""
+    """A verified save was made at an instant: it contains all work attained until then."""
     job.saved_gpu_s = max(job.saved_gpu_s, _attained_at(job, now_s, at_s))
 
 

@@ -51,9 +51,9 @@ def does_not_fit(
     is_packed: bool = False,
     held: Collection[WorkerKey] = (),
 ) -> str:
-    """Why workers cannot be placed so; empty when they can.
+    """Why workers cannot be placed like this; empty if they can.
 
-    held: keys for which GPUs are held already; what they hold counts as free.
+    held: keys with GPUs held already; these GPUs count as free.
     """
     if is_mig(gpu_type) and not job.spec.accepts(gpu_type):
         return f"{job.job_id} did not ask for {gpu_type}"

@@ -235,7 +235,7 @@ def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) ->
         job, worker = pair
         touched[job.job_id] = job
         if worker.stop is not None:
-            continue  # what it computes in its grace it computes at its part of before
+            continue  # during its grace it computes at its earlier share
         share = sum(found) / len(found)
         if share != worker.share:
             estimates.settle_work(job, ctx.now_s)

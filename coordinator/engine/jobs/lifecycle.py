@@ -91,7 +91,7 @@ def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
 
 
 def settle(job: JobEntry, now_s: float, kind: str = "") -> None:
-    """Count what it has waited up to now; from now on it waits for `kind`, or for nothing."""
+    """Count its wait up to now; from now on it waits for `kind`, or for nothing."""
     wait = job.wait
     if wait.kind:
         wait.spent_s[wait.kind] = wait.spent_s.get(wait.kind, 0.0) + now_s - wait.since_s
@@ -281,7 +281,7 @@ def _computes(job: JobEntry, index: int) -> bool:
 
 
 def leave_reservations(ctx: Context, job: JobEntry) -> None:
-    """Let a job go on without the workers that it stopped and that no node can run."""
+    """Let a job go on without stopped workers that no node can run."""
     if gang_reservations.leave(ctx, job):
         _settle(ctx, job)
 
@@ -546,7 +546,7 @@ def _is_done(job: JobEntry) -> bool:
 
 
 def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
-    """When the last worker of an attempt that is over has gone: what becomes of its job."""
+    """When the last worker of a finished attempt has left: decide the job's next state."""
     if job.workers or job.after_vacating is None:
         return
     preemption_loss.settle(ctx, job)

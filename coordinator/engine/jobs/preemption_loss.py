@@ -71,7 +71,7 @@ def _is_whole(job: JobEntry) -> bool:
 
 
 def ceased(job: JobEntry, worker: WorkerEntry, at_s: float) -> None:
-    """A worker ended, or was suspended, at an instant: what was computed since the order counts."""
+    """A worker ended, or was suspended, at an instant: its work since the order counts."""
     loss = job.loss
     if loss is None or loss.since_s is None or worker.stop != StopReason.PREEMPT:
         return
@@ -94,9 +94,9 @@ def _computes(worker: WorkerEntry) -> bool:
 
 
 def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
-    """A verified checkpoint was made: nothing of before is lost, and in its grace the job leaves.
+    """A verified checkpoint was made: earlier work is safe, and during its grace the job leaves.
 
-    at_s: when. A job that was not asked yet computes on after a save, and what it did is lost.
+    at_s: when. A job that had no order yet computes on after a save, and that work is lost.
     """
     loss = job.loss
     if loss is None:
@@ -115,7 +115,7 @@ def _lost(loss: LossEntry) -> float:
 
 
 def settle(ctx: Context, job: JobEntry) -> None:
-    """The last worker is gone: what was not saved is lost."""
+    """The last worker is gone: unsaved work is lost."""
     loss = job.loss
     if loss is not None and not loss.is_booked:
         loss.is_booked = True
@@ -128,10 +128,10 @@ def close(job: JobEntry) -> None:
 
 
 def resized(ctx: Context, job: JobEntry, price: Price) -> None:
-    """A resize was measured: what its gang stood still or did again is lost.
+    """A resize was measured: its pause and the repeated work are lost.
 
-    That work is at stake no more, so no later preemption books it a second time. What was saved
-    since the resize covers it already.
+    That work is at stake no more, so no later preemption books it a second time. Work saved since
+    the resize is covered already.
     """
     ctx.changed_jobs[job.job_id] = None
     job.lost_gpu_s += price.gpu_s
@@ -148,7 +148,7 @@ def resized(ctx: Context, job: JobEntry, price: Price) -> None:
 
 
 def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:
-    """The loan may be forgotten by now; the job and the cell count what it cost all the same."""
+    """The loan may be forgotten by now; the job and the cell count the loss all the same."""
     ctx.changed_jobs[job.job_id] = None
     job.lost_gpu_s += gpu_s
     if loss.is_migration:

@@ -27,7 +27,7 @@ def reported(ctx: Context, event: ProgressReported) -> None:
     if event.progress is not None:
         if job.attempt_ran_at_s is not None and job.progress is not None:
             resumed_below = event.progress.step < job.progress_at_start
-            if resumed_below:  # the checkpoint was not what it claimed: no credit
+            if resumed_below:  # the checkpoint was worse than claimed: no credit
                 job.progress_at_start = event.progress.step
         job.progress = event.progress
         estimates.measure(job, ctx.now_s)

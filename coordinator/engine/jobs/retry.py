@@ -407,9 +407,9 @@ def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> N
 
 
 def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
-    """Another worker of a gang that is ending says why it failed: the root cause counts.
+    """Another worker of an ending gang reports why it failed: the root cause counts.
 
-    The first word may have come of a peer that only saw the connection break.
+    The first report may be of a peer that only saw the connection break.
     """
     retry, failure = job.retry, ending.failure
     if ending.refused:

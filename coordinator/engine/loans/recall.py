@@ -48,7 +48,7 @@ def note_idle(ctx: Context) -> None:
 
 
 def give_back(ctx: Context) -> None:
-    """Call home what was idle for long enough, if no job waits and the cell is not frozen."""
+    """Recall nodes that were idle for long enough, if no job waits and the cell is not frozen."""
     limit_s = ctx.settings.idle_return_s
     if limit_s is None or ctx.state.is_frozen:
         return

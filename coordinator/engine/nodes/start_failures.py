@@ -50,9 +50,9 @@ def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
 
 
 def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> None:
-    """An attempt counts once, however many workers it has there, and only where its gang was ready:
-    what a node says of a reserve may come of the job's own storage, and the jobs of one user would
-    close one node after the other.
+    """An attempt counts once, however many workers it has there, and only if its gang was ready. A
+    node's report on a reserved worker may be due to the job's own storage, and the jobs of one
+    user would close one node after another.
     """
     key, last = worker.key, node.refused_last
     if worker.order != OrderPhase.RUN:

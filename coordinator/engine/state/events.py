@@ -107,7 +107,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None
     stop_reason: StopReason | None = None
     error: str = ""
-    """Why it ended, or what it waits for while its node makes ready; of no other is it asked."""
+    """Why it ended, or what it waits for while its node makes it ready; empty in other phases."""
     progress: Progress | None = None
     """Its last progress, once it has ended: it is not polled again."""
     checkpoint: Checkpoint | None = None
@@ -206,8 +206,8 @@ class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
 class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
     """Offered load of a service over the last folding window, in requests per second.
 
-    is_known: whether any node that serves was measured. If not, `load` is the sum of what was last
-        known, and no sample.
+    is_known: whether any serving node was measured. If not, `load` is the sum of the last known
+        loads, and no sample.
     """
 
     service: ServiceName

@@ -313,8 +313,9 @@ class LoanEntry(Struct, kw_only=True):
     """Its node stopped its server for it, and was called back or turned back before it was heard to
     be on loan; `coordinator.engine.state.loan_outcome.has_left`."""
     is_drain_late: bool = False
-    """Its node was called back while it drained, and was heard to drain, out of its service's
-    routing, until after its deadline."""
+    """Its node was recalled while it drained, and was reported draining, out of its service's
+    routing, until after its deadline.
+    """
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
@@ -660,7 +661,7 @@ class JobEntry(Struct, kw_only=True):
     first_worker_s: float = 0.0
     first_work_s: float | None = None
     is_rejected: bool = False
-    """It ended because what it asks for could not be promised."""
+    """It ended because its deadline could not be promised."""
     is_promised: bool = False
     """Its deadline had been promised to it when it started for the first time."""
     steps: StepTimes = field(default_factory=StepTimes)
@@ -721,8 +722,9 @@ class ServiceEntry(Struct, kw_only=True):
     configured_mode: Mode
     """The last value of the file; `service mode` overrides it until the file changes."""
     reclaim_deadline_s: float | None = None
-    """The last promise of the file: what was lent under it comes home by it, whatever became of the
-    service since."""
+    """The last promise of the file: loans made under it return by it, whatever changed at the
+    service since.
+    """
     is_recalled: bool = False
     load: list[LoadSample] = field(default_factory=list[LoadSample])
     season: Season = Season()

@@ -20,11 +20,11 @@ Weigh = Callable[[JobView, str], float]
 
 
 class Share:
-    """One elastic job in phase 2: what it has, and what this pass changes.
+    """One elastic job in phase 2: its workers, and the changes of this pass.
 
     removed: flexible workers that base demand or another job took.
-    added: where it grows. A job never does both in one pass, so that removals can be carried out
-        first, all of them, whatever they make room for.
+    added: where it grows. A job never does both in one pass, so that all removals can be carried
+        out first, whatever they make room for.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Share:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has just what it can use, or may not grow any more in this pass."""
+        """True if it has all that it can use, or may not grow any more in this pass."""
         if self.removed:
             return True
         return self.current == self.most if self._has_curve else self.current >= self.most

@@ -109,8 +109,9 @@ class PlacementState:
 
     @property
     def free(self) -> Mapping[NodeName, int]:
-        """Free GPUs of every usable node. Made when it is asked for: a room that kept it would be
-        part of a cycle, and hold what it saw of the cluster until garbage is looked for."""
+        """Free GPUs of every usable node. Computed on demand: a stored copy would be part of a
+        reference cycle, and keep the snapshot alive until the garbage collector runs.
+        """
         return _Free(self)
 
     @property
@@ -304,9 +305,9 @@ class PlacementState:
     def has_places(
         self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False, but: int = 0
     ) -> bool:
-        """Whether that many base workers would find a place, flexible workers making room.
+        """True if that many base workers would find a place, with flexible workers making room.
 
-        if_unbarred: if no node were; to whom one is depends on more than a job's shape.
+        if_unbarred: assume that no node is barred; bars depend on more than a job's shape.
         but: places that do not count, as bits.
         """
         size = job.gpus_per_worker

@@ -159,8 +159,9 @@ class Reservations:
                 yield job
 
     def starts(self, job: JobView) -> None:
-        """It has room, so nothing is set aside any more; should its start be refused, the next pass
-        goes on with what it had."""
+        """The job has room, so its reservation ends. If its start is refused, the next pass uses
+        the old one.
+        """
         held = self._of(job)
         if held is not None:
             del self._held[held.made.gpu_type]

@@ -188,7 +188,7 @@ def _memory_after(room: PlacementState, memory: bytes) -> bytes:
 def _settled(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[PlacementState, Shares, dict[JobId, Share], list[Gang]]:
-    """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
+    """Both phases: the room after them, the shares of running and of new jobs, and the starts."""
     room, shares, gangs = _admitted(rules, snapshot, memory)
     new = {
         gang.job.job_id: shares.of_new(gang.job, gang.gpu_type)
@@ -238,7 +238,7 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
 def _admitted(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[PlacementState, Shares, list[Gang]]:
-    """Phase 1: who starts, and the room and the shares after it."""
+    """Phase 1: the starts, and the room and the shares after it."""
     room = PlacementState(
         snapshot,
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,

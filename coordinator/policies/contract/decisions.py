@@ -15,7 +15,9 @@ FRAGMENTATION = "fragmentation"
 """Another: its tenant is below its due, but its gang has no place with the locality it asks for."""
 
 OTHERS_GUARANTEE = "others_guarantee"
-"""Another: what it would take is covered by another tenant's guarantee, and it by none."""
+"""A pending reason: another tenant's guarantee covers the GPUs that it would take, and none covers
+the job.
+"""
 
 GUARANTEE = "guarantee"
 """Another: its tenant's guarantee covers it, and what borrowers hold cannot be taken back now."""

@@ -84,7 +84,9 @@ class FreeGpus:
         return self._staying
 
     def vacate(self, workers: Iterable[WorkerView]) -> None:
-        """Workers go: what they free here can be given away, shared GPUs with the last of them."""
+        """Workers leave: GPUs that they free here can be given away, shared ones with the last
+        worker.
+        """
         sharers = self._sharers
         for worker in workers:
             if worker.node in self.free and not worker.is_leaving:
@@ -278,7 +280,7 @@ def can_grow(job: JobView) -> bool:
 
 
 def spare_workers(job: JobView) -> tuple[WorkerView, ...]:
-    """Workers that it can go on without and may give now, the newest first."""
+    """Workers that the job can spare and may give now, the newest first."""
     if not job.is_resizable:
         return ()
     flexible = (worker for worker in job.placed if worker.is_flexible and not worker.is_leaving)

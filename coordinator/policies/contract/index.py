@@ -53,7 +53,7 @@ class _Kept(Struct):
 
 
 class ServiceSorter:
-    """Keeps the nodes of services apart by what they do."""
+    """Keeps the nodes of services apart by their roles."""
 
     def __init__(self) -> None:
         self._seen: dict[NodeName, NodeView] = {}
@@ -254,7 +254,7 @@ class NodeSorter:
         """Give every node its place, once for all that joined or left since the last index."""
         if not (self._joined or self._left):
             return
-        self._stale.update(self._spots)  # whose places may be others now
+        self._stale.update(self._spots)  # their places may have changed
         found = {name: self._nodes[place] for name, place in self._places.items()}
         for name in self._left:
             del found[name]

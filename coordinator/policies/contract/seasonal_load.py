@@ -103,7 +103,7 @@ class Season(Struct, frozen=True, kw_only=True):
         known = [lead for lead, n in zip(LEADS, self.counted, strict=True) if n >= ERRORS_LEAST]
         return known[-1] * BIN_S if known else 0.0
 
-    # --- what it says -----------------------------------------------------------------------
+    #   --- predictions ------------------------------------------------------------------------
 
     def level(self, place: int) -> float | None:
         """Expected peak of a quarter (counted from instant 0); None when it was never measured."""
@@ -149,8 +149,8 @@ class Season(Struct, frozen=True, kw_only=True):
     def quantile(self, q: float, *, now_s: float, horizon_s: float) -> float | None:
         """Quantile `q` of the highest load from now until `horizon_s` later, in its own unit.
 
-        Never below the last load; it does not fall when `q` or the horizon grows. None when the
-        horizon is longer than what was tested (`known_s`).
+        Never below the last load; it does not fall when `q` or the horizon grows. None if the
+        horizon is longer than the tested ones (`known_s`).
         """
         return self.quantiles(q, now_s=now_s, horizons_s=(horizon_s,))[0]
 
@@ -229,9 +229,9 @@ def _counted(weights: Sequence[float], where: int, count: int) -> tuple[float, .
 
 
 def _asked(known: Season, place: int) -> Season:
-    """After a quarter, say what comes next, to be tested; long lead times less often.
+    """After a quarter, record the next predictions, to be tested; long lead times less often.
 
-    Only of quarters that were seen before: to be wrong about others is no measure of the model.
+    Only for quarters that were seen before: errors on others are no measure of the model.
     """
     ahead = known.seen_ahead(place + 1)
     asked: list[Test] = []

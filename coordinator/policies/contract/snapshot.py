@@ -241,10 +241,10 @@ class NodeView(Struct, frozen=True, kw_only=True):
 
 
 class BackOff(Struct, frozen=True, kw_only=True):
-    """How often in a row guarantees called back what a job borrowed, and until when it borrows
-    nothing of these again.
+    """How often in a row guarantees reclaimed GPUs from a job, and until when it borrows none of
+    these.
 
-    tenants: whose guarantees. count: stops in a row. since_s: the latest of them.
+    tenants: the owners of the guarantees. count: stops in a row. since_s: the latest of them.
     until_s: not after `since_s` while they are too few.
     """
 
@@ -371,7 +371,9 @@ class JobView(Struct, frozen=True, kw_only=True):
         )
 
     def work_left_s(self, now_s: float) -> float:
-        """Worker-seconds left at an instant; what it has outlived its estimate by counts again."""
+        """Worker-seconds left at an instant; an overrun of the estimate counts again as remaining
+        work.
+        """
         done_s = self.work_rate * max(0.0, now_s - self.as_of_s)
         over_s = 0.0 if self.estimated_left_s is None else done_s - self.estimated_left_s
         return max(self.least_work_s, self.remaining_work_s - done_s, over_s)

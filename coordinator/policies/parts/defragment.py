@@ -135,7 +135,7 @@ class Clearing:
             self._takers[name] = job.job_id
         return True
 
-    # --- which node, and who goes -------------------------------------------------------------
+    #   --- which node, and which workers --------------------------------------------------------
 
     def _clear_one(
         self, floor: FreeGpus, job: JobView, gpu_type: str, busy: Collection[JobId]
@@ -235,7 +235,7 @@ class Clearing:
             cost_gpu_s=cost_gpu_s,
         )
 
-    # --- what they do -------------------------------------------------------------------------
+    #   --- the moves ----------------------------------------------------------------------------
 
     def _decision(self, job_id: JobId, moves: Sequence[_Move]) -> Decision:
         unit, cost_gpu_s = moves[0].unit, sum(move.unit.cost_gpu_s for move in moves)

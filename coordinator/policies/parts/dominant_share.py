@@ -23,7 +23,7 @@ def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
 
 
 class Sibling(Struct, frozen=True):
-    """One of several parts: what it has, its weight, and whether it could use more."""
+    """One of several parts: its use, its weight, and whether it could use more."""
 
     used: Vector
     weight: float = 1.0
@@ -192,7 +192,7 @@ class DominantShares:
             self._counted[name] = together(siblings, self._uses.total)
         return self._counted[name]
 
-    # --- who may lose something to whom ---------------------------------------------------------
+    #   --- losses between tenants -----------------------------------------------------------------
 
     def beside(self, other: JobView, job: JobView) -> float:
         """The use of the other's side of two tenants: its own, or that of the ancestor at which the

@@ -143,7 +143,7 @@ class _Shrink(Struct, frozen=True):
 class _Carrying:
     """One pass.
 
-    takers: who starts or grows on a node, by node.
+    takers: jobs that start or grow on a node, by node.
     """
 
     def __init__(

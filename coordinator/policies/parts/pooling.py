@@ -23,7 +23,7 @@ from coordinator.policies.contract.free_gpus import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 
 Order = Callable[[JobView], Any]
-"""A key: who comes before whom where waiting jobs choose among types."""
+"""A key: the order in which waiting jobs choose among types."""
 
 Size = Callable[[JobView], int]
 """With how many workers of its range a job would begin, if it can."""
@@ -227,7 +227,7 @@ class _Ground:
 
 
 class _Choosing:
-    """One pass: who chooses takes room from those behind."""
+    """One pass: a job that chooses takes room from those behind."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, floor: FreeGpus, size: Size, resizes: bool

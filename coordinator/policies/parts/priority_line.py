@@ -48,8 +48,8 @@ def takes_turns(job: JobView) -> bool:
 class Turns:
     """One walk.
 
-    grants: who runs after it, in the order of the line. held: who waits on, and how many workers of
-    its base gang there was room for at most.
+    grants: the jobs that run after it, in the order of the line.
+    held: the jobs that wait on, with the number of workers of its base gang that had room at most.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Turns:
         return self._none_in_vain(job, place, found, last[:needed])
 
     def _none_in_vain(self, job: JobView, place: Place, found: Fit, gone: Sequence[JobView]) -> Fit:
-        """The same, or elsewhere, without those of the gone that could as well go on."""
+        """The same, or a solution elsewhere, without stopped jobs that could as well go on."""
         nodes = {placement.node for placement in found[1]}
         left = [each for each in gone if any(worker.node in nodes for worker in each.placed)]
         for other in reversed(left):

@@ -73,7 +73,7 @@ def _shape(job: JobView) -> Shape:
 
 
 class Packing:
-    """One pass. starts: who goes where, in order. waiting: jobs that wait on."""
+    """One pass. starts: jobs with their nodes, in order. waiting: jobs that wait on."""
 
     def __init__(self, knobs: TetrisKnobs, snapshot: ClusterSnapshot) -> None:
         self._knobs = knobs

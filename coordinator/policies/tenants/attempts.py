@@ -31,7 +31,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """A pass with what comes back after it: `kept` are its decisions in the end."""
+    """A pass with its give-back: `kept` are its decisions in the end."""
 
     made: Pass
     back: GiveBack
@@ -153,13 +153,15 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 class Tries:
-    """The passes that one instant takes, each without the jobs that it hides from the policy.
+    """The passes of one instant, each with some jobs hidden from the policy.
 
-    by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
-    that would take from another's guarantee, or that jobs within theirs precede. refused: of all
-    these, who was hidden as its start was refused. brief: those that were hidden as a guarantee
-    would call back what they take.
-    shown: what the policy sees, but for the hidden. by_type: why not on all GPU types of a job.
+    by_quota: why jobs were hidden for which their tenant has no room.
+    yielding: the same for jobs that would take from another's guarantee, or that jobs within theirs
+        precede.
+    refused: of all these, jobs hidden because their start was refused.
+    brief: jobs hidden because a guarantee would reclaim their GPUs.
+    shown: the jobs that the policy sees, but for the hidden. by_type: why a job may not use all its
+        GPU types.
     """
 
     def __init__(
@@ -228,8 +230,9 @@ class Tries:
             hidden |= whys.keys()
 
     def due_first(self, best: Pass) -> tuple[Pass, GiveBack]:
-        """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
-        themselves, where that starts one of them more; and what comes back after it."""
+        """The pass in which guaranteed jobs do not wait for waiting jobs of borrowers, if that
+        starts one of them more; and the give-back after it.
+        """
         back = given_back(self.snapshot, best.kept, is_patient=True)
         for _ in range(MOST_TRIES):
             behind = back.behind - best.hidden

@@ -168,7 +168,7 @@ class Lenders:
             and seat.uuids.isdisjoint(awaited)
         )
 
-    # --- what they could give -----------------------------------------------------------------
+    #   --- what borrowers could give ------------------------------------------------------------
 
     def sources(
         self,
@@ -227,7 +227,7 @@ class Lenders:
         gone = {worker for each in given for worker in each.workers}
         return _stop_of(seat, gone) if gone else holding.source
 
-    # --- what they give -----------------------------------------------------------------------
+    #   --- what borrowers give ------------------------------------------------------------------
 
     def give(self, source: Source, *, sign: int = 1) -> None:
         """The source's GPUs come free, or are taken again."""
@@ -251,7 +251,8 @@ class Lenders:
             if made is not None:
                 self.kept.remove(made)
                 self.busy.discard(source.job.job_id)
-                self._gone[source.job.job_id].remove(source)  # of what it has nothing goes
+                # a dropped decision stops none of its workers
+                self._gone[source.job.job_id].remove(source)
                 has_runner |= not isinstance(made, Start)
             if source.seat is not None:
                 self.kept = [each for each in self.kept if not source.seat.is_about(each)]

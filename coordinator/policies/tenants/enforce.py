@@ -108,12 +108,12 @@ def allocated(
     keeps_quotas: bool = False,
     trusts_profiles: bool = True,
 ) -> Allocation:
-    """One scheduling pass of a policy, as far as tenants allow it.
+    """One scheduling pass of a policy, within the tenants' rules.
 
-    by_weight: tenants take turns by their weights; not where the policy sees to that itself.
-    keeps_quotas: the policy sees to quotas itself and has all jobs before it, as it remembers what
-        it has promised to those that wait; what it gets wrong is refused all the same.
-    trusts_profiles: the policy takes jobs for as fast as their profiles tell.
+    by_weight: tenants take turns by their weights; false if the policy does that itself.
+    keeps_quotas: the policy keeps quotas itself and sees all jobs, because it remembers its
+        promises to waiting jobs; its mistakes are refused all the same.
+    trusts_profiles: the policy takes jobs to be as fast as their profiles state.
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
@@ -300,7 +300,7 @@ def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
 
 
 def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
-    """A pass with what tenants below their guarantee get back, and what others wait for.
+    """A pass with the give-back, and the pending reasons of the others.
 
     is_left: GPUs are left that the policy gave to a job which gave way; it is asked again soon.
     """
@@ -419,7 +419,7 @@ def _seen(
     why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}
     soft = {each for each in after if tries.yielding[each] == GO_FIRST}
     holds = explain(without(tries.shown, best.hidden - soft), memory)
-    if soft:  # what it says of these by itself is true as well; of others what it says without them
+    if soft:  # the policy's reasons hold for these too; for others those without these
         told = {hold.job_id: hold for hold in explain(without(tries.shown, best.hidden), memory)}
         holds = tuple(told.get(hold.job_id, hold) for hold in holds)
         holds = tuple(_and(hold, why.get(hold.job_id)) for hold in holds)
@@ -430,7 +430,7 @@ def _seen(
 
 
 def _and(hold: PendingReason, reason: str | None) -> PendingReason:
-    """With one reason more; whom the policy has no reason to hold starts, whatever its share."""
+    """Add one reason; a job that the policy has no reason to hold starts, whatever its share."""
     if reason is None or not hold.blockers:
         return hold
     return replace(hold, blockers=(*hold.blockers, reason))

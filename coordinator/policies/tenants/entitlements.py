@@ -92,14 +92,16 @@ def beside_idle(
     finds_gpus: Callable[[JobView], bool],
     is_never: Callable[[JobView], bool],
 ) -> list[JobView]:
-    """Jobs that wait although a guarantee covers them, their tenant has room for them and they fit
-    on free GPUs, for no other one that the order of a policy may put before them.
+    """Guaranteed jobs that wait although their tenant has room and they fit on free GPUs that no
+    job needs which a policy's order may put before them.
 
-    That is one before it by priority and submission, of its own tenant or covered as well, that
-    does not fit or that none covers; but no one that quotas keep out, whatever GPUs are free, nor
-    one that the nodes keep out for ever. What a job asks for beside GPUs is its policy's matter.
-    waiting: all that do, but for those that are `blocked`. finds_gpus: whether a job fits on free
-    ones, whatever its tenant may take. is_never: as for `behind`.
+    That other job is one before it by priority and submission, of its own tenant or guaranteed as
+    well, that does not fit or is not guaranteed. It is not one that quotas keep out, whatever GPUs
+    are free, nor an infeasible one. Demands other than GPUs are the policy's matter.
+
+    waiting: all waiting jobs, except `blocked` ones.
+    finds_gpus: whether a job fits on free GPUs, whatever its tenant may take.
+    is_never: as for `behind`.
     """
     found: list[JobView] = []
     stuck = False

@@ -32,7 +32,7 @@ class Weighed(Struct, frozen=True, kw_only=True):
     """The decisions of one pass among the siblings of one level.
 
     beyond: jobs that start although their tenant has its share, in the order of the decisions.
-    behind: those of them, and of the jobs that wait on, whose turn comes after a sibling's.
+    behind: those of them, and of the waiting jobs, whose turn comes after a sibling's.
     short: jobs that wait on or are stopped, of the tenants whose turn it is.
     """
 

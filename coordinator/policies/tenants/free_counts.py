@@ -18,9 +18,9 @@ from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Counts:
-    """The room and the uses after what was decided so far.
+    """The room and the uses after the decisions so far.
 
-    free: GPUs by training node. tenancy: uses after all of it.
+    free: GPUs by training node. tenancy: uses after all of them.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, flow: Flow) -> None:
@@ -98,7 +98,7 @@ class Counts:
             return rest >= guarantee
         if rest >= min(self._before[name], guarantee):
             return True
-        if source.decision is not None:  # stops may have counted on what it starts
+        if source.decision is not None:  # stops may have counted on its start
             stops = self._stops.get(name, ())
             return all(are_borrowed(stops, self._before[name], guarantee))
         return self._before[name] - sum(gone for gone, _ in self._stops.get(name, ())) > guarantee

@@ -30,9 +30,9 @@ from coordinator.policies.tenants.tenancy import Count
 def gang_on(
     free: Mapping[NodeName, int], nodes: Mapping[NodeName, NodeView], job: JobView, gpu_type: str
 ) -> tuple[Placement, ...]:
-    """Its base gang on the fullest nodes that take a worker; empty where it does not fit.
+    """Its base gang on the fullest nodes that take a worker; empty if it does not fit.
 
-    free: GPUs by node; others are not looked at. Nodes that the job avoids take none of it.
+    free: GPUs by node; no other node is used. Nodes that the job avoids take no worker.
     """
     gang = Gang(free, nodes, job, gpu_type)
     return gang.placed(free) if gang.fits(free) else ()
@@ -72,7 +72,7 @@ class Gang:
     def lacks(self, free: Mapping[NodeName, int], there: Collection[NodeName]) -> int:
         """GPUs that have to come free at least on some nodes, beside all these, until it fits.
 
-        On each node one worker may use what others leave there.
+        On each node one worker may use the GPUs that others leave there.
         """
         short = max(0, self.count - self.workers(free))
         parts = (max(0, free[name]) % self._size for name in self.nodes.intersection(there))
@@ -200,7 +200,7 @@ class Flow:
             return found
         for placement in placements:
             if placement.gpu_uuids:
-                continue  # they stay what they are: its tenant's
+                continue  # shared GPUs stay with the tenant
             node = self.nodes.get(placement.node)
             each = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
             gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
@@ -234,8 +234,8 @@ def job_of(flow: Flow, decision: Decision) -> JobView | None:
 class Move(Struct, frozen=True, kw_only=True):
     """One decision about a job, in GPUs.
 
-    place: among the decisions. left: what others can have of what it vacates, by node.
-    gone: all that it vacates. is_whole: it stops a whole job.
+    place: among the decisions. left: vacated GPUs that others can have, by node.
+    gone: all vacated GPUs. is_whole: it stops a whole job.
     """
 
     place: int

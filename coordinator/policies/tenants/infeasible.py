@@ -89,9 +89,10 @@ class Fleet:
 
     Args:
         is_present: only nodes count that are not absent: lost, quarantined, cordoned, or closed.
-        lends: whether a service's nodes that serve may be lent some day. Under a policy that lends
-            none only those count that are lent already: what waits for others would wait for ever.
-        tenants: who is asked for beside those of the snapshot's jobs.
+        lends: whether a service's serving nodes may be lent some day. Under a policy that lends
+            none only nodes count that are lent already: a job that waits for others would wait for
+            ever.
+        tenants: tenants to check in addition to those of the snapshot's jobs.
     """
 
     def __init__(
@@ -135,12 +136,12 @@ class Fleet:
     def why_never(self, wish: Wish, tenant: str | None = None) -> tuple[str, ...]:
         """Why no GPU type that a job accepts would do, type by type; empty if one would.
 
-        tenant: whose job it is; then its limits are a reason too. None: they are not looked at.
+        tenant: the job's owner; then its limits are a reason too. None: limits are not checked.
         """
         said = self._said.get(wish)
         if said is None:
             if len(self._said) >= _WISHES_KEPT:
-                self._said.clear()  # submitters choose what they wish for
+                self._said.clear()  # bounded, because submitters choose the keys
             said = self._said[wish] = self._why_never(wish)
         if said or tenant is None:
             return said
@@ -282,7 +283,7 @@ def is_absent(node: NodeView) -> bool:
 
 
 def hosts_of(snapshot: ClusterSnapshot, *, lends: bool = True) -> Hosts:
-    """`Fleet.hosts` of a snapshot, whose nodes are looked at once it is asked for."""
+    """`Fleet.hosts` of a snapshot, computed at first use."""
     fleet = cache(lambda: Fleet(snapshot, lends=lends))
     return lambda job, gpu_types: fleet().hosts(job, gpu_types)
 

@@ -82,7 +82,7 @@ def _kept(
 def explained(
     decide: Decide, explain: Explain, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[PendingReason, ...]:
-    """Why jobs wait: by the policy, and for whom room is kept from them."""
+    """Why jobs wait: by the policy, and the jobs for which room is kept from them."""
     holds = explain(snapshot, memory)
     made, barred = _kept(decide, snapshot, memory)
     begun, why = _starts(made), {job_id: _told(snapshot, kept) for job_id, kept in barred.items()}
@@ -154,7 +154,7 @@ def _avoiding(snapshot: ClusterSnapshot, barred: dict[JobId, list[Kept]]) -> Clu
 
 
 class _Keeping:
-    """One pass: what could be kept, and from whom."""
+    """One pass: the room to keep, and the jobs to keep it from."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self._now_s = snapshot.now_s
@@ -169,7 +169,7 @@ class _Keeping:
         if any(tenant.guarantee_gpus for tenant in snapshot.tenants):
             self._tenancy = Tenancy(snapshot)
 
-    # --- for whom -------------------------------------------------------------------------------
+    #   --- the jobs to keep room for --------------------------------------------------------------
 
     def of(self, jobs: Iterable[JobView]) -> list[Kept]:
         """Nodes for the first of some jobs that could run on those that there are."""
@@ -231,7 +231,7 @@ class _Keeping:
             found += [at_s] * (max(0, free // size) - len(found))
         return found[:most]
 
-    # --- from whom ------------------------------------------------------------------------------
+    #   --- the jobs to keep it from ---------------------------------------------------------------
 
     def barred(self, kept: Sequence[Kept]) -> dict[JobId, list[Kept]]:
         """The nodes kept from each lesser waiting job."""

@@ -51,7 +51,7 @@ from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Keeping:
-    """One list of decisions that becomes shorter; None stands for what was dropped of it.
+    """One list of decisions that becomes shorter; None stands for a dropped one.
 
     tenancy: uses before the pass.
     """
@@ -98,10 +98,10 @@ class Keeping:
         return kept
 
     def _has_room(self, name: str, place: int, instead: Decision | None) -> bool:
-        """Whether all that jobs of a tenant take is still within limits with another decision at a
-        place: free GPUs elsewhere are no use to who may not take them.
+        """True if a tenant's jobs still stay within limits with another decision at a position:
+        free GPUs elsewhere are of no use to a job that may not take them.
 
-        One after the other, as quotas are counted.
+        One after another, as quotas are counted.
         """
         if not self._has_limits:
             return True
@@ -163,7 +163,8 @@ class Keeping:
                 after += 1
         if kept:
             rest = replace(decision, removed_workers=tuple(sorted(gone)))
-            self.decisions[place] = rest if gone else None  # who adds as many keeps none of them
+            # a job that adds as many keeps none of them
+            self.decisions[place] = rest if gone else None
         return kept
 
 
@@ -308,7 +309,7 @@ class _Guard:
             self.kept[place] = _without(decision, ()) if is_resize else None
 
     def _taker(self) -> tuple[int, str] | None:
-        """The last decision that takes from a guarantee, and whose."""
+        """The last decision that takes from a guarantee, with its owner."""
         tenancy = self._tenancy
         moves = moves_of(self._flow, self.kept)
         for name in sorted({n for move in moves if move.left for n in tenancy.path(move.job)}):

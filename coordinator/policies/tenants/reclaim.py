@@ -43,11 +43,10 @@ def given_back(
     is_patient: bool = False,
     aside: Collection[JobId] = (),
 ) -> GiveBack:
-    """The decisions of a pass with those that give tenants below their guarantee theirs back, and
-    who gets nothing though a guarantee covers it.
+    """The decisions of a pass with the give-back, and the guaranteed jobs that get nothing.
 
-    is_patient: jobs that fit are the policy's, however long they have waited. aside: get nothing,
-        and what was decided about them stays.
+    is_patient: jobs that fit are left to the policy, however long they have waited.
+    aside: get nothing, and decisions about them stay.
     """
     while True:
         back = _TakeBack(snapshot, decisions, aside)
@@ -66,7 +65,7 @@ def given_back(
 
 
 class _TakeBack:
-    """One pass: who is due what after what was decided so far, and who gives it.
+    """One pass: the due jobs after the decisions so far, and the borrowers that give.
 
     waits, fits: as of `GiveBack`; fits: jobs.
     """
@@ -206,7 +205,7 @@ class _TakeBack:
     # --- who gives ------------------------------------------------------------------------------
 
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
-        """Start the job on what others give; False: nothing has changed."""
+        """Start the job on GPUs that others give; False: nothing has changed."""
         gang = self._gang(job, gpu_type)
         lacks_gpus = not gang.fits(self._counts.free)
         given = self._choosing.take(self._ways(job, gang), job, gang)
@@ -339,11 +338,12 @@ class _TakeBack:
         return [each for n, each in enumerate(rest) if each is not None and n not in vain]
 
     def _keeps_out(self, start: Start, leavers: Sequence[Decision]) -> bool:
-        """Whether all jobs that leave GPUs where one starts have no room until it is due its again.
+        """True if all jobs that leave GPUs where one starts have no room until it is due its own
+        again.
 
-        By a borrow limit of a tenant that all are part of, whatever its other jobs do. What lend
-        limits and the size of the cell leave to a tenant changes with what others use of the same
-        guarantee.
+        The cause is a borrow limit of a tenant that contains all, whatever its other jobs do. Lend
+        limits and the size of the cell do not count: the rest that they leave a tenant changes with
+        the use of the same guarantee by others.
         """
         taken = self._flow.taken(start)
         wanted, path = sum(taken.values()), self.tenancy.path(self._flow.jobs[start.job_id])

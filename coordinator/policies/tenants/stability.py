@@ -230,8 +230,8 @@ def in_turns(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> set[J
 
 
 def beneficiaries(first: Settled, snapshot: ClusterSnapshot, own: Iterable[JobId]) -> set[JobId]:
-    """Jobs that the policy would start or grow on what it stops some for, though they may give way
-    in the end.
+    """Jobs that the policy would start or grow on GPUs of jobs that it stops, though they may give
+    way in the end.
 
     own: the jobs that it stops.
     """

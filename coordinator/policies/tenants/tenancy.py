@@ -146,7 +146,7 @@ class Tenancy:
             self._below[pair] = tuple(name for name in self._paths[pair[0]] if name not in theirs)
         return self._below[pair]
 
-    # --- what it may take -------------------------------------------------------------------
+    #   --- limits -----------------------------------------------------------------------------
 
     def limit_gpus(self, name: str) -> float:
         """The maximum use of a tenant: its guarantee and what it may borrow."""
@@ -172,7 +172,7 @@ class Tenancy:
         return self._most(path[0]) - float(self.used[path[0]])
 
     def _most(self, name: str) -> float:
-        """GPUs that a tenant may use now, with what others use and keep."""
+        """GPUs that a tenant may use now, given the use and the unlent guarantees of others."""
         view = self.views[name]
         others = [
             Claim(
@@ -287,9 +287,9 @@ class Tenancy:
     # --- fair shares ------------------------------------------------------------------------
 
     def fair_shares(self, waiting_gpus: Mapping[str, int]) -> dict[str, float]:
-        """GPUs that are each tenant's due, by what it uses and what it waits for.
+        """Each tenant's fair share of the GPUs, by its use and its waiting jobs.
 
-        waiting_gpus: by the tenant of `leaf`. A tenant asks for what it uses and waits for.
+        waiting_gpus: by the tenant of `leaf`. A tenant's demand is its use plus its waiting GPUs.
         """
         asked: dict[str, float] = {}
         kept_below: dict[str, float] = {}

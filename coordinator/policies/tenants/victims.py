@@ -179,7 +179,7 @@ class Choosing:
         )
 
     def _spare(self, given: list[Source], job: JobView, gang: Gang) -> None:
-        """Give back what was not needed after all, the dearest first."""
+        """Spare victims that were not needed after all, the most expensive first."""
         for source in list(reversed(given)):
             if source.seat is None and self._lenders.goes_whole(source.job):
                 continue  # it goes with its job
@@ -190,8 +190,9 @@ class Choosing:
                 self._lenders.give(source)
 
     def _lost(self, job: JobView, gang: Gang) -> Count:
-        """GPUs that tenants lack of their guarantees, or of what they had where that was less,
-        once the job has its own; of a tenant of several levels at each."""
+        """GPUs that tenants lack of their guarantees, or of their earlier use where that was less,
+        once the job has its own; of a tenant of several levels at each.
+        """
         wanted, path = gang.count * job.gpus_per_worker, self._counts.tenancy.path(job)
         return sum(
             max(0, gpus - (wanted if name in path else 0))

@@ -50,8 +50,9 @@ NOT_SWEPT = {
     "waiting_jobs_max",
     "unknown_load_s",
 }  # fmt: skip
-"""Fields of settings that have an option of their own, that only say how much is kept,
-or that decide nothing in a simulation, whose loads are all known."""
+"""Fields of settings that have an option of their own, that only set how much is kept, or that have
+no effect in a simulation, whose loads are all known.
+"""
 
 
 # --- single options -----------------------------------------------------------------------------
@@ -381,7 +382,7 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
 
 
 def _combined(task: Task, keys: Sequence[str], values: Sequence[str]) -> Task:
-    """A task at one combination; who has no delays there is left as it is by those of its steps."""
+    """A task at one combination; a task without delays ignores the time of its steps."""
     made = task
     for key, value in sorted(zip(keys, values, strict=True), key=lambda pair: _is_delay(pair[0])):
         is_idle = _is_delay(key) and not made.options.has_delays

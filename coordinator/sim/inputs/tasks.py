@@ -77,10 +77,10 @@ def seeds_of(seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
 
 
 def refuse_idle(tasks: Sequence[Task]) -> None:
-    """Look that something comes of what was asked for.
+    """Reject options that would have no effect.
 
     Raises:
-        ConfigError: a pre-run, and in no run may jobs fail, so that none asks for one; or as
+        ConfigError: a pre-run although jobs fail in no run, so that none asks for one; or as
             `Task.check_shares`.
     """
     for task in tasks:

@@ -63,7 +63,7 @@ class TollKeeper:
                 self._waiting[name] = self._state.loans[lease_id]
 
     def look(self) -> None:
-        """Count the jobs that were stopped after all, as the loans tell whose wait was in vain."""
+        """Count the jobs that were stopped after all, as the loans of useless waits show."""
         if not self._waiting:
             return
         awaited = self._state.awaited

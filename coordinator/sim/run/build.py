@@ -254,9 +254,10 @@ def _at_once(settings: EngineSettings) -> EngineSettings:
 def _shaped(
     workload: Workload, options: RunOptions
 ) -> tuple[tuple[WorkloadJob, ...], dict[JobId, str]]:
-    """Jobs of the simulator, numbered so that ids sort as jobs were submitted; and their names.
+    """Jobs of the simulator, numbered so that ids sort in order of submission; and their names.
 
-    With an oracle every job has a name of its own: a history by name would beat what it declares.
+    With an oracle every job has a name of its own: a history by name would override its declared
+    runtime.
     """
     numbered = tuple(
         structs.replace(
@@ -323,7 +324,8 @@ def _rules(options: RunOptions) -> RunRules:
             save_period_s=options.save_period_s,
             progress_after_s=1.0 if options.tells_progress else None,
         )
-    # An oracle is better than the pace that the engine sees, whose first word counts warming up.
+    # An oracle is better than the pace that the engine sees, whose first report includes the
+    # warm-up.
     is_silent = options.is_oracle or not options.tells_progress
     return RunRules(
         saves=options.saves,

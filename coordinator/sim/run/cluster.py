@@ -40,7 +40,7 @@ class Delays(Struct, frozen=True, kw_only=True):
     stop_s: float = 0.0
     """From the order until it has ended; a job that does not save computes on for this long."""
     checkpoint_s: float = 0.0
-    """More for a worker that computed and whose job saves."""
+    """Additional time for a worker that computed and whose job saves."""
     drain_s: float = 0.0
     device_free_s: float = 0.0
     warm_up_s: float = 0.0
@@ -147,7 +147,7 @@ class PretendNode:
         self._endpoint = f"{spec.name}:1"
         self._will_report = False
 
-    # --- what it says -----------------------------------------------------------------------
+    #   --- reports ----------------------------------------------------------------------------
 
     def report_soon(self) -> None:
         """Report the present state, once per instant."""
@@ -175,7 +175,7 @@ class PretendNode:
     #   --- orders -----------------------------------------------------------------------------
 
     def obey(self, desired: DesiredState) -> None:
-        """Take a desired state, unless it is older than what it has."""
+        """Take a desired state, unless it is older than the present one."""
         if not self.is_up:
             return
         if (desired.epoch, desired.generation) <= (self._epoch, self._generation):
@@ -308,7 +308,7 @@ class PretendNode:
         return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 
     def exited(self, key: WorkerKey, exit_code: int | None, failure: Failure | None = None) -> None:
-        """A worker's process is gone; one that still computed has lost what it had not saved."""
+        """A worker's process is gone; one that still computed has lost its unsaved work."""
         held = self._held.get(key)
         if held is None or held.phase == WorkerPhase.EXITED:
             return
@@ -372,7 +372,7 @@ class PretendNode:
         """Power is lost: nothing runs and nothing is reported."""
         self.is_up = False
         running = self.keys(*_STARTED)
-        self._held.clear()  # what was about to become ready or to start never does
+        self._held.clear()  # pending preparations and starts are dropped
         for key in running:
             self._crashed(key)
             self.left(key)

@@ -265,7 +265,7 @@ def _is_knob(key: str) -> bool:
 
 
 def _is_own(result: RunResult) -> bool:
-    """Whether all swept knobs of a run are what they are of its policy anyway."""
+    """True if all swept knobs of a run have their policy's own values."""
     turned = [f"{k.removeprefix(KNOB)}={v}" for k, v in result.swept.items() if _is_knob(k)]
     name = ":".join((result.policy, *turned))
     return find_policy(name, is_whole=False).knobs == find_policy(result.policy).knobs
@@ -344,8 +344,9 @@ def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
 
 
 def flat(result: RunResult) -> dict[str, float]:
-    """The figures of a run by dotted name: `jct_s.mean`; without those that it has not, and
-    without lists, whose parts differ from run to run."""
+    """The figures of a run by dotted name: `jct_s.mean`; without missing ones, and without lists,
+    whose parts differ from run to run.
+    """
     return dict(_flat("", plain(result)))
 
 

@@ -88,12 +88,12 @@ class _Try(Struct):
 
 
 class Failing:
-    """Lets attempts end as their jobs' troubles say.
+    """Lets attempts end by their jobs' troubles.
 
     Args:
-        troubles: how jobs fail; those that are not named do not.
+        troubles: how jobs fail; jobs that are not named do not.
         failure_of: the failure of a reason, as a node would read it in the log.
-        runtime: what jobs have computed, and at which pace they go on.
+        runtime: the work of jobs, and their present pace.
         runs_s: how long the base gang of each of these jobs runs in all. A failure that would come
             later does not come; neither in its pre-run, as the gang would end before.
     """

@@ -232,7 +232,7 @@ def fingerprint_of(rows: Sequence[JobRow]) -> str:
     return digest.hexdigest()
 
 
-# --- what comes out -----------------------------------------------------------------------------
+#   --- results ------------------------------------------------------------------------------------
 
 
 def _is_done(job: JobEntry) -> bool:

@@ -19,11 +19,11 @@ collections."""
 
 @contextlib.contextmanager
 def collecting_rarely() -> Generator[None]:
-    """Look for garbage in cycles seldom while this lasts; for programs that keep what they make.
+    """Collect cyclic garbage seldom while this lasts; for programs that keep their objects.
 
     A run keeps every job, node and worker that it makes, and the collector looks through all of
     them each time that their number has grown by a quarter. Most passes leave nothing in cycles;
-    what others do leave is found among the young, before it takes much memory.
+    the garbage of others is found among the young, before it takes much memory.
     """
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)

@@ -167,7 +167,7 @@ class Runtime:
         self._leave(key, is_asked=True)
 
     def crashed(self, key: WorkerKey) -> None:
-        """A worker's node is gone, and with it what was not saved."""
+        """A worker's node is gone, and with it the unsaved work."""
         self._leave(key, is_asked=False)
 
     def given_up(self, job_id: JobId) -> None:
@@ -239,7 +239,7 @@ class Runtime:
             self._run_on(job_id, job, attempt)
 
     def _break(self, job_id: JobId, job: Truth, attempt: Attempt, *, is_asked: bool) -> None:
-        """The gang is whole no more: its attempt is over, what was saved stays."""
+        """The gang is no longer whole: its attempt is over, saved work stays."""
         if job.saves == Saves.ON_REQUEST and is_asked:
             job.saved_s, job.unsaved_gpu_s = job.done_s, 0.0
             job.saved_at_s = self._loop.now_s
@@ -298,7 +298,7 @@ class Runtime:
         self._run_on(job_id, job, attempt)
 
     def _set_pace(self, job: Truth, attempt: Attempt) -> None:
-        """By workers, where they stand, and who else computes on their GPUs."""
+        """By workers, their nodes, and the other jobs on their GPUs."""
         count, multiplier = len(attempt.workers), attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
         if attempt.elsewhere:

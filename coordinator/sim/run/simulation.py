@@ -41,8 +41,9 @@ from coordinator.workloads.shaping import linear
 
 STEPS_PER_LOOK = 1000
 COPIES_EVERY = 5
-"""Events between two looks at what the engine keeps beside its state, where runs are checked: what
-went stale stays so until its node or job changes again."""
+"""Events between two checks of the engine's derived data, where runs are checked: stale data stays
+stale until its node or job changes again.
+"""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -78,9 +79,9 @@ class Simulation:
     """One run.
 
     Args:
-        rules: what runs and stops of jobs cost.
+        rules: the costs of runs and stops of jobs.
         wire: how messages travel; by default none is lost.
-        check: look at the engine's invariants after every event (tests).
+        check: check the engine's invariants after every event (tests).
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Simulation:
         """Begin, and run until the last job has ended or can never run.
 
         Args:
-            look: called now and then; what it raises ends the run.
+            look: called now and then; its exception ends the run.
         """
         self.begin()
         self.loop.is_halted = not (self._left or self.engine.state.live_jobs)
@@ -249,7 +250,7 @@ class Simulation:
     # --- the engine -------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Let one fact into the engine now, and carry out what it orders."""
+        """Give one fact to the engine now, and carry out its commands."""
         now_s = self.loop.now_s
         if self.watch is not None:
             self.watch(now_s)
@@ -345,7 +346,7 @@ class Simulation:
         self.loop.after(self.wire.report_period_s, self.nodes[name].report_soon)
 
     def _push_soon(self, name: NodeName) -> None:
-        """Send a node what it is to be; of several in one instant the last is enough."""
+        """Send a node its desired state; of several in one instant the last is enough."""
         if name not in self._pushes:
             self._pushes.add(name)
             self.loop.after(0.0, partial(self._push, name))

@@ -68,7 +68,7 @@ def _places(nodes: Iterable[NodeView], *, is_sure: bool) -> Iterator[_Place]:
 
 
 class Plan:
-    """One try: who gets which of the offered nodes."""
+    """One try: the job of each offered node."""
 
     def __init__(self, unmet: Unmet, offers: Sequence[Offer], sure: Iterable[NodeView]) -> None:
         self._unmet = unmet

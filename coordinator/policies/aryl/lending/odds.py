@@ -60,7 +60,7 @@ class Odds:
 
 
 class _Line:
-    """The training nodes of one GPU type, and who waits for them."""
+    """The training nodes of one GPU type, and the jobs that wait for them."""
 
     def __init__(self, snapshot: ClusterSnapshot, room: PlacementState, gpu_type: str) -> None:
         self._gpu_type = gpu_type

@@ -59,11 +59,11 @@ def choose_nodes(
 ) -> Choice:
     """The cheapest `wanted_count` nodes, fewer if there are fewer; `occupancy` is not changed.
 
-    Priority comes before any price: those are cheapest for which the fewest jobs of the highest
-    priority stop, then of the next one, and among these those of the lowest price.
+    Priority comes before any price. The cheapest choice stops the fewest jobs of the highest
+    priority, then of the next one; among equals the lowest price counts. Every victim is needed:
+    without any one of them too few nodes would be free. The order of `candidates` does not matter.
 
-    No victim is in vain: without any one of them too few nodes would be free. The order of
-    `candidates` does not matter. how: None is the paper's way.
+    how: None is the paper's way.
     """
     wanted_count = min(wanted_count, len(candidates))
     awaited = {} if how is None else _ending(occupancy, candidates, how)
@@ -121,7 +121,9 @@ def _without_needless(
     wanted_count: int,
     price: Mapping[JobId, float] | None,
 ) -> set[JobId]:
-    """Give back what was not needed, of the highest priority the job that would lose most first."""
+    """Spare victims that were not needed, of the highest priority the one that would lose most
+    first.
+    """
     lacking = {name: sum(job not in victims for job in jobs) for name, jobs in base.items()}
     hosts: dict[JobId, list[NodeName]] = {}
     for name, jobs in base.items():

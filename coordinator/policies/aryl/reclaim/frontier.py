@@ -25,7 +25,7 @@ _FAR = np.int64(1 << 61)
 
 
 class Point(Struct, frozen=True):
-    """A choice in one part: nodes that it empties, what it costs, and the jobs."""
+    """A choice in one part: the emptied nodes, the cost, and the jobs."""
 
     emptied: int
     weight: int
@@ -157,7 +157,7 @@ class Growth:
             self._offer(kind)
 
     def step(self) -> bool:
-        """Stop the jobs of the node that empties most for what it costs; False when all are."""
+        """Stop the jobs of the node that empties most for its cost; False when all are stopped."""
         while self._heap:
             price, kind = heapq.heappop(self._heap)
             if not self._missing[kind]:

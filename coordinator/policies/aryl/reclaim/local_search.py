@@ -144,10 +144,10 @@ def _fill_again(problem: Problem, tally: Tally, changes: list[Change], *, banned
 
 
 class Tally:
-    """Victims, and what each kind of node still lacks; kept up to date change by change.
+    """Victims, and the jobs that each kind of node still lacks; kept up to date change by change.
 
     lack_weight: per kind, the weight of its jobs that are no victims; 0 when it is empty.
-    steps: what all changes took so far.
+    steps: the cost of all changes so far, in steps.
     """
 
     def __init__(self, problem: Problem, victims: Iterable[int]) -> None:
@@ -218,9 +218,10 @@ class Tally:
     def spare(
         self, changes: list[Change] | None = None, *, kept: frozenset[int] = frozenset()
     ) -> None:
-        """Let go on whom the wanted nodes do not need; per node given up the dearest first.
+        """Spare victims that the wanted nodes do not need; per node given up the most expensive
+        first.
 
-        changes: whom it lets go is added to it.
+        changes: spared victims are added to it.
         """
         while True:
             surplus = self.emptied - self._problem.wanted

@@ -22,7 +22,7 @@ EXCHANGE_EFFORT = 300_000
 
 
 class Solution(Struct, frozen=True, kw_only=True):
-    """Jobs that empty the wanted nodes, what they cost, and what no choice can be below."""
+    """Jobs that empty the wanted nodes, their cost, and the proven lower bound."""
 
     victims: frozenset[int]
     weight: int
@@ -65,5 +65,5 @@ def solve(
 
 
 def _leanest(problem: Problem, choices: Iterable[frozenset[int]]) -> frozenset[int]:
-    """The cheapest of choices that empty enough, each without what it does not need."""
+    """The cheapest of choices that empty enough, each without needless jobs."""
     return min((spare(problem, victims) for victims in choices), key=problem.weight)

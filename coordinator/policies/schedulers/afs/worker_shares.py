@@ -76,7 +76,7 @@ def beats_by_length(candidate: Share, other: Share) -> bool:
 
 
 def beats_by_gain(toss: Wins) -> Wins:
-    """AFS-P: who would win even if it were the longer one; `toss` where neither would."""
+    """AFS-P: the one that would win even if it were the longer one; `toss` if neither would."""
 
     def beats(candidate: Share, other: Share) -> bool:
         if (other.rate + other.gain) / other.gain <= candidate.rate / candidate.gain:

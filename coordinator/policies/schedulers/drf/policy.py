@@ -57,10 +57,11 @@ def fewest_victims(
     move: Callable[[V, int], None],
     fits: Callable[[], bool],
 ) -> list[V] | None:
-    """Victims of a line, none of them in vain; None where the gang does not fit even without all.
+    """Victims of a line, all of them needed; None if the gang does not fit even without all.
 
-    may_go: asked as things stand with those before it gone. move: a victim goes (1), or stays after
-    all (-1). Afterwards those found are gone, and everybody else is where it was.
+    may_go: evaluated with the victims before it gone.
+    move: a victim leaves (1), or stays after all (-1). Afterwards the returned victims are gone,
+        and all others are where they were.
     """
     gone: list[V] = []
     does_fit = False
@@ -141,7 +142,7 @@ class _Victim(Struct, frozen=True, kw_only=True):
 
 
 class _Shrunk(Struct, frozen=True):
-    """Indices of flexible workers of one job that go, and for whom."""
+    """Indices of leaving flexible workers of one job, and the jobs that they leave for."""
 
     room_for: list[JobId]
     leaving: list[int]
@@ -248,7 +249,7 @@ class Filling:
             yield chain(flexible, self._gangs(gangs, job))
 
     def _flexible(self, job: JobView) -> Iterator[_Victim]:
-        """Each worker that it can go on without and still has, the newest first."""
+        """Each worker that it can spare and still has, the newest first."""
         shrunk = self._shrunk.get(job.job_id)
         gone = frozenset(shrunk.leaving if shrunk else ())
         for worker in spare_workers(job):

@@ -51,7 +51,7 @@ def make_room(board: Board, job: JobView) -> Place | None:
 
 
 def shrink_hosts(board: Board, job: JobView) -> None:
-    """Gangs that it could take turns with give back what they have grown by, for the next pass."""
+    """Gangs that it could take turns with give back their growth, for the next pass."""
     for other in board.of(JobState.RUNNING):
         if not other.is_resizable:
             continue
@@ -63,7 +63,7 @@ def shrink_hosts(board: Board, job: JobView) -> None:
 
 
 def _is_base_well(job: JobView) -> bool:
-    """Whether all GPUs of its base gang can be given to others, who would come to share them."""
+    """True if all GPUs of its base gang can be given to other jobs that would share them."""
     base = (each for each in job.placed if not each.is_flexible and not each.is_leaving)
     return all(worker.freed_gpus == worker.gpus for worker in base)
 

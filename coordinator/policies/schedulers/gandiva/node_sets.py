@@ -195,7 +195,7 @@ class Division:
     # --- turns and shares ---------------------------------------------------------------------
 
     def rotate(self, stays: Iterable[JobId]) -> None:
-        """Round robin: who computed goes behind who waited, but for those that stay."""
+        """Round robin: jobs that computed go behind jobs that waited, but for those that stay."""
         fixed = set(stays)
         for each in self.sets:
             now = self.computing(each)

@@ -99,7 +99,7 @@ def _measure(board: Board, job: JobView, step: int, mark: Mark | None) -> Mark:
 
 
 class Packing:
-    """One pass: who is parted, who stays, whom to try."""
+    """One pass: the pairs that part, that stay, and that are tried."""
 
     def __init__(self, board: Board, marks: Marks, pairs: Pairs) -> None:
         self._board = board

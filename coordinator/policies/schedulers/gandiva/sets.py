@@ -56,10 +56,10 @@ class Knobs(Pace, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """sets: with their jobs, in turn. waits: who was looked at and found no set.
+    """sets: with their jobs, in turn. waits: jobs that were looked at and found no set.
 
-    came_at_s, looked_at_s: of `looked`, which says what they are; stored flat.
-    handed_at_s: when those that have a place were given it.
+    came_at_s, looked_at_s: of `looked`, which defines them; stored flat.
+    handed_at_s: when each job with a place was given it.
     """
 
     sets: tuple[NodeSet, ...] = ()
@@ -167,7 +167,7 @@ class _Pass:
             return (job.gpu_type,)
         return tuple(accepted_types(job, self._floor))
 
-    # --- what comes of it ---------------------------------------------------------------------
+    #   --- results ------------------------------------------------------------------------------
 
     def allocation(self) -> Allocation:
         """Stops and starts, and the memory."""

@@ -181,7 +181,7 @@ class Hoards:
         self.since_s.pop(owner, None)
 
     def renew(self, owner: str) -> None:
-        """It got what it waited for: what it hoards from now on is for another gang."""
+        """It got its gang: its hoard from now on is for another one."""
         self.since_s.pop(owner, None)
 
     def oldest(self, among: Iterable[str]) -> str | None:

@@ -160,7 +160,7 @@ class Offers:
                     self._give(name, node, held)
 
     def _give(self, name: str, node: NodeName, gpus: int) -> None:
-        """Its share grows by what it is offered, whatever it makes of it."""
+        """Its share grows by the offer, whatever it makes of it."""
         self._hoards.add(name, node, gpus)
         whole = self._floor.nodes[node]
         part = gpus / whole.gpus
@@ -205,8 +205,8 @@ class Offers:
     def _answer(self, name: str) -> None:
         """Start jobs in order on its offers; hoard for the first that lacks some, decline the rest.
 
-        A job that its offers do not hold blocks those behind it: they would eat what it waits for.
-        Those that could not run in the fleet as it is are in no line.
+        A job that its offers do not hold blocks those behind it: they would use up its GPUs.
+        Infeasible jobs are in no line.
         """
         mine, line = self._hoards.of(name), self._lines[name]
         self._floor.free = {node: mine.get(node, 0) for node in self._floor.nodes}

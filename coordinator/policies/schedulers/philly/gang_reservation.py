@@ -69,8 +69,9 @@ class Holding:
         return try_at(self._patience, tried.since_s, self._now_s)
 
     def resume(self, job: JobView, tried: Attempted) -> Attempted:
-        """A gang goes on holding what it held before, as far as it may, that is still there, and
-        its tenant's quota leaves it."""
+        """A gang goes on holding its earlier GPUs, as far as it may, as they are still there, and
+        as its tenant's quota allows.
+        """
         free, kept = self._floor.free, dict[NodeName, int]()
         if tried.held and self.age(tried).may_hold:
             there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}

@@ -47,9 +47,9 @@ def whole(floor: FreeGpus, gang: Gang, level: int) -> tuple[Placement, ...]:
 def part(
     floor: FreeGpus, gang: Gang, level: int, held: Mapping[NodeName, int]
 ) -> dict[NodeName, int]:
-    """Free GPUs to hold for a gang that does not fit, where it may come to stand.
+    """Free GPUs to hold for a gang that does not fit, where it may run later.
 
-    held: what it holds by now, which is free on the floor: it stays with those nodes.
+    held: its present GPUs, which count as free: it stays with those nodes.
     """
     for nodes in _candidates(floor, gang, level, held):
         left = gang.workers

@@ -112,7 +112,8 @@ class _Pass:
     def _look_at(self, job: JobView) -> None:
         tried = self._before.get(job.job_id, Attempted(self._snapshot.now_s))
         self._holding.let_go(job, tried)
-        age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
+        # without the GPUs that it held
+        age, room = self._holding.age(tried), self._quotas.room(job)
         alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)

@@ -99,8 +99,8 @@ class Problem:
         width = np.arange(self.values.shape[1], dtype=np.int64)
         changes: Mask = np.not_equal(width, self.now[row])
         self.values[row, changes] *= paid
-        # A stopped job has a speed-up of nothing, which no factor lessens: what it would do over
-        # makes that nothing worth less than the nothing of a job that waits.
+        # A stopped job has a speed-up of 0, which no factor lowers. Its repeated work makes that 0
+        # worth less than the 0 of a waiting job.
         spent_s, lost_s = age_s + restart_s, loss_s(job, now_s)
         self.values[row, 0] = -LEAST * lost_s / (spent_s + lost_s) if lost_s else 0.0
 

@@ -74,7 +74,7 @@ class ApartFloor(FreeGpus):
         return super().goes_on(workers)
 
     def take(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
-        """Give GPUs to whom `apart` found nodes for last."""
+        """Give GPUs to the job for which `apart` last found nodes."""
         placements = tuple(placements)
         super().take(placements, gpus_per_worker)
         for placement in placements:
@@ -171,8 +171,9 @@ def first_to_leave(job: JobView, count: int) -> tuple[int, ...]:
 # --- who stood there before ---------------------------------------------------------------------
 
 REST_S = 3600.0
-"""A job that was stopped within this is not stopped for a clash: who starts it where it clashes,
-for what its tenant is due, would do so again after each stop."""
+"""A job stopped within this time is not stopped for a clash. The tenants' rules that started it
+where it clashes would do so again after each stop.
+"""
 
 
 class Parted(Struct, frozen=True, kw_only=True):
@@ -224,7 +225,7 @@ Way = tuple[tuple[bool, float], tuple[WorkerView, ...]]
 
 
 def _way(job: JobView | None, name: NodeName, now_s: float) -> Way | None:
-    """How a job would give way on a node; None: it does not."""
+    """How a job would resolve a clash on a node; None: it does not."""
     if job is None:
         return None
     here = tuple(w for w in job.placed if w.node == name and not w.is_leaving)

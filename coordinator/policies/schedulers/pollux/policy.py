@@ -89,7 +89,7 @@ def _held(memory: _Memory, snapshot: ClusterSnapshot) -> dict[JobId, int]:
 
 
 def _most(knobs: PolluxKnobs, job: JobView, held: Mapping[JobId, int]) -> int:
-    """Workers that a job may have: a curve is good only near what was tried (section 4.1)."""
+    """Workers that a job may have: a curve is good only near the tried sizes (section 4.1)."""
     if knobs.grows_at_most is None:
         return job.workers.max
     count = held.get(job.job_id, job.workers.min)

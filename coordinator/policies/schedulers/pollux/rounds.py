@@ -41,7 +41,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nodes gave everybody what was asked."""
+        """True if nodes gave every job its requested count."""
         return not any(short.any() for short in self.short)
 
 

@@ -48,7 +48,7 @@ class Wish(Struct, kw_only=True):
 
     @property
     def rank(self) -> Rank:
-        """By deadline, ties by laxity; who has none, or misses it in any case, comes last."""
+        """By deadline, ties by laxity; jobs without one, or that miss it in any case, come last."""
         job = self.job
         deadline_s = inf if job.deadline_at_s is None or not self.is_urgent else job.deadline_at_s
         return (deadline_s, self.time.laxity_s(job), job.submitted_at_s, job.job_id)
@@ -80,7 +80,7 @@ class Wish(Struct, kw_only=True):
         return (Piece(begins_s, end_s, need - self.held),)
 
     def lost_s(self, now_s: float) -> float:
-        """Seconds that it has to do again if it has not what it needs now."""
+        """Seconds of repeated work if it does not get its present need."""
         return loss_s(self.job, now_s) if self.runs and not self.held else 0.0
 
     def frees_gpu_s(self, now_s: float) -> float:
@@ -169,7 +169,8 @@ class Line:
     def __init__(self, gpus: int, now_s: float) -> None:
         self._free = Timeline(now_s, gpus)
         self._now_s = now_s
-        self._movable: list[tuple[Gives, Wish]] = []  # who makes room for others, the last first
+        # jobs that make room for others, the last first
+        self._movable: list[tuple[Gives, Wish]] = []
         self._gives: dict[str, Gives] = {}
         self.plans: dict[str, Plan] = {}
         self.is_settled = False

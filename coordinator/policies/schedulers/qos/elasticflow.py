@@ -219,7 +219,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     plan = found.carried_out()
     wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
-        wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
+        wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # their GPUs are settled then
     after = _Memory(
         found.planning.bearing.plans,
         snapshot.now_s,

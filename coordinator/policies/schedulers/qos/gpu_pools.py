@@ -40,7 +40,7 @@ Pools = Mapping[str, Pool]
 """By GPU type."""
 
 Tried = list[tuple[Pool, Claim]]
-"""Where a newcomer was asked, and what it claimed there."""
+"""Where a newcomer asked, and its claim there."""
 
 
 def move_on(
@@ -148,7 +148,7 @@ class Asking:
             tried = self._tried.setdefault(claim.job_id, [])
             tried.append((pool, claim))
             if self._kinds.others(job.job_id, [pool.kind for pool, _ in tried]):
-                del pool.jobs[job.job_id]  # what it is promised elsewhere counts against its tenant
+                del pool.jobs[job.job_id]  # a promise elsewhere counts against its tenant
                 refused.append(job)
             else:
                 self._refuse(job, tried)

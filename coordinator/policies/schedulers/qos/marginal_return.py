@@ -33,7 +33,7 @@ class _Step(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[bool, float]:
-        """The least comes first: who only keeps what it has is last."""
+        """The least comes first: a job that only keeps its workers is last."""
         return (not self.is_earlier, -self.saved_gpu_s)
 
 
@@ -97,7 +97,7 @@ class Sharing:
             if step is None or not self._fits(step, offer.name):
                 continue
             if step.order > offer.order and self._queue and step.order > self._queue[0].order:
-                self._offer(offer.name)  # others' plans have changed what it is worth
+                self._offer(offer.name)  # others' plans have changed its worth
                 continue
             self._take(offer.name, step)
             self._offer(offer.name)
@@ -117,7 +117,9 @@ class Sharing:
             self._keep_dues(depth)
 
     def _give_due(self, name: str, depth: int) -> None:
-        """Up to what it has now, or its base gang, as far as a guarantee so deep covers it."""
+        """Up to its present workers, or its base gang, as far as a guarantee at this depth covers
+        it.
+        """
         claim = self._claims[name]
         most = max(claim.present, claim.sizes[0])
         while (at := self._larger(name)) < len(claim.sizes) and claim.sizes[at] <= most:

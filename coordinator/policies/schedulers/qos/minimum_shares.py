@@ -141,9 +141,9 @@ def fill(timeline: Timeline, claim: Claim, start_s: float) -> Plan | None:
 
     Sizes are tried from the smallest. Before the point from which a size has to run, the next
     smaller one does, as in the authors' artefact, and the smallest from the start: so a plan ends
-    early rather than late. What starts and changes take is made up for by more of the time (ours).
-    Who does not pause is planned within one stretch without a gap (ours: the paper's jobs save),
-    and from the start if it runs.
+    early rather than late. A plan makes up for the time of starts and changes with more running
+    time (ours). A job that does not pause is planned within one stretch without a gap (ours: the
+    paper's jobs save), and from the start if it runs.
     """
     end_s = claim.deadline_s - GUARD_S
     if end_s <= start_s or not claim.sizes:

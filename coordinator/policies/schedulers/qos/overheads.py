@@ -86,10 +86,10 @@ def _whole_s(job: JobView, snapshot: ClusterSnapshot) -> float:
 
 
 def left_s(job: JobView, overhead: Overhead, now_s: float) -> float:
-    """Worker-seconds left, by the estimate and what it does not see.
+    """Worker-seconds left, by the estimate and its unseen part.
 
-    Of a job that has outlived both as much as it ran over, be that ever so little: it is about to
-    end, and one that ends a moment late must not count as one that has long to go.
+    A job that has outlived both has as much left as it ran over, however little. It is about to
+    end, and a job that ends a moment late must not count as one with a long rest.
     """
     if job.estimated_left_s is None:
         return job.work_left_s(now_s)

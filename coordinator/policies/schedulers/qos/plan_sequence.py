@@ -43,9 +43,9 @@ class Row:
     def plans(
         self, claims: Sequence[Claim], kept: Mapping[str, Plan] | None = None, *, is_all: bool
     ) -> dict[str, Plan]:
-        """By job, those of the claims that have one; first those that are kept where they still do.
+        """By job, the plans of claims that have one; kept plans first, if they still hold.
 
-        is_all: it is no use to go on behind the first one that has none.
+        is_all: stop behind the first one without a plan.
         """
         plans: dict[str, Plan] = {}
         room: Room | None = None

@@ -36,7 +36,7 @@ def with_quota_stops(
 
 
 class _Stops:
-    """One pass. takers: for whom each is stopped."""
+    """One pass. takers: the job for which each is stopped."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], granted: Collection[JobId]

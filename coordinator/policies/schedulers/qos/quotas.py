@@ -35,7 +35,7 @@ def has_limits(tenants: Iterable[TenantView]) -> bool:
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A plan on GPUs that are no matter of the pool at hand, and whose it is."""
+    """A plan on GPUs outside the present pool, and its job."""
 
     tenant: str
     plan: Plan
@@ -57,8 +57,9 @@ class Quotas(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True):
-    """GPUs that are planned at an instant for each tenant, in the order of `Quotas.views`; what may
-    be promised beside them to those that were asked for, and what each is due then, once asked."""
+    """GPUs planned at an instant for each tenant, in the order of `Quotas.views`. On demand it also
+    has the GPUs that may be promised beside them, and the dues of each then.
+    """
 
     planned: tuple[Count, ...]
     promised: dict[str, int]

@@ -19,15 +19,16 @@ from coordinator.policies.schedulers.qos.sizes import least_in_time
 
 
 class Kinds:
-    """The GPU type of each job; of one that waits and fits on no type that is there, none.
+    """The GPU type of each job; none for a waiting job that fits on no present type.
 
-    A pre-run that waits is what it is planned as, the gang behind it.
+    A waiting pre-run counts as its plan, the gang behind it.
 
-    of: by job; a pass changes it. free: of who waits with a promise, another type on which its
-    gang has free GPUs, while it has none on its own.
+    of: by job; a pass changes it.
+    free: for waiting jobs with a promise, another type on which the gang has free GPUs, while it
+        has none on its own.
 
     Args:
-        let_in: who was promised its deadline, be it met or not. before: on which types.
+        let_in: jobs with a promised deadline, met or not. before: on which types.
     """
 
     def __init__(

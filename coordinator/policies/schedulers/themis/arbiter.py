@@ -37,7 +37,7 @@ from coordinator.policies.schedulers.themis.seeded_chance import Chance
 
 
 class Arbiter:
-    """One pass. standings: of all apps. sale: what was free or came back, and who was given it."""
+    """One pass. standings: of all apps. sale: free and returned GPUs, and their takers."""
 
     def __init__(self, knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: Memory) -> None:
         self._knobs = knobs
@@ -152,7 +152,7 @@ class Arbiter:
             how = "nobody else wants them" if is_alone else "withheld from bidders, shared in turn"
             wanting = [each for each in wanting if self.sale.give_least(each, how)]
 
-    # --- what comes of it -----------------------------------------------------------------------
+    #   --- results ------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
         """Decisions, in order of kept and given GPUs."""

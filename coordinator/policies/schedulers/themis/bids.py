@@ -55,7 +55,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 
 class _Step(Struct, frozen=True):
-    """Workers that a job would have beyond what it keeps."""
+    """Workers that a job would have beyond its kept ones."""
 
     job: JobView
     gpu_type: str
@@ -136,7 +136,7 @@ class Agent:
 
     @property
     def value(self) -> float:
-        """Its bid for nothing: of what it holds."""
+        """Its bid for nothing: the worth of its held GPUs."""
         return self._worth(self._held)
 
     def waiting_gang(
@@ -154,7 +154,7 @@ class Agent:
                     return max(found, key=lambda bundle: bundle.bid.value)
         return None
 
-    # --- what it wants ------------------------------------------------------------------------
+    #   --- demand -------------------------------------------------------------------------------
 
     def _wants(self, job: JobView) -> bool:
         held = self._held.get(job.job_id)

@@ -78,7 +78,7 @@ def given_where(
     more: Iterable[Placement],
     count: int,
 ) -> tuple[Placement, ...]:
-    """Where a running job grows: as was decided, beyond what it holds there."""
+    """Where a running job grows: by the auction, beyond its workers there."""
     own: dict[NodeName, int] = {}
     for worker in returned:
         own[worker.node] = own.get(worker.node, 0) + 1

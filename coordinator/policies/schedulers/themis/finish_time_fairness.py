@@ -82,7 +82,7 @@ def factor_on(job: JobView, gpu_type: str) -> int:
 
 
 def held_rate(job: JobView, held: Held) -> float:
-    """GPU-seconds of reference work in a second with what it holds, 0 below its base gang."""
+    """GPU-seconds of reference work in a second on its held GPUs, 0 below its base gang."""
     factor = factor_on(job, held.gpu_type)
     if held.workers < job.workers.min * factor:
         return 0.0
@@ -173,7 +173,7 @@ class Attendance(Struct):
                 work_s = max(job.whole_work_s, job.work_left_s(self.at_s))
                 record.jobs[job.job_id] = Work(work_s * job.gpus_per_worker, most_gpus(job))
             if known is not None and known != record.jobs[job.job_id] and len(record.jobs) == 1:
-                record.granted_at_s, record.rho = None, inf  # what it was given was another gang's
+                record.granted_at_s, record.rho = None, inf  # its last grant was of another gang
         return record
 
     def _had_gpus_at_s(self, job: JobView) -> float | None:

@@ -74,7 +74,7 @@ def _why(arbiter: Arbiter, standing: Standing, knobs: ThemisKnobs) -> tuple[str,
 def tell(
     knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """rho of a job's app with what it holds, and until when it holds it."""
+    """rho of a job's app with its held GPUs, and the end of its lease."""
     arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     for standing in arbiter.standings.values():
         for job in standing.jobs:

@@ -69,7 +69,7 @@ class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
 
 
 class Lived(Struct, frozen=True, array_like=True):
-    """A job as the last pass saw it: its service then, and what it grew by each second."""
+    """A job as the last pass saw it: its service then, and its growth per second."""
 
     service_gpu_s: float
     at_s: float
