@@ -1,8 +1,8 @@
 """The engine's mutable tables; only the engine writes them.
 
-They are plain structs, so that one encode call is a snapshot; methods are lookups only. In order:
-nodes and GPUs, jobs and attempts, step times by worker count, loans (made, delayed, shadow,
-recommended), and totals of the cell since its journal began.
+They are plain structs, so that one encode call is a snapshot; methods are lookups only.
+`ClusterState` is the root: nodes and GPUs, jobs and attempts, step times by worker count, loans
+(made, delayed, shadow, recommended), and totals of the cell since its journal began.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ papers compare deep learning schedulers with them: `yarn` is non-preemptive FIFO
 and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1).
 
 A queue is a tenant. Inside a queue jobs go by priority and submission, and the first that does not
-fit blocks those behind it; an infeasible job blocks no other job, because YARN refuses requests
+fit blocks those behind it; but an infeasible job blocks no other job, because YARN refuses requests
 beyond its maximum. Both go down the tree of queues to the one that is served next: `yarn-fair` each
 time to the one with the least GPUs over its weight, `yarn-capacity` to the one that uses the
 smallest part of its capacity: its guarantee, and its weight's part of what the guarantees beside it

@@ -6,7 +6,7 @@ workers, then their jobs. Jobs of the lowest priority go first, then those that 
 stop, with all jobs that share GPUs with them. The reclaim takes no more than the job needs, and
 prefers victims that leave borrowers their guarantees. A borrower holds more than its guarantee
 before each stop, at each level below the tenant that contains both. Where there is room, the policy
-decides when the job starts, as long as waiting is safe for it.
+decides when the job starts, up to a limit (`entitlements`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build a simulation from a workload and options.
 
-The delays here come from the literature or are ours, with a note on what their absence would
-distort.
+The delays here come from the literature or are ours. A run without delays also turns off the
+engine's own waits (`_at_once`).
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def never_lends(options: RunOptions) -> str:
 
 
 def _at_once(settings: EngineSettings) -> EngineSettings:
-    """Nothing has to wait for anything."""
+    """The settings without any wait: for runs without delays."""
     services = tuple(
         structs.replace(
             service, max_grace_s=0.0, device_free_p99_s=0.0, warm_up_p99_s=0.0, hold_off_s=0.0
