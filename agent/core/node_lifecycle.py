@@ -1,12 +1,51 @@
-"""A node's life: its role, its lease, its inference server. Pure: no clock, no I/O, no processes.
+"""The life cycle of a node: its role, its lease, its inference server. Pure: no clock, no I/O.
 
-`accept` takes what is wanted, `step` takes what is, and both change only the memory; what the
-world must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSITIONS` alone.
+Theory of operation
+===================
 
-Whether a desired state is for a node to take. Pure; must not know what follows from it.
+                 lease                 idle, stopped, GPUs free
+     SERVING ------------> DRAINING ----------------------------> ON_LOAN
+       ^  ^                 |    |                                   |
+       |  |  lease over,    |    |  lease over, server stopped       |  lease over
+       |  +-----------------+    +----------------+  +---------------+
+       |     server runs                          v  v
+       |                                        VACATING
+       |  healthy, routed                           |  workers ended, GPUs free
+       +---------------------- WARMING <------------+
+                                  ^
+                                  |  quiet for `quarantine_s`, or an operator's order
+     any role --- fault ---> QUARANTINED ---> TRAINING (a node of the training pool)
 
-Which pool a node belonged to when its ledger was written: settings change while agents are away.
-Pure; must not know what is done about it.
+    A reboot leads from any role to WARMING, or to TRAINING in the training pool. From VACATING a
+    GPU that does not come free, and from WARMING a server that does not start, lead to QUARANTINED.
+
+Roles change by `common.lifecycle.NODE_TRANSITIONS` alone. Any other event in a role is an error.
+
+There is one loop, run by `agent.driver` or a test. The coordinator's desired states and its answers
+to renewals come in between:
+
+    accept(desired)            the coordinator's desired state: role, workers, lease. Refused if it
+                               names another node, an older epoch or an older generation.
+    renewed(...), refused(...) the coordinator's answer to a renewal of the lease.
+    step(facts) -> [Action]    facts are one reading of GPUs, server, hooks and workers. The result
+                               is all that should happen now: run a hook, start or stop a worker.
+    hook_done(...)             the answer to a `RunHook`.
+
+Each role has one method (`_serving`, `_draining`, ...). It looks at the facts, returns actions, and
+changes the role when its conditions hold. `step` is called again and again with fresh facts.
+
+Guarantees:
+
+- The node alone ends a lease. When `lease_ends_at_s` passes without a renewal, the node vacates and
+  returns to its service, even if no coordinator answers.
+- The server and workers never use one GPU together. The GPUs change hands only after a sample newer
+  than the last stop shows them free (`gpu_handover`).
+- VACATING and WARMING are bounded by timeouts of `AgentSettings`; when one passes, the node goes to
+  QUARANTINED.
+- Everything that must survive a restart is in `Memory`, which the ledger writes before actions are
+  carried out. While it cannot be written nothing new begins (`ledger_error`).
+- Settings may change while the agent is away. A node found in another pool than its memory names
+  goes through QUARANTINED first, so that work of the old pool ends (`left_pool`).
 """
 
 from __future__ import annotations
@@ -28,7 +67,7 @@ from common.model import LeaseId, NodeRole, Pool
 
 
 def left_pool(memory: Memory, pool: Pool) -> Pool | None:
-    """The pool that a node belonged to and does no more, as its settings name `pool`; else None."""
+    """The pool that a node belonged to before its settings named `pool`; None without a move."""
     old = memory.home_pool or _pool_of_role(memory)
     return None if old in (None, pool) else old
 
@@ -85,7 +124,9 @@ class Life:
         self.trespasses: tuple[Trespass, ...] = ()
         self._unknown_server = self._slow = ""
         self.ledger_error = ""
-        """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
+        """Why the memory is not on disk; until it is, running work continues or ends, and none
+        begins.
+        """
         self.gpus_error = ""
         """Why NVML has not been read since this agent started; empty once it was."""
         self.moves: list[str] = []
@@ -97,7 +138,7 @@ class Life:
         self._stop_began_at_s: float | None = None
         self._idleness = Idleness()
         self._kept_by = ""
-        """What a node in quarantine waits for."""
+        """The reason why a node stays in quarantine."""
         if memory.boot_id != boot_id:
             self._booted(boot_id, now_s)
         elif old := left_pool(memory, settings.home_pool):
@@ -116,10 +157,10 @@ class Life:
         self._fire(event, now_s, "rebooted")
 
     def _moved(self, old: Pool, now_s: float) -> None:
-        """Its settings put it into another pool, without the boot that ends all of the old one.
+        """The settings put the node into another pool, without the reboot that ends all old work.
 
-        What was begun there ends first: it is in quarantine until its workers have left and nobody
-        is seen on its GPUs, such as a server that nobody stopped.
+        Old work ends first: the node is in quarantine until its workers have left and its GPUs are
+        free, also of a server that was never stopped.
         """
         return_timing.forget(self.memory)
         self._lease.end()
@@ -136,7 +177,7 @@ class Life:
         """Whatever was ordered before is void."""
         self.memory.desired_role = R.SERVING if self._is_inference else R.TRAINING
 
-    # --- what is wanted -----------------------------------------------------------------------
+    #   --- desired state -----------------------------------------------------------------------
 
     def accept(self, desired: DesiredState, *, now_s: float) -> DesiredReply:
         """Take a desired state, or say why not; a refusal changes nothing."""
@@ -155,7 +196,7 @@ class Life:
         )
 
     def _take_validation(self, validation: int | UnsetType) -> None:
-        """An operator holds that what brought the node into quarantine is mended; said once."""
+        """An operator states that the cause of the quarantine is repaired; stated once."""
         memory = self.memory
         if validation is not UNSET and validation != memory.validation:
             memory.validation = validation
@@ -176,7 +217,7 @@ class Life:
         """When the lease is over unless the coordinator answers; None without one."""
         return self.memory.lease_ends_at_s
 
-    # --- what is ------------------------------------------------------------------------------
+    #   --- facts and actions -------------------------------------------------------------------
 
     @property
     def takes_nothing(self) -> str:
@@ -205,17 +246,17 @@ class Life:
         return "; ".join(part for part in parts if part)
 
     def slow_command(self, now_s: float) -> CommandReport | UnsetType:
-        """What moves its server and does not come to an end, if there is such a command."""
+        """The server command that does not end, if there is one."""
         return self._commands.report(now_s)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float, left: str = "") -> None:
-        """The answer to `RunHook`. left: who did not end of a command that was ended."""
+        """The answer to `RunHook`. left: processes of a command that did not end with it."""
         if kind == HookKind.START and not error:
             self.memory.is_server_stopped = False
         self._commands.answered(kind, error=error, left=left, now_s=now_s)
 
     def step(self, facts: Facts) -> list[Action]:
-        """Everything that should happen now, given what is."""
+        """All actions that should happen now, given the facts."""
         self.trespasses = trespasses.told(facts)
         self._unknown_server = facts.unknown_server
         trespasses.forget_gone(self.memory, facts)
@@ -290,7 +331,7 @@ class Life:
         return self._stopped(facts)
 
     def _stopped(self, facts: Facts) -> list[Action]:
-        """Hand the GPUs over once nobody has them; a server must not wait for ever."""
+        """Hand the GPUs over once they are free; a server must not wait for ever."""
         stopped_at_s = self._commands.done_at_s(HookKind.STOP)
         if self._stop_began_at_s is None:
             self._stop_began_at_s = facts.now_s
@@ -339,7 +380,7 @@ class Life:
     def _turn_home(self, facts: Facts, why: str) -> list[Action]:
         is_draining = self.memory.role == R.DRAINING
         if is_draining and self._commands.done_at_s(HookKind.STOP) is None:
-            self.memory.is_server_stopped = False  # as far as anybody knows
+            self.memory.is_server_stopped = False  # as far as the agent knows
         return_timing.began(self.memory, now_s=facts.now_s)
         self._lease.end()
         self._fire(NodeEvent.VACATE, facts.now_s, why)
@@ -415,7 +456,7 @@ class Life:
 
     def _warming(self, facts: Facts) -> list[Action]:
         if facts.gpus is None:
-            actions: list[Action] = []  # commands are told the GPUs
+            actions: list[Action] = []  # commands need the list of GPUs
         elif (started_at_s := self._commands.done_at_s(HookKind.START)) is None:
             actions = self._commands.run(HookKind.START, facts.now_s)
         elif facts.sampled_at_s <= started_at_s or not facts.is_healthy:
@@ -435,9 +476,10 @@ class Life:
         return actions or self._commands.end_late(facts.now_s, until_s=self.memory.serve_by_s)
 
     def _quarantined(self, facts: Facts) -> list[Action]:
-        """Home again once it was quiet and empty for `quarantine_s`, or an operator said so.
+        """Return home once the node was quiet and empty for `quarantine_s`, or on an operator's
+        order.
 
-        Whether a server can do without a GPU that is lost, its health check says.
+        The health check decides whether a server can run without a lost GPU.
         """
         self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
         self._kept_by = self._kept_in_quarantine(facts)

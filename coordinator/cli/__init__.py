@@ -1,1 +1,1 @@
-"""What operators and submitters type and read."""
+"""The command line of operators and submitters."""

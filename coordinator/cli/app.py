@@ -1,4 +1,4 @@
-"""All commands of `aryl`: puts them together, turns errors into exit codes. Must not decide."""
+"""The `aryl` command: all subcommands, and errors as exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Root(TyperGroup):
     """Answers every foreseeable error with a message and an exit code, never with a traceback."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # its base is wider
-        """Look at the whole line before any part of it is taken apart."""
+        """Check the whole line before any part of it is parsed."""
         if not ctx.resilient_parsing:  # a line that a person is still typing is only completed
             check_text(ctx, args)
         with in_our_words():

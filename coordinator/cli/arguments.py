@@ -1,4 +1,4 @@
-"""The command line before any command sees it, and what is said of it. Must not know a command."""
+"""The command line before any command sees it, and its error messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _NO_CHOICE = re.compile(r"Value error, (?P<value>.+) is not one of (?P<choices>.
 
 
 def check_text(ctx: typer.Context, args: Sequence[str]) -> None:
-    """Refuse what no message and no file of ours could hold.
+    """Refuse text that no message and no file of ours could hold.
 
     Raises:
-        typer.BadParameter: an argument is not UTF-8; names it by its place and what is before it.
+        typer.BadParameter: an argument is not UTF-8; names it by its position and the argument
+            before it.
     """
     for place, argument in enumerate(args, start=1):
         what = utf8_misfit(argument)
@@ -29,9 +30,9 @@ def check_text(ctx: typer.Context, args: Sequence[str]) -> None:
 
 @contextmanager
 def in_our_words() -> Generator[None, None, None]:
-    """Say of a word that is none of an option's choices which there are, as all our errors do.
+    """List the choices of an option for a value that is none of them, as all our errors do.
 
-    typer has these errors from its validator, whose words are about Python values.
+    typer has these errors from its validator, whose text is about Python values.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Orders to the whole cell and the cell at a glance; `explain` and `policies`. Must not decide."""
+"""Commands for the whole cell: orders and the status at a glance; `explain` and `policies`."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
 
 
 def _gpus_out(found: Status) -> list[tuple[str, str]]:
-    """Only where faults took GPUs out, and loud where so many are that no more follow."""
+    """Shown only where faults took GPUs out; highlighted once the breaker holds further ones."""
     if not found.gpus_out:
         return []
     more = f"; BREAKER OPEN: {found.gpu_breaker}" if found.gpu_breaker else ""
@@ -150,7 +150,7 @@ def _shed(count: int) -> str:
 
 
 def _stalled(found: Status) -> str:
-    """Of those that run, the ones that tell no progress any more, where there are any."""
+    """Running jobs that stopped reporting progress, if there are any."""
     return f" ({found.stalled_jobs} STALLED)" if found.stalled_jobs else ""
 
 
@@ -160,7 +160,7 @@ def _suspended(found: Status) -> str:
 
 
 def _without_room(found: Status) -> list[tuple[str, str]]:
-    """Jobs that wait in vain, and why the first of them does."""
+    """Pending jobs without room in the fleet, and the reason of the first of them."""
     count = found.jobs_without_room
     if not count:
         return []
@@ -170,7 +170,9 @@ def _without_room(found: Status) -> list[tuple[str, str]]:
 
 
 def _recall(found: Status) -> str:
-    """Who lends nothing by an order; one that ended for each service by itself holds for others."""
+    """The services that lend nothing by an order; a recall that ended for each service by itself
+    still holds for others.
+    """
     names = [*found.recalled_services, *(["services to come"] if found.is_recalled else [])]
     return f"; RECALLED: {', '.join(names)} (aryl recall --all --off)" if names else ""
 

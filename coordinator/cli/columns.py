@@ -1,4 +1,4 @@
-"""Which columns a table of jobs, nodes, services, loans or events has. Pure; knows no terminal."""
+"""The columns of tables of jobs, nodes, services, loans and events. Pure."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def progress(row: JobRow) -> str:
 
 
 def why(row: JobRow) -> str:
-    """What keeps it now, or how it ended: the latest fault of one that waits is why it did not run
-    on, its first blocker why it does not start. The class of a failure stands before its exit code:
-    a narrow table cuts off the end."""
+    """What blocks a job now, or how it ended. For a waiting job: the latest fault, which is why it
+    stopped, and its first blocker, which is why it does not start. The class of a failure stands
+    before its exit code: a narrow table cuts off the end.
+    """
     blocker = row.blockers[0] if row.blockers else ""
     if said := row.error if row.state in FINAL_JOB_STATES else blocker or row.error:
         return said
@@ -93,7 +94,7 @@ def nodes() -> list[Column[NodeRow]]:
 
 
 def nodes_of_service() -> list[Column[NodeRow]]:
-    """The same where all are of one service: what each does, and what it should."""
+    """Nodes of one service: the present and the wanted role of each."""
     return [
         Column("NODE", lambda r: r.node),
         Column("ROLE", role),
@@ -108,8 +109,9 @@ def nodes_of_service() -> list[Column[NodeRow]]:
 
 
 def role(row: NodeRow) -> str:
-    """The role, whether its server is down, whether new work stays away by an order or because the
-    node can take none, and whether what runs has to leave or has left."""
+    """The role, whether its server is down, whether it is closed by an order or because it can take
+    no work, and whether running work has to leave or has left.
+    """
     said = ["server down"] if row.is_server_down else []
     if isinstance(row.load_unknown, UnknownLoadRow):
         said.append("load unknown")
@@ -156,7 +158,7 @@ def services() -> list[Column[ServiceRow]]:
 
 
 def tenants() -> list[Column[TenantRow]]:
-    """What each is promised, uses and is due."""
+    """Tenants: guarantee, use and entitlement of each."""
 
     def limit(gpus: int | None) -> str:
         return "" if gpus is None else str(gpus)
@@ -179,7 +181,7 @@ def tenants() -> list[Column[TenantRow]]:
 
 
 def loans(now_s: float) -> list[Column[LoanRow]]:
-    """What is lent, since when, and what it cost to take back."""
+    """Loans: their nodes, ages, and reclaim costs."""
     return [
         Column("LOAN", lambda r: r.lease_id),
         Column("NODE", lambda r: r.node),
@@ -217,7 +219,7 @@ def _took_s(row: LoanRow) -> float | None:
 
 
 def events(now_s: float | None) -> list[Column[StoryRow]]:
-    """What happened. `now_s` None shows instants, which stay true as lines scroll by."""
+    """Events. `now_s` None shows instants, which stay true as lines scroll by."""
     return [
         Column("NUMBER", lambda r: str(r.number), is_wide=True, is_number=True),
         Column("WHEN", lambda r: instant(r.at_s) if now_s is None else ago(r.at_s, now_s)),

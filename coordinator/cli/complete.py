@@ -1,4 +1,4 @@
-"""Names for the shell's completion. Must never say or raise anything: the shell shows it."""
+"""Names for shell completion. It never prints or raises, because the shell would show it."""
 
 from __future__ import annotations
 

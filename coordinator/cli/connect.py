@@ -1,7 +1,7 @@
-"""Which cell a command talks to, and as whom. Must not know what is asked or how it is shown.
+"""The cell that a command talks to, and the user that it acts as.
 
-Flags win over the environment, that over the configuration file, and that over the cell that runs
-on this machine.
+Flags win over the environment, the environment over the configuration file, and that over the cell
+that runs on this machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from coordinator.cli.registry import CellInfo
 CONNECT_TIMEOUT_S = 5.0
 
 LOCAL_TENANT = "ops"
-"""Whoever runs a cell on their own machine operates it."""
+"""The person who runs a cell on their own machine operates it."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one source says; None leaves it to the next. The configuration file has these keys."""
+    """The values of one source; None leaves a field to the next. The configuration file has these
+    keys.
+    """
 
     nats_url: str | None = None
     cell: str | None = None
@@ -44,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell, and who speaks to it."""
+    """A cell, and the user of the connection."""
 
     nats_url: str
     cell: str

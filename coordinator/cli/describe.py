@@ -1,4 +1,4 @@
-"""One job, node, service or loan in full, and why it is where it is. Must not decide what is shown.
+"""Describe one job, node, service or loan in full, with the reasons for its state.
 
 The sentences under *why* are the coordinator's own, from the state that its decisions use.
 """
@@ -37,7 +37,7 @@ def ask(session: Session, kind: str, name: str) -> Description:
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
-    """Print one thing in full: what it is, its parts, why, and its story."""
+    """Print one object in full: its fields, its parts, the reasons, and its events."""
     found = ask(session, kind, name)
     if put_one(show, "description", found, found.name):
         return
@@ -169,7 +169,7 @@ def _known(value: float | UnsetType | None, unit: str = "") -> str:
 
 
 def _failure(row: JobRow) -> str:
-    """Why it failed last, what that means for another try, and whose matter it is."""
+    """The latest failure, its effect on another try, and the party at fault."""
     if row.failure is None:
         return ""
     origins = " or ".join(row.failure.origins)
@@ -202,7 +202,7 @@ def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
 
 
 def _store(spec: JobSpec) -> str:
-    """What keeps the rendezvous when no launcher does."""
+    """The process that keeps the rendezvous when no launcher does."""
     if spec.rendezvous.command:
         return shlex.join(spec.rendezvous.command)
     return "a TCPStore of PyTorch" if spec.has_store else "on worker 0"
@@ -247,7 +247,7 @@ def _node_load(row: NodeRow) -> Pairs:
 
 
 def _agent(found: Description) -> Pairs:
-    """What a node's agent says of itself; every count should stay near zero."""
+    """The state of a node's agent; every count should stay near zero."""
     pairs: Pairs = []
     if found.agent is not None:
         counts = plain_fields(found.agent)
@@ -310,7 +310,7 @@ def _reclaims(row: ServiceRow, now_s: float) -> str:
 
 
 def _lapses(row: ServiceRow) -> Pairs:
-    """Only where a lease ended by itself: nobody looks for what mostly never happens."""
+    """Shown only where a lease ended by itself, because that is rare."""
     return [("lapses", f"{row.lapses}, {row.lapses_late} late")] if row.lapses else []
 
 

@@ -1,4 +1,4 @@
-"""`aryl events`: what happened and why, as it is committed. Must not decide."""
+"""`aryl events`: events with their reasons, as they are committed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _put(here: Session, show: Show, rows: Sequence[StoryRow]) -> None:
 
 
 async def _follow(here: Session, show: Show, client: Client, request: GetEvents) -> None:
-    """Ask for what came after the last number, for ever; a coordinator that is away is awaited."""
+    """Poll for events after the last number, for ever; wait for a coordinator that is away."""
     is_first, patience = True, Patience()
     while True:
         found = await patience.answer(client.ask(request, Events))

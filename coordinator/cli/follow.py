@@ -1,7 +1,6 @@
-"""Watching a job or a node: its end, or more of a log. Must not print data twice.
+"""Follow a job until its end, or a log as it grows. Data is printed once.
 
-Everything here asks again and again; a coordinator that is away for a while is waited for, since
-the job it runs goes on without it.
+Everything here polls. It waits for a coordinator that is away, because the job runs on meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ POLL_S = 1.0
 
 
 async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
-    """The job once it has ended; each change of its state is said on stderr.
+    """The job once it has ended; each change of its state is printed on stderr.
 
     Raises:
         ApiRefused: there is no such job.
@@ -57,7 +56,7 @@ def exit_code_of(row: JobRow) -> int:
 async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
     """Wait until no job has anything on a node that is drained; False when the drain was ended.
 
-    Who is still there is said on stderr whenever that changes.
+    The remaining jobs are printed on stderr whenever they change.
 
     Raises:
         ApiRefused: there is no such node.
@@ -86,12 +85,12 @@ async def follow_logs(
 ) -> None:
     """Show a worker's log as it grows, until the job ends.
 
-    A worker that is not there yet, or not now (its job waits or restarts), is waited for, and so
-    is a node or a coordinator that does not answer while the job goes on. Of an attempt that was
-    asked for by number, until another one begins.
+    It waits for a worker that is not there yet, or not now (its job waits or restarts), and for a
+    node or a coordinator that does not answer while the job goes on. With an attempt given by
+    number, it ends when another one begins.
 
     Args:
-        show: told what is new each time, with whose it is.
+        show: called with each new piece and its source.
 
     Raises:
         ApiRefused: there is no such job, or no log of one that ended.
@@ -130,10 +129,10 @@ async def follow_logs(
 
 
 class _Told:
-    """What was shown of a log so far.
+    """The part of a log already shown.
 
     Args:
-        show: told what is new.
+        show: called with each new piece.
     """
 
     def __init__(self, show: Callable[[Logs], None]) -> None:
@@ -161,9 +160,9 @@ def _more(shown: str, text: str) -> str:
 
 
 def growth(shown: str, text: str) -> tuple[str, bool]:
-    """What a window on a log shows that the last one did not, and whether lines between are lost.
+    """The lines of a log window that are not in the last one, and whether lines between are lost.
 
-    Both are the end of the same log; the window may have slid. The longest overlap is taken: a
+    Both are the end of the same log; the window may have moved. The longest overlap is taken: a
     line that repeats itself must not be shown twice.
     """
     if not shown:

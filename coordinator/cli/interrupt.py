@@ -1,8 +1,8 @@
-"""How a command is ended from outside: Ctrl-C at the start, SIGTERM where others compute for it.
+"""Ctrl-C and SIGTERM: how a command ends from outside.
 
-Must import nothing that takes time, nor know a command. Until there is anything to stop, Ctrl-C
-ends the process. Not by catching KeyboardInterrupt: one that is raised inside the import machinery
-is printed with a traceback, or swallowed by whatever was just being imported.
+This module imports nothing slow. Until there is anything to stop, Ctrl-C ends the process. Catching
+KeyboardInterrupt would not do: raised inside the import machinery, it is printed with a traceback,
+or swallowed by the module that was being imported.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ EXIT_TERMINATED = 143
 
 @contextlib.contextmanager
 def leaving_at_once() -> Generator[None]:
-    """Until the block ends Ctrl-C ends the process with one line; nothing of it is tidied up.
+    """Until the block ends, Ctrl-C ends the process with one line and without cleanup.
 
-    Whoever was started to ignore Ctrl-C (`nohup`, a shell's `&`) goes on ignoring it.
+    A process that was started to ignore Ctrl-C (`nohup`, a shell's `&`) goes on ignoring it.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
@@ -44,9 +44,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def tidying_up_on_sigterm() -> Generator[None]:
-    """Until the block ends SIGTERM leaves it as Ctrl-C does, so that whatever it began is ended.
+    """Until the block ends SIGTERM leaves it as Ctrl-C does, so that all it began is ended.
 
-    The default ends this process alone: those that compute for it would go on for hours.
+    By default SIGTERM ends this process alone: its worker processes would go on for hours.
     """
     before = signal.signal(signal.SIGTERM, _exit)
     try:

@@ -1,7 +1,7 @@
-"""A job file -> a mapping, and the line of each key where the format has them. Knows no job.
+"""Read a job file into a mapping, with the line of each key where the format has them.
 
-TOML (`*.toml`, and whatever has no other name), YAML (`*.yaml`, `*.yml`) or JSON (`*.json`);
-`-` is standard input.
+TOML (`*.toml`, and any file without another known suffix), YAML (`*.yaml`, `*.yml`) or JSON
+(`*.json`); `-` is standard input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KIND_BY_SUFFIX = {".yaml": FileKind.YAML, ".yml": FileKind.YAML, ".json": FileK
 
 
 class JobFile(Struct, frozen=True, kw_only=True):
-    """What a file says. `line_by_path` has the paths of keys and entries, `workers.min`."""
+    """The contents of a file. `line_by_path` has the paths of keys and entries, `workers.min`."""
 
     source: str
     values: Mapping[str, Any]
@@ -42,11 +42,11 @@ class JobFile(Struct, frozen=True, kw_only=True):
 
 
 def read(file: Path, *, kind: FileKind | None, stdin: BinaryIO) -> JobFile:
-    """A job file; `kind` None goes by its name.
+    """Read a job file; `kind` None goes by its name.
 
     Raises:
-        ConfigError: no such file, not what its kind says, a key twice, or not a table at the top;
-            names the file, and the line where its format is read with lines.
+        ConfigError: no such file, not of its kind, a key twice, or not a table at the top; names
+            the file, and the line where its format is read with lines.
     """
     source = "standard input" if file == STDIN else str(file)
     text = _text(file, source, stdin)
@@ -86,7 +86,7 @@ def _parsed(text: str, kind: FileKind, source: str) -> JobFile:
 
 def _json(text: str, source: str) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """json takes the last of two; whoever wrote both meant something else."""
+        """json takes the last of two equal keys; a user who wrote both meant something else."""
         [(key, count)] = Counter(key for key, _ in pairs).most_common(1) or [("", 0)]
         if count > 1:
             raise ConfigError(f"{source}: {key} stands there twice")

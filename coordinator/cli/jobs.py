@@ -1,4 +1,4 @@
-"""`aryl job`: submit, list, describe, explain, cancel, logs. Must not decide anything."""
+"""`aryl job`: submit, list, describe, explain, cancel, logs."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def submit(
 
 
 async def _submit(client: Client, spec: JobSpec) -> Submitted:
-    """What the cell made of it. A lost answer is asked for again: same request, same job."""
+    """Submit to the cell. A lost answer is asked for again: same request, same job."""
     request = Submit(spec=spec, request_id=uuid.uuid4().hex)
     for attempt in range(1, SUBMIT_ATTEMPTS + 1):
         try:
@@ -219,7 +219,7 @@ def list_(
                 return
             await here.clock.sleep(WATCH_PERIOD_S)
 
-    # Ctrl-C is how a watch ends, not an error of it.
+    # Ctrl-C is how a watch ends, not an error.
     with contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext():
         here.run(work)
 

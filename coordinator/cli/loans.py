@@ -1,4 +1,4 @@
-"""`aryl loan`: what is lent, and taking it back early. Must not decide."""
+"""`aryl loan`: list loans, and end them early."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def revoke(
 
 
 async def _not_lent(client: Client, row: LoanRow, *, named: str) -> str:
-    """Of a loan that is over, that its node has none and what that does now.
+    """For a loan that is over: that its node has none, and the node's present role.
 
-    named: by whom the caller named it: its id, or its node.
+    named: the caller's argument: the loan's id, or its node.
     """
     said = f"there is no loan of {row.node}"
     with suppress(ApiRefused):  # it was removed

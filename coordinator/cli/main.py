@@ -1,7 +1,7 @@
-"""`aryl`: the entry, which answers Ctrl-C from the first moment on. Must not know any command.
+"""The entry point of `aryl`, which answers Ctrl-C from the first moment on.
 
-Commands and what they need take seconds to import on a slow machine; until then nothing is
-started, so nothing has to be stopped. Must import nothing itself that takes time.
+Commands and their imports take seconds to load on a slow machine. Until then nothing is started, so
+nothing has to be stopped. This module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> None:
     gc.disable()  # imports leave next to no garbage, and looking for it is a quarter of their time
     with leaving_at_once(), needing_extras("aryl"):
         from coordinator.cli.app import app
-    gc.freeze()  # what they made stays to the end, so it need not be looked through later either
+    gc.freeze()  # imported objects stay to the end, so later collections need not look through them
     gc.enable()
     app(prog_name="aryl")
 

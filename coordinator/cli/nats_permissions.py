@@ -1,5 +1,6 @@
-"""`aryl nats-permissions`: the users of a NATS server with the rights that they need. Must not ask
-anybody: who sets up a fleet has none yet.
+"""`aryl nats-permissions`: the users of a NATS server with the rights that they need.
+
+It contacts no server, because a fleet that is being set up has none yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`aryl node`: list, describe, explain, and what an operator orders of nodes. Must not decide."""
+"""`aryl node`: list, describe, explain, and the orders for nodes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _against_jobs(
         except ApiRefused as refused:
             is_missing = refused.error.code == ApiErrorCode.NOT_FOUND
             if is_missing and action == OperatorAction.CONFIRM_DEAD:
-                # Gangs may wait for a node that nobody has heard of; the coordinator knows.
+                # Gangs may wait for a node that has never reported; the coordinator knows.
                 say(f"node {node} was never heard here: only a gang that waits for it knows it")
                 return node, {node}
             raise

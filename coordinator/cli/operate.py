@@ -1,7 +1,7 @@
-"""Orders of an operator: who is hit, whether they are meant, and the order itself. Must not parse.
+"""An operator's order: show what it affects, confirm, and send it.
 
-What stops jobs shows them first, asks where somebody can answer, and otherwise wants --yes. So does
-what rests on an operator's word alone, whoever it hits.
+An order that stops jobs shows them first. It asks on a terminal, and otherwise needs --yes. The
+same holds for an order that rests on the operator's word alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def order(
 
 
 def done(answer: Done, output: Format) -> None:
-    """Say what was ordered."""
+    """Print the order that was given."""
     if output == Format.JSON:
         put_json({"detail": answer.detail})
     else:
@@ -63,17 +63,17 @@ def order_against_jobs(
     deadline_s: float | None = None,
     promise: str = "",
 ) -> str:
-    """Show which jobs an order hits, ask if there are any, then give it; returns its target.
+    """Show the jobs that an order affects, ask if there are any, then give it; returns its target.
 
     Args:
         find: the order's target, and the nodes that it takes from jobs.
         what: the order in words, as a question needs it.
         deadline_s: how long the jobs may go on; None: not at all.
-        promise: what an operator warrants with this order, which nobody else can know; said before
-            the question, and then it is asked of an order that hits no job, too.
+        promise: what an operator confirms with this order and only the operator can know. It is
+            shown before the question, and then an order that affects no job is confirmed, too.
 
     Raises:
-        ConfigError: nobody can be asked and `is_yes` is not set; nothing was sent.
+        ConfigError: no terminal to ask on and `is_yes` is not set; nothing was sent.
         ApiRefused: there is no such target, or it cannot be done now.
     """
 
@@ -108,10 +108,10 @@ def show_hits(found: list[Hit], what: str) -> None:
 
 
 def confirm(session: Session, what: str, *, is_yes: bool) -> None:
-    """Return when it is meant; else leave with nothing changed.
+    """Return on a yes; otherwise exit with nothing changed.
 
     Raises:
-        ConfigError: nobody can be asked.
+        ConfigError: no terminal to ask on.
         typer.Exit: the answer was no.
     """
     if is_yes:

@@ -1,8 +1,8 @@
-"""One answer in the form that was asked for: table, JSON, names. Must not know what it says.
+"""Output of one answer: table, JSON or names.
 
-JSON is for programs: one object with `schema_version`, every field of the API's rows under its
-own name, instants as seconds since 1970 (`*_at_s`), lengths in seconds (`*_s`). A field is only
-ever added.
+JSON is for programs: one object with `schema_version`, every field of the API's rows under its own
+name, instants as seconds since 1970 (`*_at_s`), lengths in seconds (`*_s`). A field is only ever
+added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print ids only
 
 
 class Show(msgspec.Struct, frozen=True, kw_only=True):
-    """What the options on output said."""
+    """The options on output."""
 
     output: Format = Format.TABLE
     has_headings: bool = True
@@ -55,8 +55,8 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
 def fields(value: object) -> Any:
     """A struct as plain values, every field of it, defaults and None included.
 
-    msgspec would leave defaults out; a program that reads JSON wants them to be there. What the
-    wire left out, as it says nothing new, is None.
+    msgspec would omit defaults; a program that reads JSON wants them. A field that the wire omitted
+    because it was unchanged is None.
     """
     if value is msgspec.UNSET:
         return None

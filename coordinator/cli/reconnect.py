@@ -1,6 +1,4 @@
-"""Waiting for somebody who went away: it is said once, and asked again. Must not know what is
-asked, nor how often.
-"""
+"""Reconnect: warn once when the coordinator is away, and ask again until it answers."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ T = TypeVar("T")
 
 
 class Patience:
-    """What somebody who watches needs, as what is watched goes on without a coordinator.
+    """Lets a watch survive a coordinator outage: warn once, keep retrying.
 
     Args:
-        whom: what is waited for, in words.
-        is_first_awaited: also before it has answered for the first time; else a cell that is not
-            there is an error at once.
+        whom: the thing awaited, as text.
+        is_first_awaited: also wait before its first answer; else a cell that is not there is an
+            error at once.
     """
 
     def __init__(self, *, whom: str = "the coordinator", is_first_awaited: bool = False) -> None:
@@ -28,10 +26,10 @@ class Patience:
         self._is_away = False
 
     async def answer(self, asked: Awaitable[T]) -> T | None:
-        """The answer; None while nobody gives one.
+        """The answer; None while there is none.
 
         Raises:
-            Unavailable: nobody gave any answer yet.
+            Unavailable: there was no answer yet.
         """
         try:
             found = await asked

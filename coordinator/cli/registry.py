@@ -1,8 +1,8 @@
-"""The cell that runs on this machine, as a file with a lock. Must not know the bus or the API.
+"""The cell that runs on this machine, as a file with a lock.
 
-Whoever starts a cell holds `cell.lock` for as long as it runs and describes it in `cell.json`;
-whoever wants to talk to it reads the file and checks that its process still lives. The lock, not
-the file, decides whether a cell runs: the kernel frees it however the holder ends.
+The process that starts a cell holds `cell.lock` for as long as the cell runs, and describes it in
+`cell.json`. A client reads the file and checks that the process still lives. The lock, not the
+file, decides whether a cell runs: the kernel releases it however its holder ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SCHEMA_VERSION = 1
 class CellInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A cell that runs here.
 
-    pid, start_ticks: its process; the start time, in clock ticks since boot, tells it from a
-        later process with the same pid.
-    run_dir: where it keeps its files.
-    nats_url: empty until its nats-server runs: it is being started, and nobody can talk to it.
+    pid, start_ticks: its process; the start time, in clock ticks since boot, distinguishes it from
+        a later process with the same pid.
+    run_dir: the directory of its files.
+    nats_url: empty until its nats-server runs: it is being started, and cannot be reached yet.
     """
 
     cell: str
@@ -67,18 +67,18 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find(directory: Path | None = None) -> CellInfo | None:
-    """The cell that runs here and can be talked to; None when none does, as when it is dead.
+    """The cell that runs here and can be reached; None without one, also if it is dead.
 
     Raises:
-        ConfigError: the directory belongs to somebody else or others can write to it, or the cell
-            is of another version.
+        ConfigError: the directory belongs to another user or others can write to it, or the cell is
+            of another version.
     """
     info = _shown(directory or home())
     return info if info is not None and info.nats_url and _lives(info) else None
 
 
 def left_behind(directory: Path | None = None) -> CellInfo | None:
-    """A cell whose process was killed: it could not stop what it had started.
+    """A cell whose process was killed: it could not stop its own processes.
 
     Its file stays until the next cell is registered. Errors as `find`.
     """
@@ -98,7 +98,7 @@ def _shown(directory: Path) -> CellInfo | None:
 
 
 class Entry:
-    """What is shown of a cell that is registered."""
+    """The displayed fields of a registered cell."""
 
     def __init__(self, path: Path, info: CellInfo) -> None:
         self._path = path
@@ -191,7 +191,7 @@ def read_file(path: Path) -> CellInfo | None:
 
 
 def _write(path: Path, info: CellInfo) -> None:
-    """Whole or not at all: a reader must never see half of it."""
+    """Write all or nothing: a reader must never see half of it."""
     draft = path.with_suffix(".new")
     draft.write_bytes(msgspec.json.encode(info) + b"\n")
     draft.replace(path)

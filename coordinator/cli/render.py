@@ -1,6 +1,6 @@
-"""Values as people read them, and tables that fit a width. Pure; must not know the terminal.
+"""Format values for people, and tables that fit a width. Pure.
 
-Units are in names everywhere else; here, at the rim, they become text.
+Units are in names everywhere else; here they become text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 R = TypeVar("R")
 
 MISSING = "-"
-"""Stands for a value that nobody knows."""
+"""Stands for an unknown value."""
 
 _MIN_ELASTIC_WIDTH = 8
 _GAP = "  "
@@ -43,7 +43,7 @@ STYLES = {
     "quarantined": "red",
     "lapsed": "red",
 }
-"""Color of a state; what is not here has none."""
+"""Color of a state; others have none."""
 
 
 class Column(msgspec.Struct, Generic[R], frozen=True):
@@ -118,7 +118,7 @@ def plain(text: str) -> str:
 
 
 def bar(ratio: float | None, width: int, *, is_ascii: bool = False) -> str:
-    """A ratio of 0..1 as a bar of `width` cells; blank dots when nobody knows it."""
+    """A ratio of 0..1 as a bar of `width` cells; blank dots if it is unknown."""
     full, empty, none = ("#", "-", ".") if is_ascii else ("█", "░", "·")
     if ratio is None:
         return none * width

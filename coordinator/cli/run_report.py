@@ -1,4 +1,4 @@
-"""What `aryl up` shows: a live view while it runs, one table at the end. Must not ask anybody."""
+"""The output of `aryl up`: a live view while it runs, and one table at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stale(age_s: float) -> str:
 
 
 def progress_words(workload: Workload) -> str:
-    """What a line of a log says of this moment."""
+    """The part of a log line on this moment."""
     status = workload.status
     if status is None:
         return "waiting for a coordinator"
@@ -47,12 +47,12 @@ def progress_words(workload: Workload) -> str:
 
 
 def _counted(figures: dict[str, object], one: str) -> str:
-    """A figure that is named after what it counts."""
+    """A figure that is named after the counted thing."""
     return counted(msgspec.convert(figures[f"{one}s"], int), one)
 
 
 def _live(status: Status) -> str:
-    """Every job that has not ended, by what it does now."""
+    """Every job that has not ended, by its present state."""
     counts = f"{status.pending_jobs} waiting, {status.starting_jobs} starting"
     return f"{counts}, {status.running_jobs} running{_suspended(status.suspended_jobs)}"
 
@@ -63,7 +63,7 @@ def _suspended(count: int) -> str:
 
 
 def _turns(figures: dict[str, object]) -> str:
-    """What a policy does that lets jobs share GPUs; nothing where none did."""
+    """The turns of a policy that lets jobs share GPUs; empty if there were none."""
     each = ("suspension", "migration")
     return "".join(f", {_counted(figures, one)}" for one in each if figures[f"{one}s"])
 
@@ -74,12 +74,12 @@ def _rejected(count: object) -> str:
 
 
 def _kept(workload: Workload) -> str:
-    """What keeps the nodes, while none was ever lent: the last of the reasons, behind numbers."""
+    """What keeps the nodes, while none was ever lent: the last reason, after its numbers."""
     return workload.why_none_lent[-1] if workload.why_none_lent else ""
 
 
 def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) -> RenderableType:
-    """What is lent, the queue, the utilization of both pools."""
+    """Lent nodes, the queue, the utilization of both pools."""
     status = workload.status
     if status is None:
         return Text("waiting for a coordinator")
@@ -276,19 +276,19 @@ def _shared(run: Run) -> list[tuple[str, str]]:
 
 
 def _deadlines(run: Run) -> list[tuple[str, str]]:
-    """Only where any was due: no deadline is missed by nobody who has one."""
+    """Shown only where any was due: without deadlines none is missed."""
     if not run.deadlines_due:
         return []
     return [("deadlines", f"{run.deadlines_met} met of {run.deadlines_due} due")]
 
 
 def _none_lent(run: Run) -> list[tuple[str, str]]:
-    """Only where none was: a demo of lending that lends nothing has to say what was in the way."""
+    """Shown only where none was: a demo of lending that lends nothing has to show the obstacle."""
     return [("none lent", "; ".join(run.why_none_lent))] if run.why_none_lent else []
 
 
 def _lapses(run: Run, loans: Sequence[LoanRow]) -> list[tuple[str, str]]:
-    """Only where a lease ended by its TTL: of none there is nothing to be told."""
+    """Shown only where a lease ended by its TTL."""
     if not run.leases_lapsed:
         return []
     times = f"median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}"
@@ -310,7 +310,7 @@ def _quantiles(found: Durations) -> str:
 
 
 def _s(seconds: float | None) -> str:
-    """A length to a tenth of a second; what nobody measured is no zero."""
+    """A length to a tenth of a second; an unmeasured one is not zero."""
     return MISSING if seconds is None else f"{seconds:.1f} s"
 
 
@@ -323,7 +323,7 @@ def _reclaims(loans: Sequence[LoanRow]) -> Table:
 
 
 def _lapsed(loans: Sequence[LoanRow]) -> Table:
-    """What the TTL had left of the deadline is what the node then had."""
+    """The node has the rest of the deadline after the TTL."""
     table = _way_home_table("home by themselves: leases that ended by their TTL", "preempted")
     for loan in loans:
         preempted = str(loan.realised_preemptions)
@@ -332,7 +332,7 @@ def _lapsed(loans: Sequence[LoanRow]) -> Table:
 
 
 def _turned_back(loans: Sequence[LoanRow]) -> Table:
-    """Nobody was preempted: no worker had come yet."""
+    """No job was preempted: no worker had started yet."""
     table = _way_home_table("turned back by their nodes before they began", "why")
     for loan in loans:
         _add_way_home(table, loan, loan.turn_back_s, loan.turn_back_deadline_s, loan.turned_back)

@@ -1,4 +1,4 @@
-"""`aryl service`: what the lenders of nodes lend, and how far each trusts Aryl. Must not decide."""
+"""`aryl service`: what each service lends, and its mode."""
 
 from __future__ import annotations
 

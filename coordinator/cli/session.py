@@ -1,7 +1,6 @@
-"""One run of the CLI: its surroundings, the way to the coordinator, and errors as exit codes.
+"""One run of the CLI: its environment, the connection to the coordinator, errors as exit codes.
 
-Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else. Must
-not know any single command.
+Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ NEXT_BY_FIELD = {
     "subject": "aryl job list --all, aryl node list, aryl service list or aryl loan list --all",
     "tenant": "aryl --tenant ops ... (if you may)",
 }
-"""What to run after a refusal, by the field that did not fit."""
+"""The command to run after a refusal, by the field that did not fit."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the CLI takes from outside; tests hand in their own."""
+    """The environment of the CLI; tests pass their own."""
 
     environ: Mapping[str, str]
     connect: Connect
@@ -78,7 +77,7 @@ class Session:
     """One run; `typer.Context.obj` of every command.
 
     Args:
-        flags: what the options before the command said.
+        flags: the options before the command.
         timeout_s: how long one answer may take.
     """
 
@@ -100,7 +99,7 @@ class Session:
         return console(self.environ)
 
     def target(self) -> Target:
-        """Which cell, and as whom; ConfigError when nothing says so."""
+        """The cell and the user; ConfigError when no source names them."""
         directory = registry.home(self.environ)
         found = connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
         self.is_of_this_machine = found.is_of_this_machine
@@ -151,7 +150,7 @@ class PlainConsole(Console):
 
 
 def console(environ: Mapping[str, str]) -> Console:
-    """Standard output: the terminal's width, or COLUMNS, or no limit where nobody looks.
+    """Standard output: the terminal's width, or COLUMNS, or no limit without a terminal.
 
     Color needs a terminal and no NO_COLOR (https://no-color.org: set and not empty).
     """
@@ -191,19 +190,19 @@ def exit_code(error: ArylError) -> int:
 
 
 def is_timeout(error: BaseException | None) -> bool:
-    """Whether somebody was asked and did not answer in time, rather than nobody being there."""
+    """True if a coordinator was asked and did not answer in time, rather than none being there."""
     if isinstance(error, AccessError):
         return False
     while error is not None:
         if isinstance(error, TimeoutError):
             return True
-        # As a traceback would: `from None` says that what was before is not why.
+        # As in a traceback: `from None` means that the earlier error is not the cause.
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
 def report(error: ArylError, *, is_of_this_machine: bool = False) -> None:
-    """Say what failed, why, and what to run next.
+    """Print the failure, its cause, and the command to run next.
 
     is_of_this_machine: the cell runs here by `aryl up`; else it is a fleet's, with units.
     """

@@ -1,7 +1,4 @@
-"""The commands that jobs, nodes, services and loans share: list, describe, explain, one order.
-
-Must not know any of those kinds: what differs between them is an argument.
-"""
+"""The commands that jobs, nodes, services and loans share: list, describe, explain, one order."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def _add_view(
 def add_order(
     app: typer.Typer, verb: str, action: OperatorAction, argument: object, *, about: str
 ) -> None:
-    """Add an order to one thing that costs no job anything, so that nobody is asked first."""
+    """Add an order for one thing that costs no job anything, so no confirmation is needed."""
 
     def command(
         ctx: typer.Context,

@@ -1,4 +1,4 @@
-"""Job files and flags -> the mapping that `common.jobspec.parse` reads. Must not talk to a cell.
+"""Job files and flags -> the mapping that `common.jobspec.parse` reads.
 
 A file has the fields of `JobSpec`; flags win over it.
 """
@@ -24,7 +24,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 class SubmitFlags(Struct, frozen=True, kw_only=True):
-    """What the flags of `aryl job submit` said; None leaves a field to the file."""
+    """The flags of `aryl job submit`; None leaves a field to the file."""
 
     name: str | None = None
     workers: str | None = None
@@ -54,10 +54,10 @@ def job_spec(
     """The job that a file, flags and a command describe.
 
     Args:
-        kind: how the file is written; None goes by its name.
-        stdin: what the file `-` is; standard input where None.
-        here: the current directory; where the job runs when nothing says otherwise and there is
-            no file, as sbatch has it.
+        kind: the format of the file; None goes by its name.
+        stdin: the contents of the file `-`; standard input where None.
+        here: the current directory; the job runs there if neither a flag nor a file names a
+            directory, as with sbatch.
 
     Raises:
         ConfigError: names the file or flag, the field and what was expected.
@@ -80,7 +80,7 @@ def job_spec(
 
 
 def _defaults(command: Sequence[str], here: Path) -> dict[str, Any]:
-    """What a command alone means; whatever a flag says wins over it."""
+    """The defaults of a command alone; a flag wins over them."""
     if not command:
         raise ConfigError(
             "field command is missing; give a job file, or the command after `--`: "
@@ -102,7 +102,7 @@ def seconds(text: str, *, flag: str) -> float:
 
 
 def deadline_s(text: str | None) -> float | None:
-    """What `--deadline` of an order says, in seconds; ConfigError names the flag."""
+    """The value of `--deadline` of an order, in seconds; ConfigError names the flag."""
     if text is None:
         return None
     found_s = seconds(text, flag="deadline")

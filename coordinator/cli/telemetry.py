@@ -1,4 +1,4 @@
-"""What a node measured of itself, as lines and a table. Pure; must not know who asks."""
+"""A node's telemetry as lines and a table. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ THROTTLED_BY = {
     "hw_power_brake_slowdown": "power brake",
     "display_clock_setting": "display clocks",
 }
-"""What holds a GPU's clocks down, by NVML's names; another name is shown as it is."""
+"""The limits on a GPU's clocks, by NVML's names; another name is shown as it is."""
 
 
 def facts(found: NodeTelemetry) -> list[tuple[str, str]]:
-    """Of the node as a whole, by name; what it does not measure is left out."""
+    """The facts of the whole node, by name; unmeasured ones are left out."""
     pairs = [("reported", _age(found))]
     if found.lease_remaining_s is not None:
         left = duration(found.lease_remaining_s)

@@ -1,4 +1,4 @@
-"""`aryl tenant`: what each tenant is promised, uses, borrows and is due. Must not decide."""
+"""`aryl tenant`: what each tenant is guaranteed, uses, borrows and is owed."""
 
 from __future__ import annotations
 

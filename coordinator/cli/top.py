@@ -1,4 +1,4 @@
-"""`aryl top`: the cell, live. Must not decide, and must leave the terminal as it found it."""
+"""`aryl top`: the cell, live. It leaves the terminal as it found it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BAR_WIDTH = 10
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What one frame shows."""
+    """The contents of one frame."""
 
     status: Status
     nodes: Nodes
@@ -165,7 +165,7 @@ def nodes(*, is_ascii: bool) -> list[Column[NodeRow]]:
 
 
 def shares(wanted: list[int], room: int | None) -> list[int]:
-    """Lines for each section: small ones whole, what is left is shared by the large ones."""
+    """Lines for each section: small ones whole, the large ones share the rest."""
     if room is None or sum(wanted) <= room:
         return wanted
     limits = [0] * len(wanted)
@@ -196,7 +196,7 @@ def _pair(name: str, value: str, width: int) -> Text:
 
 
 async def _live(here: Session, client: Client) -> None:
-    """Redraw until `q`; a coordinator that is away is said, and what was last seen stays."""
+    """Redraw until `q`; while the coordinator is away the last data stays, with a note."""
     leaving = asyncio.Event()
     shown: list[Text] = []
     out = here.out

@@ -1,7 +1,4 @@
-"""`aryl up`: a whole cell on this machine, the main job on it, and one table at the end.
-
-Must not know how a cell is made of processes; `coordinator.demo` does.
-"""
+"""`aryl up`: a whole cell on this machine, the main job on it, and one table at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ PLAIN_LINE_S = 10.0
 QUIET_LINE_S = 60.0
 """While nothing changes a line says so this often only: an empty cell may run for days."""
 LAST_LOOK_S = 4.0
-"""Somebody waits for the table, and a NATS or a coordinator that hangs may hang for ever."""
+"""A user waits for the table, and a hanging NATS or coordinator may hang for ever."""
 USER = "trace"
 SMALL_SERVICE_NODES = 2
 RUN_DIR_PREFIX = "aryl-cell-"
@@ -121,7 +118,7 @@ def make_plan(
     return CellPlan(
         training_nodes=int(training),
         inference_nodes=int(inference),
-        # Of two nodes none could ever be lent beside one that serves and one of headroom.
+        # With two nodes none could ever be lent next to one that serves and one of headroom.
         headroom_nodes=1 if int(inference) > SMALL_SERVICE_NODES else 0,
         gpus_per_node=gpus_per_node,
         agents_per_process=agents_per_process,
@@ -145,7 +142,7 @@ async def _up(
         if is_empty:
             say("the cell is ready: aryl status, aryl job submit -- COMMAND; Ctrl-C here ends it")
         client = await cell.client(user=USER)
-        # What a visitor submits to an empty cell takes as long as it takes.
+        # A job that a visitor submits to an empty cell takes as long as it takes.
         workload = Workload(cell, client, speed=1.0 if is_empty else speed, clock=clock)
         async with contextlib.AsyncExitStack() as stack:
             if not is_empty:
@@ -160,7 +157,7 @@ async def _up(
 
 
 def without_last_look(workload: Workload) -> str:
-    """What the figures lack when the last look at them was in vain."""
+    """The figures that are missing when the last query failed."""
     if workload.status is None:
         return f"no coordinator answered in the last {LAST_LOOK_S:g} s, nor before"
     return (
@@ -189,8 +186,8 @@ async def _running_cell(
         started_at_s=clock.wall_s(),
     )
     try:
-        # Before the first process and until after the last one: whenever this one is killed, the
-        # next cell finds what it left.
+        # Before the first process and until after the last one: whenever this process is killed,
+        # the next cell finds its leftovers.
         with registry.register(info) as entry:
             try:
                 entry.show(nats_url=await cell.start_nats())
@@ -216,7 +213,7 @@ async def is_ready_first(
     """Wait until it is done; False when it was stopped before, and then it has ended as well.
 
     Raises:
-        Exception: what it broke of.
+        Exception: its own error.
     """
     starting = asyncio.create_task(becoming_ready, name="start")
     try:
@@ -243,7 +240,7 @@ async def _watch(
     workload: Workload, clock: Clock, *, stop: asyncio.Event, length_s: float | None,
     output: Format,
 ) -> None:  # fmt: skip
-    """Show the cell until its time is over or somebody stops it."""
+    """Show the cell until its time is over or a user stops it."""
     began_at_s = clock.now_s()
     errors = PlainConsole(stderr=True)
     is_live = errors.is_terminal and output != Format.JSON
@@ -269,9 +266,9 @@ async def _watch(
 
 @contextlib.contextmanager
 def above(live: Live) -> Generator[None]:
-    """Show a live view; what is logged meanwhile stands above it.
+    """Show a live view; log lines meanwhile stand above it.
 
-    The view takes standard error over while it shows, and would paint over what is written past it.
+    The view takes standard error over while it shows, and would paint over other output.
     """
     try:
         with live:
@@ -306,10 +303,10 @@ class ProgressLines:
 
 @contextlib.asynccontextmanager
 async def _looking(workload: Workload, clock: Clock) -> AsyncGenerator[None]:
-    """Read the figures again and again beside the block.
+    """Poll the figures in parallel to the block.
 
-    Apart from what is shown: a coordinator that does not answer holds up a look for many seconds,
-    and meanwhile somebody must be told how old the figures are.
+    It is separate from the display: a coordinator that does not answer delays a query for many
+    seconds, and meanwhile the display must show how old the figures are.
     """
 
     async def look() -> None:

@@ -1,6 +1,6 @@
-"""The engine: the one owner of mutable cluster state; handle(event, now_s) -> commands.
+"""The engine owns all mutable cluster state: handle(event, now_s) -> commands.
 
-Start at `engine`. `state` has the tables and what goes in and comes out; `jobs`, `nodes` and
-`loans` have the handlers. `view` shows policies a snapshot, `commit` carries out what they decide,
-`record` keeps it, `invariants` says what must hold.
+Start at `engine`. `state` has the tables, events and commands. `jobs`, `nodes` and `loans` have the
+handlers. `view` gives policies a snapshot and `commit` carries out their decisions. `record` is the
+journal's form, and `invariants` lists the rules that hold after every event.
 """

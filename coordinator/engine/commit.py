@@ -1,6 +1,7 @@
 """Commit decisions: re-check each against the present state, then carry it out.
 
-A policy may be stale or wrong; what no longer fits is refused with a reason and changes nothing.
+A policy may be stale or wrong. A decision that no longer fits is refused with a reason, and changes
+nothing.
 """
 
 from __future__ import annotations

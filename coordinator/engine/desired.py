@@ -1,4 +1,4 @@
-"""What a node is to be, as it is sent there. Must not change anything, nor know who sends it."""
+"""The desired state of a node, as the coordinator sends it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 
 STALE_GRACE_S = 10.0
-"""Grace of a worker that nobody wants any more."""
+"""Grace of a worker that is no longer wanted."""
 
 
 class _Gang(Struct):
-    """What all orders of a job say, and those that were made."""
+    """The common part of all orders of a job, and the orders made from it."""
 
     worker_count: int
     nodes: tuple[NodeName, ...]
@@ -26,9 +26,9 @@ class _Gang(Struct):
 
 
 class Orders:
-    """What each worker is to do, made anew only of jobs that changed; derived, so never saved.
+    """The order of each worker, made again only for jobs that changed. Derived, so never saved.
 
-    The nodes of a gang are told the same, and a node is mostly told again what it knows.
+    The nodes of a gang get the same orders, and a node mostly gets orders that it already knows.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Orders:
 
 
 def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState:
-    """The whole of it, so that the last one that was sent is enough."""
+    """The complete desired state, so that the last one sent is enough."""
     placed = loans_lifecycle.held_on(ctx, node)
     if node.stores:
         placed.sort(key=lambda pair: pair[1].key)

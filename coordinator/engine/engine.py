@@ -1,7 +1,46 @@
-"""The one door: handle(event, now_s) -> outcome. Owns the state; knows no clock, socket or file.
+"""The engine: handle(event, now_s) -> outcome. One object owns the cluster state.
 
-The same events at the same instants give byte-identical decisions, whatever PYTHONHASHSEED; the
-live coordinator, the simulator and replay differ only in who calls `handle`.
+Theory of operation
+===================
+
+    reports, submits,              Engine                         driver
+    operator orders,  event  +--------------------+  Outcome
+    loads, time    --------> | 1 dispatch         | ---------->  commands: desired states to push
+                             | 2 settle           |              needs_pass: PassDue follows
+    PassDue,                 | 3 indexes          |              wake_at_s: PassDue at that time
+    LoanPassDue    --------> | 4 outcome          |              decisions: to the journal
+                             +--------------------+
+                                |  snapshot   ^  decisions
+                                v             |
+                              policy (a pure function)
+
+There is one loop, and the driver runs it. It journals a fact, calls `handle` with it, carries out
+the commands, and feeds back what happens as the next facts. `_step` does the same four things for
+each fact:
+
+1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
+   (`state.tables`) through a `Context` and marks which nodes and jobs changed.
+2. Settle what follows from the change by fixed rules: delayed reclaims, drains, closed nodes,
+   migrations, shared GPUs, unused loans (`_settle`).
+3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
+   policies, timers, the line of waiting jobs, the orders per node.
+4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.
+
+A pass is an event like any other. `PassDue` shows the policy a snapshot and commits its decisions
+one by one; `LoanPassDue` does so for loans. A decision is a proposal: the tenants' rules
+(`view.allowed`) and `commit` check it against the present state, and refuse it with a reason if it
+does not fit.
+
+Nodes get desired states, not messages: each push is complete, so the last one alone is enough. Its
+generation grows with each push, its epoch with each leader, so that a node ignores stale ones.
+
+Guarantees:
+
+- Pure: no clock, socket, file or chance. Time is an argument and never decreases.
+- Deterministic: the same events at the same instants give byte-identical decisions, whatever
+  PYTHONHASHSEED. The live coordinator, the simulator and replay differ only in who calls `handle`.
+- Recoverable: a snapshot (`encode_state`) and the later events rebuild the same state.
+- Consistent: `check` lists every broken invariant (`invariants`); tests call it after each event.
 """
 
 from __future__ import annotations
@@ -125,9 +164,9 @@ class Engine:
         self._fleet_of = (0, frozenset[str]())
         """The mark of the nodes that it is of, and the tenants that it knows."""
         self._tells_waits = True
-        """Whether the policy said of any job what it waits for."""
+        """True if the policy reported a pending reason for any job."""
         self._policy_wake_at_s: float | None = None
-        """What the last pass asked for; not saved, as whoever starts to lead begins with one."""
+        """The wake-up time of the last pass. Not saved, because a new leader begins with a pass."""
         self._configure(settings)
 
     def _configure(self, settings: EngineSettings) -> None:
@@ -145,16 +184,16 @@ class Engine:
             entry.reclaim_deadline_s = service.reclaim_deadline_s
 
     def handle(self, event: Event, *, now_s: float) -> Outcome:
-        """Take one fact; return what to order and what was decided.
+        """Take one fact; return the commands and the decisions.
 
         `now_s` never decreases; an earlier instant counts as the last one.
         """
         return self._step(event, (), now_s=now_s)
 
     def carry_out(self, decisions: Sequence[Decision], *, now_s: float) -> Outcome:
-        """Take decisions of the journal as they were made; those that do not fit are refused.
+        """Carry out decisions of the journal as they were made; those that do not fit are refused.
 
-        Where records before them are lost, events alone would lead to other decisions.
+        Where earlier records are lost, events alone would lead to other decisions.
         """
         return self._step(None, decisions, now_s=now_s)
 
@@ -235,7 +274,7 @@ class Engine:
                 assert_never(event)
 
     def _led_until(self, ctx: Context, until_s: float) -> None:
-        """Whoever led took its last fact at this instant, and heard its nodes until then."""
+        """The last leader took its last fact at this instant, and heard its nodes until then."""
         for node in self.state.nodes.values():
             if node.is_heard:
                 loans_lifecycle.drained(ctx, node, until_s=until_s)
@@ -295,7 +334,7 @@ class Engine:
         return self.settings.policy.partition(":")[0]  # with other knobs it is the same policy
 
     def _memory(self) -> bytes:
-        """What the policy remembered; what another one did, before a switch, is none of its."""
+        """The policy's memory; empty if another policy wrote it before a switch."""
         is_own = self.state.policy_memory_of == self._policy_name()
         return self.state.policy_memory if is_own else b""
 
@@ -332,7 +371,7 @@ class Engine:
         return tuple(commands)
 
     def desired(self, name: NodeName) -> DesiredState:
-        """What a node should be now; complete, so that the last one is enough."""
+        """The desired state of a node now; complete, so that the last one is enough."""
         ctx = Context(self.state, self.settings, self.state.now_s)
         return desired_state(ctx, self.state.nodes[name], self._orders)
 
@@ -354,14 +393,14 @@ class Engine:
         return stalls.watched(self.state, self.settings, now_s)
 
     def snapshot(self) -> ClusterSnapshot:
-        """What a policy would see now; for `explain` and `plan`."""
+        """The snapshot that a policy would see now; for `explain` and `plan`."""
         return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job would not start in a pass now; empty when it would.
+        """Why a waiting job would not start in a pass now; empty if it would.
 
-        What ended its latest try comes first, as long as that keeps it from anywhere; then what no
-        waiting cures.
+        The end of its latest try comes first, while that bars it from any node; then reasons that
+        no waiting cures.
         """
         job = self.state.jobs.get(job_id)
         if job is None:
@@ -378,8 +417,10 @@ class Engine:
         return (*first, *(why for why in held if why not in first))
 
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job could not run even if all nodes were open and empty; else empty. Its
-        tenant's limits are such a reason."""
+        """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
+
+        A limit of its tenant is such a reason.
+        """
         job = self.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
@@ -402,9 +443,9 @@ class Engine:
         return self._line.count_by_tenant.get(tenant, 0)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
-        """Place in the policy's own order, from 1, and how many wait on; None when it would start.
+        """Position in the policy's queue, from 1, and its length; None if the job would start now.
 
-        Those that a pass would start now are not counted: they wait no longer.
+        Jobs that a pass would start now are not counted, because they no longer wait.
         """
         held = list(self._held())
         return (held.index(job_id) + 1, len(held)) if job_id in held else None
@@ -465,10 +506,10 @@ class Engine:
     ) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often.
 
-        are_copies_too: whether also what is kept beside the state (tally, views, orders) is what it
-            would be if it were made anew, which takes several times as long.
-        beside_idle: what the caller saw so after the passes before. Given where nothing happened
-            since the last pass, so that guarantees are met where they can be.
+        are_copies_too: also compare the derived data (tally, views, orders) with a fresh build,
+            which takes several times as long.
+        beside_idle: what the caller saw after the passes before. Given where nothing happened since
+            the last pass, so that guarantees are met where they can be.
         """
         ctx = Context(self.state, self.settings, self.state.now_s)
         faults = [
@@ -494,13 +535,15 @@ class Engine:
         return faults
 
     def encode_state(self) -> bytes:
-        """The whole state as one blob, for a snapshot; views are made anew, as by who reads it."""
+        """The whole state as one blob, for a snapshot. Views are rebuilt, as a reader rebuilds
+        them.
+        """
         self._views.forget(self.state)
         return msgspec.msgpack.encode(self.state)
 
 
 def _settle(ctx: Context) -> None:
-    """What follows from an event beyond the tables that it changed itself."""
+    """Apply the rules that follow from an event beyond the tables that it changed itself."""
     state = ctx.state
     if state.doubted_jobs or state.doubted_nodes:
         lost_records.settle(ctx)
@@ -521,7 +564,7 @@ def _settle(ctx: Context) -> None:
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
-    """Nodes of a service that have a lease, and those that serve; nobody asks without a lease."""
+    """Counts of a service's nodes with a lease, and of those that serve; (0, 0) without a lease."""
     leased = [node for node in state.nodes.values() if node.lease is not None]
     lent = sum([node.service == service for node in leased])
     if not lent:

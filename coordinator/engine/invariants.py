@@ -1,9 +1,8 @@
-"""What must hold of the state after every event, as sentences. Must not repair anything.
+"""Rules that hold for the state after every event; each violation is reported as a sentence.
 
-Guarantees that a pass left unmet though it should not: a check of decisions, as sentences.
-
-Counts plainly, node by node, from what each tenant uses; says nothing where several nodes or
-borrowers would have to give together. Must not know who decided, nor repair.
+The second half checks decisions: guarantees that a pass left unmet although it could have met them.
+It counts node by node from each tenant's use. It reports nothing where several nodes or borrowers
+would have to give GPUs together. Nothing here repairs the state.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ LATE_S = 60.0
 
 
 class BesideIdle:
-    """Since when jobs wait that a guarantee covers and that fit on free GPUs, for nobody whom the
-    order of a policy may put before them."""
+    """Since when jobs within a guarantee wait although they fit on free GPUs, and no job that a
+    policy's order may prefer needs these.
+    """
 
     def __init__(self) -> None:
         self.since_s: dict[JobId, float] = {}
@@ -91,7 +91,7 @@ def _fits(snapshot: ClusterSnapshot, tenancy: Tenancy, job: JobView) -> bool:
 def _finds_gpus(
     snapshot: ClusterSnapshot, job: JobView, less: Callable[[NodeView], int] = lambda node: 0
 ) -> bool:
-    """Whether its base gang fits on what is free. less: GPUs of a node that count for taken."""
+    """True if the base gang fits on free GPUs. less: GPUs of a node that count as taken."""
     nodes = {node.name: node for node in snapshot.nodes if _takes(node, job)}
     free = {name: node.free_gpus - less(node) for name, node in nodes.items()}
     kinds = {node.gpu_type for node in nodes.values()}
@@ -99,11 +99,11 @@ def _finds_gpus(
 
 
 def starved(snapshot: ClusterSnapshot) -> list[str]:
-    """Jobs that wait within a guarantee after a pass, though one node has enough for them.
+    """Jobs within a guarantee that wait after a pass, although one node has enough GPUs for them.
 
-    Enough is what is free there and what one borrower holds there in jobs that can be stopped, of
-    which it does not need anything for its own guarantee. What a tenant within its own leaves over,
-    as one of its jobs is stopped for another, is nobody else's before the pass after that.
+    Enough means: the free GPUs there, and those of one borrower in jobs that can be stopped and
+    that it does not need for its own guarantee. GPUs that a tenant within its guarantee leaves
+    over, because one of its jobs is stopped for another, stay its own until the pass after that.
     """
     if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
         return []
@@ -128,10 +128,10 @@ def starved(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def crowded_out(snapshot: ClusterSnapshot) -> list[str]:
-    """Jobs that wait within a guarantee after a pass though they fit on free GPUs, as siblings of
-    their tenant, or of one that it is part of, borrow what their parent may use.
+    """Jobs within a guarantee that wait after a pass, although they fit on free GPUs.
 
-    Only where the jobs of one of these that can be stopped are enough, and none of its guarantee.
+    Siblings of their tenant, or of one that contains it, borrow what their parent may use. Reported
+    only where the stoppable jobs of one sibling are enough, and none is within its guarantee.
     """
     if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
         return []
@@ -172,7 +172,7 @@ def _would_make_room(tenancy: Tenancy, own: list[Seat], job: JobView) -> bool:
 def _by_place(
     snapshot: ClusterSnapshot, tenancy: Tenancy
 ) -> dict[tuple[NodeName, str], list[Seat]]:
-    """Seats whose jobs can all be stopped, by the one node and the one tenant that they are of."""
+    """Seats whose jobs can all be stopped, by node and tenant; both must be unique."""
     found: dict[tuple[NodeName, str], list[Seat]] = {}
     for seat in seats(snapshot.jobs):
         nodes = {worker.node for job in seat.jobs for worker in having(job)}
@@ -197,17 +197,18 @@ def _exceeds(tenancy: Tenancy, job: JobView, gpus: int) -> bool:
 
 
 def _left_over(snapshot: ClusterSnapshot, tenancy: Tenancy, job: JobView, node: NodeView) -> int:
-    """GPUs there that are free only as tenants which the job is no part of stop jobs for their own,
-    and that were theirs within their guarantees: what `guarding` keeps from others in such a pass.
+    """GPUs that are free only because other tenants stop jobs for their own jobs, within their
+    guarantees.
 
-    A cell does not tell which jobs were stopped and started in one pass: those that leave and those
-    that start are taken for such.
+    `quota_guard` keeps these GPUs from others in the same pass. The state does not record which
+    jobs were stopped and started in one pass: leaving and starting jobs are taken for these.
     """
     own: dict[str, list[JobView]] = {}
     for other in snapshot.jobs:
         for name in tenancy.below_top(other, job) if other.placed else ():
             own.setdefault(name, []).append(other)
-    found: dict[str, int] = {}  # by the outermost tenant: those below it leave the same GPUs
+    # by the outermost tenant, because those below it leave the same GPUs
+    found: dict[str, int] = {}
     for name, jobs in own.items():
         leaving = [w for each in jobs for w in each.placed if w.is_leaving]
         begun = [w for each in jobs if each.state == JobState.STARTING for w in each.placed]
@@ -236,7 +237,7 @@ def _would_do(
 
 
 def _may_take(tenancy: Tenancy, lender: JobView, job: JobView, gpus: int, held: int) -> bool:
-    """Whether a job is owed so many GPUs by the lender's tenant, which borrows all that it held."""
+    """True if the lender's tenant owes a job that many GPUs; it borrows all that it held."""
     mine, theirs = tenancy.below_top(job, lender), tenancy.below_top(lender, job)
     if not mine or tenancy.used[mine[-1]] + gpus > tenancy.views[mine[-1]].guarantee_gpus:
         return False
@@ -296,8 +297,9 @@ def _uuids_of(state: ClusterState, key: WorkerKey) -> tuple[GpuUuid, ...]:
 
 
 def sharing_faults(ctx: Context) -> list[str]:
-    """No GPU is computed on by more than may, nor charged for more than it is; nobody is suspended
-    or packed unnoticed."""
+    """A GPU has no more computing workers than allowed and is charged once; a job is suspended or
+    packed only if that is recorded.
+    """
     state, faults = ctx.state, list[str]()
     for node in state.nodes.values():
         shared = [slot for slot in node.gpus if slot.guests]  # on others only the holder computes
@@ -337,8 +339,9 @@ def _overcharges(state: ClusterState) -> list[str]:
 
 
 def lease_faults(ctx: Context) -> list[str]:
-    """A node is wanted where it belongs, or on loan under one open loan of a service that the cell
-    knows; nobody else has a loan that is not over."""
+    """A node is wanted in its home role, or on loan under one open loan of a known service; no
+    other node has a loan that is not over.
+    """
     faults: list[str] = []
     for node in ctx.state.nodes.values():
         if node.lease is None:
@@ -364,8 +367,9 @@ def _is_of(loan: LoanEntry, node: NodeEntry) -> bool:
 
 
 def job_faults(state: ClusterState) -> list[str]:
-    """Ended and waiting jobs hold nothing and have nothing at stake that is not booked, and nobody
-    runs before its gang is ready."""
+    """Ended and waiting jobs hold nothing and have no unbooked work at stake; no job runs before
+    its gang is ready.
+    """
     faults: list[str] = []
     for job in state.jobs.values():
         if job.state in FINAL_JOB_STATES and job.workers:
@@ -387,7 +391,7 @@ def job_faults(state: ClusterState) -> list[str]:
 
 
 def size_faults(state: ClusterState) -> list[str]:
-    """No job has more workers that count than it can use; those on their way out do not."""
+    """No job has more workers than it can use; workers on their way out do not count."""
     faults: list[str] = []
     for job in state.live():
         if job.gpu_type is None:
@@ -415,7 +419,7 @@ def figure_faults(state: ClusterState) -> list[str]:
 
 
 def store_faults(state: ClusterState) -> list[str]:
-    """A rendezvous store is there only beside a live attempt, on the node that was ordered it."""
+    """A rendezvous store exists only with a live attempt, on the node that it was ordered to."""
     faults: list[str] = []
     ordered = {key: name for name, node in state.nodes.items() for key in node.stores}
     for job in state.jobs.values():
@@ -453,7 +457,7 @@ def closure_faults(state: ClusterState) -> list[str]:
 
 
 def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
-    """GPUs are counted as they would be if they were counted anew now."""
+    """The GPU tally equals a fresh count."""
     if kept.counts != fresh.counts:
         return [f"stale tally of GPUs: {kept.counts}, now {fresh.counts}"]
     return []
@@ -469,7 +473,7 @@ def line_faults(kept: Line, fresh: Line) -> list[str]:
 def view_faults(
     kept: ClusterSnapshot, nodes: Sequence[NodeView], jobs: Sequence[JobView]
 ) -> list[str]:
-    """Views that snapshots share are what they would be if they were made anew now."""
+    """The views that snapshots share equal freshly built ones."""
     if len(kept.nodes) != len(nodes) or len(kept.jobs) != len(jobs):
         return ["a view is missing, or one too many is kept"]
     faults = [
@@ -488,7 +492,7 @@ def view_faults(
 
 
 def order_faults(ctx: Context, kept: Orders) -> list[str]:
-    """Orders that are sent again are what they would be if they were made anew now."""
+    """The orders that are sent again equal freshly built ones."""
     fresh = Orders()
     return [
         f"stale orders of {node.name}"

@@ -1,4 +1,4 @@
-"""What humans order: freeze, recall, cordon, drain, confirm-dead, remove, revoke, mode.
+"""Orders of operators: freeze, recall, cordon, drain, confirm-dead, remove, revoke, mode.
 
 The driver has checked the caller and the names; here an unknown target changes nothing.
 """

@@ -1,9 +1,9 @@
-"""How many workers of a job the fleet could hold at most. Pure.
+"""The largest worker count of a job that the fleet could hold. Pure.
 
-A submitter chooses `workers.max` and the length of a speed-up table. A policy goes through such
-counts one by one. It therefore sees a job only as large as the GPUs of the fleet, so that a job of
-1:100000 workers costs a cell of 8 GPUs as much as one of 1:8. Every node of the cell counts, with
-all its GPUs, whatever its role: a job is never seen smaller than it could become.
+A submitter chooses `workers.max` and the length of a speed-up table, and a policy iterates over
+these counts. Policies therefore see a job no larger than the GPUs of the fleet: a job of 1:100000
+workers costs a cell of 8 GPUs as much as one of 1:8. Every node of the cell counts, with all its
+GPUs and in any role, so a job never looks smaller than it could become.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _reach(
     most = max(workers.min + 1, present, sum(counts) if spans else max(counts, default=0))
     cut = WorkerRange(min=workers.min, max=most) if most < workers.max else workers
     most_on = _NO_LIMITS
-    for name, count in held.items() if not spans else ():  # else other types count as well
+    for name, count in held.items() if not spans else ():  # otherwise other types count as well
         factor = factors.get(name, 1)
         least = max(factor * workers.min + 1, present, count)
         if least < factor * cut.max:
@@ -74,7 +74,9 @@ def _reach(
 
 
 def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
-    """What a job asks for, as policies see it: any GPU is any whole one, where there are others."""
+    """A job's GPU types as policies see them: "any GPU" means any whole one, if there are MIG
+    parts.
+    """
     if gpu.types or not any(map(is_mig, fleet)):
         return gpu
     whole = tuple(sorted(kind for kind in fleet if not is_mig(kind)))
@@ -82,7 +84,7 @@ def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
 
 
 def reach_of(fleet: FleetGpus, job: JobEntry) -> Reach:
-    """The reach of a job as it is now. An elastic job stays elastic, and keeps what it has."""
+    """The present reach of a job. An elastic job stays elastic, and keeps its workers."""
     spec = job.spec
     return _reach(fleet, spec.workers, spec.gpus_per_worker, spec.gpu, present=len(job.workers))
 
@@ -96,7 +98,7 @@ def reach_behind(fleet: FleetGpus, job: JobEntry) -> WorkerRange | None:
 
 
 def is_other(before: FleetGpus, now: FleetGpus, job: JobEntry) -> bool:
-    """Whether a job is seen otherwise in one fleet than in another."""
+    """True if two fleets show a job differently."""
     gpu = job.spec.gpu
     if whole_only(before, gpu) != whole_only(now, gpu):
         return True

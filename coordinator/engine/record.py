@@ -1,4 +1,4 @@
-"""What one journal record holds, and how a state is rebuilt from records.
+"""The journal record: its contents, and how records rebuild a state.
 
 A record is a batch of events with their instants and the decisions that came of them. Must not
 know where records are kept.
@@ -34,7 +34,7 @@ class Entry(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """One append: what entered, what was decided."""
+    """One append: events and decisions."""
 
     version: int = RECORD_VERSION
     number: int
@@ -65,8 +65,8 @@ def decode_record(data: bytes, *, sequence: int) -> Record:
     """A record from its bytes.
 
     Raises:
-        ProtocolError: not a record, or one of another version; names the sequence. A record that
-            was skipped would be a job that is lost, so whoever reads must stop.
+        ProtocolError: not a record, or one of another version; names the sequence. A skipped record
+            could be a lost job, so the reader must stop.
     """
     try:
         version = _version_decoder.decode(data).version
@@ -85,7 +85,7 @@ def decision_bytes(decisions: tuple[Decision, ...]) -> bytes:
 
 
 def redecide(engine: Engine, record: Record) -> tuple[Decision, ...]:
-    """Run a record's events through an engine; what it decides of them now."""
+    """Run a record's events through an engine and return its decisions now."""
     decisions: list[Decision] = []
     for entry in record.entries:
         decisions += engine.handle(entry.event, now_s=entry.now_s).decisions
@@ -93,15 +93,15 @@ def redecide(engine: Engine, record: Record) -> tuple[Decision, ...]:
 
 
 def follow(engine: Engine, record: Record) -> None:
-    """Run a record through an engine that lacks records before it.
+    """Run a record through an engine that lacks earlier records.
 
-    Decisions are taken as they were made: decided again from what is known, a job would be placed
-    where it does not run. Loans are not: a lease's id counts the loans before it, and a node names
-    the lease that it holds.
+    Decisions are taken as they were made. Decided again from incomplete knowledge, a job would be
+    placed where it does not run. Loans are decided again: a lease's id counts the loans before it,
+    and a node names the lease that it holds.
     """
     for entry in record.entries:
         if not _decides(entry.event):
-            with contextlib.suppress(TransitionError):  # a step whose steps before it are lost
+            with contextlib.suppress(TransitionError):  # a step whose earlier steps are lost
                 engine.handle(entry.event, now_s=entry.now_s)
     if record.entries:
         decisions = [one for one in record.decisions if not isinstance(one, Loan)]

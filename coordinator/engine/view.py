@@ -1,9 +1,7 @@
-"""The frozen snapshot of the state that policies decide on. Must not change anything.
+"""The frozen snapshot that policies decide on, and the tenants' checks of their decisions.
 
-Tenants in the engine: their settings as policies see them, and what is refused of decisions.
-
-Must not know policies by name. Every decision of a pass goes through here, whoever took it: a
-policy that does not keep to quotas and guarantees by itself is refused what breaks them.
+Building a snapshot changes nothing. Every decision of a pass goes through the checks here: a
+decision that breaks a quota or a guarantee is refused, whichever policy made it.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ V = TypeVar("V")
 
 
 class Views:
-    """Frozen views of what is there, made anew only where something changed.
+    """Frozen views of the tables, rebuilt only where something changed.
 
     Derived from the state and never saved. `note` learns what an event changed; a snapshot then
     shares every other view with the one before it.
@@ -102,9 +100,9 @@ class Views:
         self._fleet = reach.fleet_gpus(())
         """GPUs of the nodes whose views are fresh."""
         self._parts: dict[NodeName, _Part] = {}
-        """What each of those nodes has in it."""
+        """The contents of each of those nodes."""
         self._part_names: dict[NodeName, tuple[NodeName, ...]] = {}
-        """Of those with several parts; any other node is one part of its own name."""
+        """Nodes with several parts; any other node is one part of its own name."""
         self.fleet_mark = 0
         """It grows whenever one of these changes."""
 
@@ -123,10 +121,10 @@ class Views:
         self._jobs.stale.update(state.live_jobs)
 
     def asked(self, ctx: Context) -> ClusterSnapshot:
-        """The same as `snapshot` for whoever only asks, which the journal does not tell.
+        """As `snapshot`, for queries that the journal does not record.
 
-        What it made of jobs is made anew for the next pass, as if nobody had asked: the sums of a
-        view are good at any later instant, but rounded by the one at which it was made.
+        Its views of jobs are rebuilt for the next pass, as if no query had come. The sums of a view
+        are valid at any later instant, but their rounding depends on the instant of the query.
         """
         self._see_nodes(ctx)
         stale = set(self._jobs.stale)
@@ -135,7 +133,7 @@ class Views:
         return found
 
     def snapshot(self, ctx: Context) -> ClusterSnapshot:
-        """What a policy may know, sorted by name and id."""
+        """Everything that a policy may know, sorted by name and id."""
         self._see_nodes(ctx)
         state = ctx.state
         for job_id in self._jobs.take_stale():
@@ -175,7 +173,7 @@ class Views:
             )
 
     def _put(self, ctx: Context, name: NodeName, node: NodeEntry | None) -> None:
-        """The views of a node's parts, in place of those that it had; mostly it is one part."""
+        """Replace the views of a node's parts; mostly it is one part."""
         seen = () if node is None else node_views(ctx, node)
         had = self._part_names.pop(name, (name,))
         now = tuple(view.name for view in seen)
@@ -188,7 +186,7 @@ class Views:
             self._node_sorter.put(view)
         if len(now) > 1:
             self._part_names[name] = now
-        if now != had:  # whoever leaves the node alone leaves all its parts alone
+        if now != had:  # a job that avoids the node avoids all its parts
             self._jobs.stale.update(
                 job_id
                 for job_id in ctx.state.live_jobs
@@ -224,7 +222,7 @@ class Views:
 
 
 class _Part(NamedTuple):
-    """What a node is to the fleet, whoever runs on it."""
+    """A node as the fleet counts it, whatever runs on it."""
 
     gpus: tuple[tuple[str, int], ...]
     role: NodeRole
@@ -284,8 +282,9 @@ class _Sorted(Generic[K, V]):
 def _worker_view(
     worker: WorkerEntry, barred: Set[GpuUuid], name: NodeName | None = None
 ) -> WorkerView:
-    """barred: GPUs of its node that come free for nobody. name: of its part of the node; None: the
-    node's own."""
+    """barred: GPUs of its node that stay occupied. name: its part of the node; None: the node's
+    own.
+    """
     uuids = worker.gpu_uuids
     lost = tuple([uuid for uuid in uuids if uuid in barred]) if barred else ()
     return WorkerView(
@@ -330,9 +329,9 @@ def node_views(ctx: Context, node: NodeEntry) -> tuple[NodeView, ...]:
 
 
 def _of_kind(ctx: Context, node: NodeEntry, kind: str) -> NodeView:
-    """The GPUs of one type of a node of several, and whoever is on them.
+    """The GPUs of one type of a mixed node, with their workers.
 
-    Of a node that serves, what is amiss with any of its GPUs counts: its server runs on all.
+    On a serving node, a fault of any of its GPUs counts, because its server runs on all.
     """
     whole, barred = _whole(ctx, node), barred_uuids(node)
     slots = [slot for slot in node.gpus if slot.gpu_type == kind]

@@ -1,7 +1,4 @@
-"""Knobs in words: what each may be and what it is, as `NAME:KNOB=VALUE` writes it. Pure.
-
-Must not know policies by name, nor who shows it.
-"""
+"""Knobs as text: allowed values and meaning of each, as `NAME:KNOB=VALUE` takes them. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from coordinator.policies.policy import Policy, knobs_of
 
 
 class Knob(Struct, frozen=True, kw_only=True):
-    """One knob of a policy. values: what it may be. default: what it is when it is not turned.
+    """One knob of a policy. values: its allowed values. default: its unchanged value.
 
-    says: what its source says of it; empty: nothing.
+    says: its description in the source; empty: none.
     """
 
     name: str
@@ -44,7 +41,7 @@ def knobs(made: Policy) -> tuple[Knob, ...]:
 
 
 def _notes(held: Struct, known: list[str]) -> dict[str, str]:
-    """What the docstrings say of knobs, those of the types that it builds on first."""
+    """The descriptions of knobs in docstrings, those of base types first."""
     found: dict[str, str] = {}
     for kind in reversed(type(held).__mro__):
         if issubclass(kind, Struct):
@@ -64,7 +61,7 @@ def _notes_in(text: str, known: list[str]) -> dict[str, str]:
 
 
 def values(kind: inspect.Type) -> str:
-    """What a value of a type may be, as a person writes it."""
+    """The values that a type allows, as a person writes them."""
     match kind:
         case inspect.BoolType():
             return "true, false"

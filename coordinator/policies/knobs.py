@@ -1,11 +1,11 @@
-"""Which knobs decide nothing while others are off, and how that is said. Must not know a policy.
+"""The types of knobs, and the knobs that have an effect only together with others.
 
-A policy says it of its knobs in one table, beside them. Whoever turns one in vain is told what it
-needs; whoever compares policies turns each knob of those that can use it.
+Each policy lists such dependencies in one table next to its knobs. A person who turns a knob
+without effect gets a message with the knob that it needs. A comparison turns each knob together
+with the knobs that it needs.
 
-What several policies' knobs may be: lengths and parts with bounds. Must not know a policy.
-
-No knob is ever infinite or NaN, whatever its type says; see `policy.turned`. "Never" is `null`.
+Several policies share the types here: lengths and ratios with bounds. No knob is ever infinite or
+NaN, whatever its type allows; see `policy.turned`. "Never" is `null`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def needed(needs: Needs, key: str) -> frozenset[str]:
 
 
 def unmet(needs: Needs, knobs: Struct, key: str) -> str:
-    """What a knob needs and has not, whatever its own value is; empty: it decides something."""
+    """The requirement that a knob lacks, whatever its own value is; empty: it has an effect."""
     for group in needs.get(key, ()):
         if all(each.is_at(getattr(knobs, each.knob)) for each in group):
             return f"it needs {', or '.join(_lacking(knobs, each) for each in group)}"
@@ -83,9 +83,9 @@ def _lacking(knobs: Struct, lacks: Off) -> str:
 
 
 def is_unturned(knobs: Struct, key: str, *, shipped: Struct | None = None) -> bool:
-    """Whether a knob is what it is where no policy and nobody else turned it.
+    """True if a knob has its default, unless a policy or a user changed it.
 
-    shipped: the knobs of a policy before anybody turns them: as it has it there counts as well.
+    shipped: the knobs of a policy as it defines them: its own values count as unchanged too.
     """
     (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
     own = unturned if shipped is None else getattr(shipped, key)

@@ -1,10 +1,7 @@
-"""Policies that drivers mean by name without a user's word. Must not know what they are.
-
-Whoever runs policies names none: engine and simulator take these from here.
-"""
+"""Names of the policies that engine and simulator use by default."""
 
 DEFAULT = "aryl"
-"""What decides where the settings name no policy."""
+"""The policy used if the settings name none."""
 
 YARDSTICK = "sjf"
 """From which a comparison measures the way to the bound."""

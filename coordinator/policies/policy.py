@@ -1,7 +1,7 @@
-"""What a policy is: who starts where, what is lent, its knobs and its parts. Knows no policy.
+"""The form of a policy: its hooks, its knobs and its parts.
 
-A bundle is rules over the shared parts; a joint policy decides by the general hook. Both have knobs
-that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.
+A policy either combines rules over the shared parts, or decides jointly by the general hook. Knobs
+of both are set by name: `aryl:reclaim=random:resize_cost_s=0`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Parts(Struct, frozen=True, kw_only=True):
 
 
 class NoKnobs(Struct, frozen=True, kw_only=True):
-    """Of a policy that has none."""
+    """Knobs of a policy that has none."""
 
 
 def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
@@ -70,19 +70,20 @@ Allocate = Callable[[ClusterSnapshot, bytes], Allocation]
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """Who starts where (`allocate`), and what is lent or taken back (`lend`).
+    """Scheduling passes (`allocate`), and loans and reclaims (`lend`).
 
-    allocate: from the snapshot and what it remembered. hold: why each job that waits would not
-        start in a pass now, by the same; asked only when somebody wants to know, as that costs
-        more than the pass.
-    keep: why a node of a service that serves is not lent, the service's balance first.
-    tell: how a job that has GPUs stands by the policy's own measure, or why it has no more; most
-        have nothing to say.
-    knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
-    needs: those that decide nothing while others are off, see `needs`.
-    shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
-    keeps_line: `hold` names the jobs in the order in which their turn comes; else all that wait are
-        weighed anew each time, and none is known to be the next.
+    allocate: from the snapshot and the policy's memory.
+    hold: the pending reason of each job that would not start in a pass now, by the same. Called
+        only on demand, because it costs more than the pass.
+    keep: why a serving node of a service is not lent, the service's balance first.
+    tell: the standing of a job with GPUs by the policy's own measure, or why it has no more; empty
+        for most policies.
+    knobs: its knobs. turn: the policy by a name of its own with other knobs.
+    needs: knobs without effect while others are off, see `needs`.
+    shares_gpus: it suspends jobs and resumes them; under any other policy they resume when they
+        can.
+    keeps_line: `hold` returns jobs in queue order; otherwise the policy ranks all waiting jobs
+        again each pass, and no job is known to be next.
     """
 
     name: str
@@ -232,7 +233,7 @@ def joint(
 
 
 def knobs_of(made: Policy) -> dict[str, Any]:
-    """What can be turned of a policy, and its type; callables cannot be written in a name."""
+    """The knobs of a policy and their types; callables cannot be written in a name."""
     return {field.name: field.type for field in structs.fields(made.knobs) if field.name != "order"}
 
 
@@ -260,17 +261,17 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
     except ConfigError as error:  # values that do not fit each other
         raise ConfigError(f"policy {made.name}: {error}") from None
     for key, text in zip(names, texts, strict=True):
-        # Every default, and what the policy has by itself, may be said where it decides nothing.
+        # Every default, and the policy's own values, may be given where they have no effect.
         if is_whole and not is_unturned(knobs, key, shipped=made.knobs):
             refuse_idle(made, knobs, key, text)
     return made.turn(name, knobs)
 
 
 def refuse_idle(made: Policy, knobs: Struct, key: str, text: str) -> None:
-    """Refuse a knob that decides nothing beside the others.
+    """Refuse a knob that has no effect beside the others.
 
     Raises:
-        ConfigError: it says which other one it needs.
+        ConfigError: names the knob that it needs.
     """
     if idle := unmet(made.needs, knobs, key):
         raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")
@@ -309,7 +310,7 @@ def _is_finite(value: object) -> bool:
 
 
 def plainly(error: msgspec.ValidationError) -> str:
-    """What is wrong with a value that is written as text: not that it is text, as all of them are.
+    """The error of a value written as text, without the fact that it is text, as all of them are.
 
     Returns:
         `expected a whole number or null` and the like, or the error's own words.

@@ -1,9 +1,7 @@
-"""Policies by name, in one explicit table. Must not know the engine.
+"""The table of policies by name.
 
-Whoever compares policies changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is
-`aryl` with two of its knobs turned. What other distributions add is let in by drivers.
-
-A policy of another distribution, as a driver found it. Must not know how it is looked for.
+A comparison changes one rule at a time: `aryl:reclaim=random:resize_cost_s=0` is `aryl` with two of
+its knobs changed. Drivers may add policies of other distributions.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ RESERVED = frozenset({"all"})
 """Names that stand for something else where policies are named."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""What can stand between the commas and colons of `NAME:KNOB=VALUE,NAME`."""
+"""The text allowed between the commas and colons of `NAME:KNOB=VALUE,NAME`."""
 
 
 class Added(Struct, frozen=True, kw_only=True):
@@ -57,7 +55,7 @@ class Added(Struct, frozen=True, kw_only=True):
 
 
 def offered(name: str, origin: str, value: object) -> Added:
-    """What an entry point holds, as a policy of its name, or why it is none."""
+    """The object of an entry point as a policy of its name, or the reason why it is none."""
     problem = ""
     if not _NAME.fullmatch(name):
         problem = "its name has other marks than a-z, 0-9, - and _, which a policy's has not"
@@ -73,10 +71,10 @@ def offered(name: str, origin: str, value: object) -> Added:
 
 
 def settled(found: Iterable[Added], taken: Container[str]) -> Iterator[Added]:
-    """One of each name, by name.
+    """One policy of each name, by name.
 
-    A name of the table stays the table's, and what two distributions offer is neither's: whoever
-    installed them could not tell which one decides.
+    A name of the table stays the table's. A name that two distributions offer belongs to neither:
+    an operator could not see which one decides.
     """
     ordered = sorted(found, key=lambda each: (each.name, each.origin))
     for name, group in groupby(ordered, key=lambda each: each.name):
@@ -217,7 +215,7 @@ COMPARED = (
 KNOBS: dict[str, Any] = {
     knob: kind for made in POLICIES.values() for knob, kind in knobs_of(made).items()
 }
-"""What can be turned of any policy."""
+"""The knobs that any policy has."""
 
 
 _ADDED: dict[str, Added] = {}
@@ -278,7 +276,7 @@ def _added(name: str, also: Iterable[str]) -> Policy:
 
 
 def _unlike(name: str, known: tuple[str, ...]) -> str:
-    """What is wrong with a name that is none of those: what was probably meant, then all."""
+    """The error for an unknown name: the probably meant name, then all names."""
     if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
         # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
         return (

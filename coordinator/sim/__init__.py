@@ -1,4 +1,4 @@
-"""The simulating driver: a heap of events and pretend nodes around the engine.
+"""The simulator: the engine, driven by a heap of events and simulated nodes.
 
-`inputs` reads what a person asks for, `run` plays it, `report` measures and draws.
+`inputs` reads the options, `run` plays them, and `report` measures and draws.
 """

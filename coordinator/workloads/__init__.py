@@ -1,7 +1,7 @@
 """Workloads: public traces, our own CSV and a generator, as typed jobs and load over time.
 
-Must not know who plays them: no engine is called here, nothing is sent, no clock is read. Import
-the module that you need: `formats` and `load_formats` (files), `records` (what they hold),
-`shaping` (from trace rows to jobs of the simulator), `paper` (the generator of the paper's
-cluster), `scenarios` (what the paper varies), `paper_runs` (its runs by name, policies included).
+Nothing here calls an engine, sends a message or reads a clock. Import the module that you need:
+`formats` and `load_formats` (files), `records` (their contents), `shaping` (from trace rows to jobs
+of the simulator), `paper` (the generator of the paper's cluster), `scenarios` (the paper's
+variations), `paper_runs` (its runs by name, policies included).
 """

@@ -1,4 +1,4 @@
-"""Random numbers by seed, the same on every machine and Python. Must not know what they are for."""
+"""Random numbers by seed, the same on every machine and Python."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def dealt(chance: Chance, alike: Floats | Ints) -> Floats:
 
 
 def exact_sizes(chance: Chance, sizes: Ints, weights: Floats, count: int) -> Ints:
-    """Sizes in exact counts, in such an order that each has all running times in proportion."""
+    """Sizes in exact counts, in an order in which each has all running times in proportion."""
     edges = np.cumsum(weights) / weights.sum()
     picked = np.searchsorted(edges, _spread(chance, count), side="right")
     return sizes[np.minimum(picked, len(sizes) - 1)]

@@ -1,8 +1,8 @@
-"""Which jobs a share falls on, by seed alone. Must not know what they are chosen for.
+"""Choose a share of jobs by seed alone.
 
 Each job draws one number in the order of the job ids, and the smallest draws are chosen. So 20 % is
-part of 40 %, and neither the order of the input nor the hash seed matters. What jobs are chosen for
-has draws of its own (`Draw`): one seed makes other jobs elastic than it makes fungible.
+part of 40 %, and neither the order of the input nor the hash seed matters. Each purpose has draws
+of its own (`Draw`): with one seed, the elastic jobs differ from the fungible ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coordinator.workloads.records import TraceJob
 
 
 class Draw(IntEnum):
-    """What jobs are chosen for. Within one, a larger share chooses more of the same jobs."""
+    """The purpose of a draw. Within one, a larger share chooses more of the same jobs."""
 
     ELASTIC = 0
     SPANNING = 1
@@ -23,10 +23,11 @@ class Draw(IntEnum):
     FUNGIBLE = 2
     SAVING = 3
     PAPER = 0
-    """What the named workloads draw, none of which draws twice; their bytes are frozen."""
+    """The draws of the named workloads, each used once; their bytes are frozen."""
     WRONG = 0
-    """Told a wrong running time: as who is elastic, by which the rows of Table 9 were played; the
-    named workloads draw nobody's range."""
+    """Given a wrong running time: as for elastic jobs, by which the rows of Table 9 were played;
+    the named workloads draw no ranges.
+    """
 
 
 _DRAWS_APART = 1 << 40

@@ -1,6 +1,4 @@
-"""Traces and logs of others that are known and not read: what they are, and what can be done with
-them. Must not read a value of them.
-"""
+"""Known traces and logs that are not read: their names, and the way to convert each."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ OPENB_WITHOUT_TIMES = (
 
 
 def not_read(text: str) -> str:
-    """What a file is, by how it begins, where it is known and not read; empty for any other."""
+    """The kind of a known file that is not read, by its beginning; empty for any other."""
     first = text.partition("\n")[0]
     begin = text[:2000].lstrip()
     if _SWF_HEAD.match(first) or _SWF_ROW.fullmatch(first):

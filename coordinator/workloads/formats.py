@@ -1,4 +1,4 @@
-"""Trace files by what they hold: the format is recognized, never named. Must not know the engine.
+"""Trace files by their contents: the format is recognized, never named.
 
     read_jobs(find("elasticflow_itp/cluster01.csv.gz")).jobs
     read_load(find("servegen/aggregate_rate_10min.csv.gz"), name="m-small")
@@ -43,14 +43,16 @@ REFERENCE_WORKER = "v100"
 NODE_COLUMNS = ("sn", "gpu", "model")
 
 ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves such rows out"
-"""Of a job; the option is that of `aryl simulate`."""
+"""About one job; the option is that of `aryl simulate`."""
 
 HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""
 
 
 ALIKE = 0.5
-"""A header with less of a format's columns is none of it: it is not told what it lacks."""
+"""A header with fewer of a format's columns is not of that format: the error does not list missing
+ones.
+"""
 
 
 class NoFileError(ConfigError):
@@ -60,7 +62,7 @@ class NoFileError(ConfigError):
 def find(name: str, directory: str | None = None, *, what: str = "trace") -> Path:
     """A file by path, or by name below `directory` or `$ARYL_TRACES`.
 
-    what: what it is wanted as, for the error.
+    what: its purpose, for the error.
 
     Raises:
         NoFileError: it is in neither place.
@@ -236,7 +238,7 @@ def from_first(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
 
 
 def read_throughputs(path: Path, *, worker: str = REFERENCE_WORKER) -> dict[tuple[str, int], float]:
-    """Steps per second of each (job type, GPUs) alone, of a Gavel or Shockwave throughput file.
+    """Steps per second of each (job type, GPUs) alone, from a Gavel or Shockwave throughput file.
 
     Raises:
         ConfigError: no such file or worker type, or no JSON of that shape.
@@ -333,7 +335,7 @@ def _measured(row: Row, column: str) -> float:
 
 
 def read_all_curves(directory: Path) -> Mapping[tuple[str, int], ScalingCurve]:
-    """All curves of a directory such as `throughputs_A100`, by (model, global batch size).
+    """All curves of a directory, for example `throughputs_A100`, by (model, global batch size).
 
     Raises:
         ConfigError: as `read_curves`; also a directory without curves.

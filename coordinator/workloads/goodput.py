@@ -21,7 +21,7 @@ BATCH_SIZES_TRIED = 50
 NOISE_PER_BATCH = 10.0
 """Gradient noise scale over the base batch size, assumed: twice the batch is 11/12 as efficient."""
 MAX_BATCH_FACTOR = 16
-"""A tuned job goes up to so many times its base batch size."""
+"""A tuned job goes up to this many times its base batch size."""
 MAX_ACCUMULATION = 15
 
 

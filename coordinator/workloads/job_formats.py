@@ -1,6 +1,7 @@
-"""One function per published job format: a row becomes a `TraceJob`. Must not know files or paths.
+"""One function per published job format: a row becomes a `TraceJob`.
 
-Origins, licences and what each column means: docs/traces.md. Units end here: seconds, whole GPUs.
+docs/traces.md has origins, licences and the meaning of each column. Units end here: seconds, whole
+GPUs.
 """
 
 from __future__ import annotations
@@ -26,26 +27,27 @@ Throughputs = Mapping[tuple[str, int], float]
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a row alone does not say.
+    """The context of a row.
 
-    throughputs: steps per second, for traces that tell steps and no duration.
+    throughputs: steps per second, for traces with steps and without durations.
     """
 
     throughputs: Throughputs | None = None
 
 
 class JobFormat(Struct, frozen=True, kw_only=True):
-    """A published shape.
+    """A published format.
 
-    columns: those that must be there; it is recognized by all of them.
-    gpus: the column with the GPUs, looked at before the row is read. types: that with the GPU types
+    columns: required; the format is recognized by all of them.
+    gpus: the column with the GPUs, checked before the row is read. types: that with the GPU types
         that a job accepts; empty: there is none.
-    is_sorted: its origin publishes it in order of submission, so disorder is told.
+    is_sorted: its origin publishes it in order of submission, so disorder is reported.
     read: the row as a job; None when it never ran.
     may_have: columns beyond `columns`, when others are errors.
     is_whole_header: recognized only where nothing but these columns is there.
-    has_not: columns of a format that contains this one; where one stands it is that, or damaged.
-    width: of a headerless table, how many columns it has.
+    has_not: columns of a format that contains this one; where one is present the file is of that
+        format, or damaged.
+    width: of a headerless table, its number of columns.
     """
 
     name: str
@@ -65,7 +67,7 @@ def _elasticflow(row: Row, _: Context) -> TraceJob:
 
 
 def _elasticflow_cut(row: Row, _: Context) -> TraceJob:
-    """What was measured; the columns that its authors made up are cut away."""
+    """The measured columns; those that its authors made up are cut away."""
     return TraceJob(
         job_id=str(row.line - 1),
         submit_s=row.clock_s("submission_time"),

@@ -1,7 +1,7 @@
-"""Inference-load files as even series. Must not know services or nodes.
+"""Inference-load files as even series.
 
-Read: our own CSV (`t_s` and `req_per_s` or `busy_ratio`), ServeGen's aggregate (`model`) and
-clients' rates (`client`), and request logs that are binned here: Azure LLM and Mooncake.
+Formats: our own CSV (`t_s` and `req_per_s` or `busy_ratio`), ServeGen's aggregate (`model`) and
+clients' rates (`client`), and the request logs of Azure LLM and Mooncake, which are binned here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BIN_S = 10.0
 
 
 LEAST_STEP_S = 1.0
-"""Of a series: nodes tell their load once a second, and a load is played for ever."""
+"""The least step of a series: nodes report their load once a second, and a load is played for ever.
+"""
 
 MAX_LOG_S = 366 * 86_400.0
 """From the first request of a log to its last: one of another year is damaged, and every step
@@ -37,7 +38,7 @@ between has a value."""
 
 
 class _MooncakeRequest(Struct, frozen=True):
-    """What is read of a line of Mooncake; its timestamp is in milliseconds."""
+    """The fields read from a line of Mooncake; its timestamp is in milliseconds."""
 
     timestamp: float
 
@@ -200,7 +201,7 @@ class _LogClock:
         self._before_s = 0.0
 
     def wrong(self, at_s: float) -> str | None:
-        """What is wrong with the next instant; None: nothing."""
+        """The error of the next instant; None: no error."""
         first_s = self._first_s = at_s if self._first_s is None else self._first_s
         if at_s < self._before_s:
             return "is before the row above: not sorted"

@@ -1,6 +1,6 @@
-"""What the literature measured of models by name: skew, slow-down by spreading, GPU use.
+"""Facts on models from the literature: skew, slow-down by spreading, GPU use.
 
-Must not know traces or jobs. A model that nobody measured has no facts.
+A model that was not measured has no facts.
 
 skew_ratio: Tiresias, NSDI'19, table 6. gpu_busy_ratio: Gandiva, OSDI'18, section 4.2. The speeds
 over machines and racks are those of the simulator of Themis' first author (NSDI'20): its "slot",
@@ -17,7 +17,7 @@ PHILLY_SPREAD_RATIO = 0.85
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """Measured facts of one model; None where nobody measured."""
+    """Measured facts of one model; None where there is no measurement."""
 
     skew_ratio: float | None = None
     gpu_busy_ratio: float | None = None

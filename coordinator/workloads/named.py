@@ -1,7 +1,7 @@
 """Named workloads: `paper-1` .. `paper-5`, `paper-overload`, and `paper` with any seed.
 
-Must not know engines or policies. The five are frozen: a test holds the SHA-256 of their bytes in
-our CSV; to change a parameter is to publish other traces, so it takes new names.
+The five are frozen: a test holds the SHA-256 of their bytes in our CSV; a changed parameter gives
+other traces, and needs new names.
 """
 
 from __future__ import annotations

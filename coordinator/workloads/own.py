@@ -1,4 +1,4 @@
-"""Our own CSV of jobs, read and written: docs/traces.md is its law. Must not know other formats.
+"""Our own CSV of jobs, read and written; docs/traces.md defines it.
 
 `job_lines(read_jobs(file))` gives the file's bytes back when it was written here: the checksums of
 the named traces are over these bytes.
@@ -51,7 +51,7 @@ RARE_COLUMNS = frozenset({"app", "cpus", "memory_bytes"})
 
 
 def read_own(row: Row) -> TraceJob:
-    """One row; an absent column or an empty field is a value that is not told."""
+    """One row; an absent column or an empty field is an unknown value."""
     gpus = row.whole("gpus")
     size, minimum, maximum = _widths(row, gpus)
     return TraceJob(

@@ -1,11 +1,11 @@
 """The paper's training cluster as a generator: parameters and a seed in, one trace out.
 
-Must not know files, policies or the engine. What the paper (Lyra, EuroSys'23) gives is a constant
-here with its section; what it does not give is a field of `PaperParameters`, and those are fitted
-to its FIFO row only: docs/workload-paper.md has the fit, what resists, and why.
+Values that the paper (Lyra, EuroSys'23) gives are constants here with their section. Others are
+fields of `PaperParameters`, fitted to its FIFO row only: docs/workload-paper.md has the fit, what
+resists, and why.
 
-So that seeds differ little: running times are stratified (one draw in each of n equal parts of the
-distribution), sizes come in exact counts, offered GPU-seconds are pinned, and jobs alike in
+Four rules keep seeds similar: running times are stratified (one draw in each of n equal parts of
+the distribution), sizes come in exact counts, offered GPU-seconds are pinned, and jobs alike in
 GPU-seconds are dealt evenly over the trace. Chance is `random.Random(seed)` alone, drawn in one
 fixed order; times are whole seconds, so that the last bits of a logarithm cannot show.
 """
@@ -133,7 +133,7 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
 
 
 def check(parameters: PaperParameters) -> None:
-    """Look whether parameters fit each other; of each alone its type says what it may be.
+    """Check parameters against each other; the type of each one limits it alone.
 
     Raises:
         ValueError: running times that do not rise, rare jobs without a node for them, or no jobs
@@ -206,7 +206,7 @@ def draw(parameters: PaperParameters, seed: int, *, jobs: int = JOBS) -> Drawn:
     jobs: fewer make a thinner trace of the same length; tests do.
 
     Raises:
-        ValueError: as `check`, or parameters that no trace can have, such as a mean below the
+        ValueError: as `check`, or parameters that no trace can have, for example a mean below the
             shortest mix.
     """
     check(parameters)
@@ -248,7 +248,7 @@ def _submitted(parameters: PaperParameters, chance: Chance, body: Drawn) -> Draw
     submit_s = np.empty(len(body.gpus))
     place = dealt(chance, (body.duration_s * body.gpus)[is_long])
     submit_s[is_long] = at_rate(place, parameters.long_sigma * z, LENGTH_S)
-    # D / LENGTH of the jobs that run D would be at work at the start, with half of it left.
+    # Of the jobs that run for D, D / LENGTH would be at work at the start, with half of D left.
     early = parameters.initial * body.duration_s / LENGTH_S
     is_early = is_long & (chance.uniform(len(submit_s)) < early)
     submit_s[is_early] = EARLY_S * chance.uniform(int(is_early.sum()))
@@ -325,7 +325,7 @@ def _rest(
     long_s = float(duration_s[is_long].sum())
     weights = weights_for_mean(SIZES, SIZE_WEIGHTS, long_gpu_s / long_s)
     gpus[is_long] = exact_sizes(chance, SIZES, weights, int(is_long.sum()))
-    # What exact counts leave of the load to be pinned: some thousandths, taken from running times.
+    # The rest of the load that exact counts leave: some thousandths, taken from running times.
     duration_s[is_long] *= long_gpu_s / float((duration_s * gpus)[is_long].sum())
     return _drawn(np.zeros(count), duration_s, gpus, np.minimum(gpus, GPUS_PER_NODE))
 

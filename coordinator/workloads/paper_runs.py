@@ -1,8 +1,8 @@
-"""The paper's runs by name: what each changes of a workload, and under which policy. Runs nothing.
+"""The paper's runs by name: the changes of each to a workload, and its policy.
 
 They are data about the paper and so stand with the workloads: no engine and no simulator names a
-policy. Tables and figures are of Lyra, EuroSys'23. A scenario is played as the paper's simulator
-plays: nothing takes time by itself, growing costs nothing, and whatever is spare is lent
+policy. Tables and figures are of Lyra, EuroSys'23. A scenario is played as in the paper's
+simulator: nothing takes time by itself, growing costs nothing, and every spare node is lent
 (`PAPER_KNOBS`; `aryl` by itself is more careful, docs/simulate.md).
 """
 
@@ -63,15 +63,15 @@ Shape = Callable[[Workload, int], Workload]
 class Scene(Struct, frozen=True, kw_only=True):
     """One scenario.
 
-    policy: what the paper plays it under; another one can be asked for.
-    shape: the workload that it makes of one, by seed.
-    tells_progress: whether jobs say how far they are; where estimates are wrong they must stay so.
-    speedup: how its elastic jobs speed up, unless something else is asked for.
-    draws_untold: whether its jobs are those of the paper's trace, so that what another trace does
-        not tell of them is drawn, see `with_untold`.
+    policy: the paper's policy for it; another one can be chosen.
+    shape: turns a workload into its own, by seed.
+    tells_progress: whether jobs report progress; where estimates are wrong they must stay so.
+    speedup: how its elastic jobs speed up, unless an option says otherwise.
+    draws_untold: whether its jobs are those of the paper's trace, so that properties that another
+        trace lacks are drawn, see `with_untold`.
     sets: options of shares (`elastic`, `fungible`, `checkpoint-share`) that its shape sets itself,
-        so that they cannot be asked for. Who was drawn as fungible or saving is as if never drawn;
-        who was drawn as elastic may keep that range, and so be another job than its name means.
+        so that they cannot be given. A draw of fungible or saving jobs is undone; a job drawn as
+        elastic may keep that range, and so be another job than its name means.
     has_spanning: whether heterogeneous jobs are for both GPU types beside the fungible ones.
     """
 
@@ -144,8 +144,9 @@ BASIC, ADVANCED = _of_paper(Scenario.BASIC), _of_paper(Scenario.ADVANCED)
 HETEROGENEOUS, IDEAL = _of_paper(Scenario.HETEROGENEOUS), _of_paper(Scenario.IDEAL)
 
 SETS = {HETEROGENEOUS: ("fungible",), IDEAL: ("elastic", "fungible")}
-"""By shape: `Scene.sets`. Both drop the fungible share first, so that the scenario alone says who
-accepts the type of inference, also on a cluster where nobody can span types."""
+"""By shape: `Scene.sets`. Both drop the fungible share first, so that the scenario alone decides
+which jobs accept the type of inference, also on a cluster where no job can span types.
+"""
 
 
 def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:
@@ -319,7 +320,7 @@ def find_scene(name: str) -> Scene:
     """A scenario by name.
 
     Raises:
-        ConfigError: an unknown name, or a number that its kind does not have; lists what there is.
+        ConfigError: an unknown name, or a number that its kind does not have; lists the valid ones.
     """
     if name in SCENES:
         return SCENES[name]

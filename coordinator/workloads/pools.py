@@ -1,7 +1,7 @@
 """The two pools of a cluster as jobs are shaped for them: GPU types and sizes of nodes.
 
-Must not know traces or how a cluster is written. Who draws jobs that grow, move or span asks here,
-so that a cluster of other types or of smaller nodes gets jobs of its own kind.
+A generator that draws jobs that grow, move or span asks here. A cluster of other types or of
+smaller nodes then gets jobs of its own kind.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from coordinator.workloads.sizes import NodeSizes, usual_gpus
 
 
 class Pools(Struct, frozen=True, kw_only=True):
-    """Of each pool the type of most of its GPUs, and how large nodes are.
+    """For each pool the type of most of its GPUs, and the size of its nodes.
 
     training_gpus: all types of the training pool, that of most GPUs first.
-    training_nodes: what workers are made for.
+    training_nodes: the nodes that workers are sized for.
     inference_node_gpus: of the nodes that most inference GPUs of that type are in.
     """
 
@@ -45,8 +45,8 @@ class Pools(Struct, frozen=True, kw_only=True):
 def pools_of(groups: Sequence[NodeGroup]) -> Pools:
     """The pools of a cluster that has training nodes.
 
-    Without inference nodes these are of the type that such nodes have by default; they have the
-    size that training nodes of this type have, and where there is none that of the main type.
+    Without inference nodes these are of their default type. They have the size of the training
+    nodes of this type, and if there are none that of the main type.
     """
     training, inference = gpu_types(groups)
     inference = inference or INFERENCE_GPU
@@ -64,7 +64,7 @@ def pools_of(groups: Sequence[NodeGroup]) -> Pools:
 
 
 def node_sizes(groups: Sequence[NodeGroup]) -> NodeSizes:
-    """What says how large workers are: a worker never spans nodes."""
+    """The node sizes that limit workers: a worker never spans nodes."""
     return NodeSizes(_of(groups, Pool.TRAINING))
 
 
@@ -81,7 +81,7 @@ def inference_types(groups: Sequence[NodeGroup]) -> tuple[str, ...]:
 
 
 def _types(groups: Sequence[NodeGroup], pool: Pool) -> tuple[str, ...]:
-    """Of types with as many GPUs the first by name is first."""
+    """Among types with as many GPUs the first by name is first."""
     counts: dict[str, int] = {}
     for group in _of(groups, pool):
         counts[group.gpu_type] = counts.get(group.gpu_type, 0) + group.count * group.gpus

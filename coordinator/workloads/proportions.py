@@ -1,7 +1,7 @@
-"""The nodes of a named workload in another number. Must not know how a cluster is written.
+"""The nodes of a named workload in another number, in the same proportions.
 
-A workload whose jobs name rare GPU types brings nodes that have them; so many nodes of so many GPUs
-say nothing of types. So each pool keeps the types of its own nodes, in their proportion.
+A workload whose jobs name rare GPU types brings nodes that have them. A count of nodes and GPUs
+alone names no types, so each pool keeps the types of its own nodes, in their proportion.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def in_proportion(
     """`asked`, with the GPU types that each pool has in `own`, in the order of `own`.
 
     A type other than the pool's main one is on as large a part of the nodes as before, rounded, and
-    on at least as many as the widest job needs that runs on it alone; all other nodes have the main
-    one, of which there are most. What is asked for is the number, the size and the racks of nodes.
+    on at least as many as the widest job needs that runs on it alone. All other nodes have the main
+    type, the most frequent one. `asked` gives the number, the size and the racks of nodes.
 
     Args:
-        own: none, or none of a pool: what is asked for stays as it is.
+        own: none, or none of a pool: `asked` stays as it is.
         asked: one group for each pool.
     """
     every = tuple(jobs)

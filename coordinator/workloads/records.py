@@ -1,4 +1,4 @@
-"""What traces hold: jobs, load over time, nodes, speed-ups. Must not know files or the engine."""
+"""Records of traces: jobs, load over time, nodes, speed-ups."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from common.model import MAX_INT, MAX_WORKERS, JobId, JobSpec, NonNegativeInt, P
 MIB = 2**20
 MAX_MIB = MAX_INT // MIB
 MAX_NODES = 100_000
-"""Of a cluster; above any fleet."""
+"""The most nodes of a cluster; above any fleet."""
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """One job as a trace tells it; what the trace does not tell is None or empty.
+    """One job as a trace records it; unknown values are None or empty.
 
-    One that exists is legal: sizes are positive, times finite and not negative.
+    An existing record is valid: sizes are positive, times finite and not negative.
 
     job_id: unique in its trace.
     submit_s: on the trace's own clock.
-    duration_s: running time on `gpus` GPUs; `gpus` is also what was asked for.
-    tenant, user: whose job it was; many traces have only a virtual cluster (the tenant).
-    name, model: what was run, where a trace says so; history is kept by name.
+    duration_s: running time on `gpus` GPUs; `gpus` is also the requested number.
+    tenant, user: the job's owner; many traces have only a virtual cluster (the tenant).
+    name, model: the program, where a trace has it; history is kept by name.
     gpus_per_worker, min_workers, max_workers: the elastic range; None where the trace has none.
-    gpu_types: the types it accepts; empty: not told.
+    gpu_types: the types it accepts; empty: not recorded.
     deadline_s: after its submission.
     estimate_s: running time on `gpus` that its user or a profiler expected, right or wrong.
     iterations, batch_size: its work in the unit of scaling curves.
-    heterogeneous_speed_ratio: part of its full speed that it makes in a run that spans two GPU
-        types; 0: it cannot span types.
+    heterogeneous_speed_ratio: fraction of its full speed in a run that spans two GPU types; 0: it
+        cannot span types.
     has_checkpoints: whether it resumes where it was after a preemption.
-    gpu_share: part of each GPU that it asked for; Aryl gives whole ones.
+    gpu_share: requested fraction of each GPU; Aryl gives whole ones.
     app: the group of trials that it belongs to; empty: it stands for itself.
-    cpus, memory_bytes: of the whole job; 0: not told.
+    cpus, memory_bytes: of the whole job; 0: not recorded.
     """
 
     job_id: str
@@ -65,7 +65,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no job can be; readers have named line and column before."""
+        """Refuse impossible values; readers have named line and column before."""
         times = (self.submit_s, self.duration_s, self.deadline_s or 0.0, self.estimate_s or 0.0)
         if not isfinite(sum(times)) or min(times[1:]) < 0:
             raise ValueError(f"job {self.job_id}: times must be finite and not negative: {times}")
@@ -108,7 +108,7 @@ class JobTrace(Struct, frozen=True, kw_only=True):
 
 
 class LoadUnit(StrEnum):
-    """What the values of a load series count."""
+    """The unit of a load series."""
 
     REQUESTS = "req_per_s"
     """Mean requests per second over each step."""
@@ -136,7 +136,8 @@ class LoadSeries(Struct, frozen=True, kw_only=True):
     def samples(self, *, peak: float | None = None) -> list[tuple[float, float]]:
         """(seconds, load) at the start of each step; the first one at `start_s`.
 
-        peak: the highest value after scaling, such as the nodes of a service; None scales nothing.
+        peak: the highest value after scaling, for example the nodes of a service; None scales
+            nothing.
         """
         factor = 1.0 if peak is None else peak / max(self.values)
         return [
@@ -148,8 +149,8 @@ class LoadSeries(Struct, frozen=True, kw_only=True):
 class NodeGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that are alike.
 
-    nodes_per_rack: they stand in racks of so many; None: all in one.
-    cpus, memory_bytes: of one node; 0: not told.
+    nodes_per_rack: the size of their racks; None: all in one.
+    cpus, memory_bytes: of one node; 0: not recorded.
     """
 
     count: Annotated[int, Meta(ge=1, le=MAX_NODES)]
@@ -176,7 +177,7 @@ class ScalingCurve(Struct, frozen=True, kw_only=True):
         """Measured, or on the line between its neighbours.
 
         Raises:
-            ValueError: outside of what was measured; nothing is extrapolated.
+            ValueError: outside of the measured range; nothing is extrapolated.
         """
         sizes = [size for size, _ in self.points]
         if not sizes or not sizes[0] <= gpus <= sizes[-1]:
@@ -232,10 +233,10 @@ class WorkloadJob(Struct, frozen=True, kw_only=True):
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """The file that a workload's jobs came from; nothing of it is set where they were generated.
+    """The file that a workload's jobs came from; nothing is set where they were generated.
 
-    column: that with the GPUs. types_column: that with the GPU types; empty: there is none. lines:
-    where each job stood, by its id.
+    column: that with the GPUs. types_column: that with the GPU types; empty: there is none.
+    lines: where each job stood, by its id.
     skipped_zero_gpus, skipped_not_run: rows left out, by their reason. put_in_order: rows that
         stood behind a later one.
     """
@@ -249,8 +250,9 @@ class Source(Struct, frozen=True, kw_only=True):
     put_in_order: int = 0
 
     def place(self, job_id: str, *, is_of_type: bool = False) -> str:
-        """What an error about a job's size, or its GPU types, begins with: file, line and column;
-        else nothing."""
+        """The beginning of an error about a job's size, or its GPU types: file, line and column;
+        else empty.
+        """
         line = self.lines.get(job_id)
         column = self.types_column if is_of_type and self.types_column else self.column
         return f"{self.file}: line {line}: column {column}: " if line else ""
@@ -262,9 +264,9 @@ class Workload(Struct, frozen=True, kw_only=True):
     length_s: the span of submissions and of utilization figures; jobs may end later.
     pass_period_s: when set, scheduling passes happen at its multiples only, as in the paper's
         periodic scheduler; None: whenever something changed.
-    source: the file of the jobs, for errors and for what was left out of it.
-    initial_jobs: ids of jobs that stand for what was at work before the trace begins, and so are no
-        part of what a day brings; a generator knows them, a file does not say.
+    source: the file of the jobs, for errors and for skipped rows.
+    initial_jobs: ids of jobs that represent work from before the trace, and so are no part of a
+        day's arrivals; a generator knows them, a file does not.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""What the paper varies, as pure functions: a workload in, a workload out.
+"""The paper's variations as pure functions: a workload in, a workload out.
 
-Must not know policies: FIFO or Aryl, with or without loans, is the caller's. Sections and figures
-are of Lyra, EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is part of 40 %.
+FIFO or Aryl, with or without loans, is the caller's choice. Sections and figures are of Lyra,
+EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is part of 40 %.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
         case Scenario.HETEROGENEOUS:
             jobs = heterogeneous_alone(workload, HETEROGENEOUS_SHARE, seed).jobs
         case Scenario.IDEAL:
-            # Also where nobody can span: then nobody accepts both types, whatever was drawn before.
+            # Also where no job can span: then none accepts both types, whatever was drawn before.
             jobs = _none_fungible(jobs, seed, pools)
             jobs = with_ranges(jobs, 1.0, seed, nodes=pools.training_nodes)
             jobs = with_heterogeneous_share(jobs, 1.0, seed, pools, speed_ratio=1.0)
@@ -64,7 +64,7 @@ def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
 
 
 def heterogeneous_alone(workload: Workload, share: float, seed: int) -> Workload:
-    """So many of its jobs heterogeneous, and none fungible (section 7.1; Figure 11)."""
+    """This share of its jobs heterogeneous, and none fungible (section 7.1; Figure 11)."""
     pools = pools_of(workload.nodes)
     jobs = _none_fungible(workload.jobs, seed, pools)
     jobs = with_heterogeneous_share(jobs, share, seed, pools)
@@ -85,11 +85,11 @@ def _none_fungible(jobs: Sequence[TraceJob], seed: int, pools: Pools) -> tuple[T
 def with_ranges(
     jobs: Sequence[TraceJob], share: float, seed: int, *, nodes: NodeSizes
 ) -> tuple[TraceJob, ...]:
-    """So many of all jobs elastic (Figures 14 to 16): those that are, and others by draw.
+    """This share of all jobs elastic (Figures 14 to 16): those that are, and others by draw.
 
-    A job without a range gets [request, twice the request], in workers that fit a node. Where fewer
-    than the jobs that are elastic already are asked for, some of these lose their range and keep
-    their base.
+    A job without a range gets [request, twice the request], in workers that fit a node. Where the
+    share is below that of the jobs that are elastic already, some of these lose their range and
+    keep their base.
     """
     elastic = [job for job in jobs if job.is_elastic]
     wanted = round(share * len(jobs))
@@ -207,11 +207,11 @@ def with_wrong_estimates(
 def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
     """A trace of whole days drawn with replacement (Figure 12: ten traces of ten days).
 
-    Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own;
-    after the last day the load begins again, for jobs that still run. What was at work before the
-    source begins (`Workload.initial_jobs`) belongs to no day: it comes once, when the trace begins,
-    as it does in the source. As a part of day 0 it would make each trace a measure of how often
-    that day was drawn.
+    Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own.
+    After the last day the load begins again, for jobs that still run. Work from before the source
+    begins (`Workload.initial_jobs`) belongs to no day: it comes once, when the trace begins, as in
+    the source. As a part of day 0 it would make each trace a measure of how often that day was
+    drawn.
 
     Raises:
         ValueError: the workload has no whole day.

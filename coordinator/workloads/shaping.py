@@ -1,7 +1,7 @@
 """From trace jobs to jobs of the simulator: elastic ranges, GPU types, checkpoints, speed-ups.
 
-Must not know clocks or the engine. No public trace tells elastic ranges or which jobs are fungible;
-the rules here are ours, are stated with every result, and choose by seed alone (`choosing`).
+No public trace records elastic ranges or which jobs are fungible. The rules here are ours, are
+stated with every result, and choose by seed alone (`choosing`).
 """
 
 from __future__ import annotations
@@ -55,15 +55,14 @@ class RuntimeModel(StrEnum):
 class ShapeOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become jobs.
 
-    nodes: what workers are made for, as none spans nodes.
+    nodes: the nodes that workers are sized for, because no worker spans nodes.
     training_gpus: all types of the training pool, that of most GPUs first.
     inference_gpus: all types of the inference pool; empty: the cluster has none.
     inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
-        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between
-        the pools: a type that training has too stands for itself, and so does an inference type
-        for a job that accepts no type of training, as its GPUs were told in that type.
-    runtime: how elastic jobs speed up.
-    curves: for `RuntimeModel.TABLE`.
+        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between the
+        pools. A type that training has too stands for itself. So does an inference type for a job
+        that accepts no type of training, because its GPUs were counted in that type.
+    runtime: how elastic jobs speed up. curves: for `RuntimeModel.TABLE`.
     grace_s: how long a job may take to stop.
     is_oracle: declare true running times where the trace has no estimate. Results that read them
         are labelled oracle; without it the simulated cell has to learn them.
@@ -88,8 +87,8 @@ def with_elastic_share(
 
     A job of n GPUs gets from max(1, n / 2) to 2n GPUs, in workers of its base or of whole nodes, so
     that it can really run at n: one GPU becomes 1 to 2, eight become 4 to 16 by fours. An odd n
-    above 1 keeps n as its base, as half of it is no whole number of workers.
-    Nothing else of the job changes: `duration_s` stays the running time on n GPUs.
+    above 1 keeps n as its base, because half of it is no whole number of workers. Nothing else of
+    the job changes: `duration_s` stays the running time on n GPUs.
     """
     chosen = choose(jobs, share, seed, draw=Draw.ELASTIC)
     return tuple(_elastic(job, nodes) if job.job_id in chosen else _inelastic(job) for job in jobs)
@@ -107,9 +106,9 @@ def _elastic(job: TraceJob, nodes: NodeSizes) -> TraceJob:
 
 
 def with_any_size(jobs: Sequence[TraceJob], *, most: int) -> tuple[TraceJob, ...]:
-    """Let every job run with 1 to `most` GPUs, one a worker.
+    """Let every job run with 1 to `most` GPUs, one per worker.
 
-    Measured curves cut the range to what was measured, see `from_curve`.
+    Measured curves cut the range to the measured part, see `from_curve`.
     """
     return tuple(
         structs.replace(job, gpus_per_worker=1, min_workers=1, max_workers=max(most, job.gpus))
@@ -197,7 +196,7 @@ def lossy(workers: WorkerRange, loss: float = LOSS_PER_WORKER) -> SpeedUp:
 def from_curve(
     workers: WorkerRange, gpus_per_worker: int, curve: ScalingCurve
 ) -> tuple[WorkerRange, SpeedUp]:
-    """What a curve gives, relative to the base gang, and the range cut to what was measured.
+    """The speeds of a curve, relative to the base gang, and the range cut to the measured part.
 
     Raises:
         ValueError: the base gang itself was not measured.
@@ -346,7 +345,7 @@ def _spec(
 
 
 def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
-    """Of the types that count otherwise than one for one; see `ShapeOptions`."""
+    """The types that do not count one for one; see `ShapeOptions`."""
     training, inference = set(options.training_gpus), set(options.inference_gpus)
     if training.isdisjoint(job.gpu_types) or options.inference_multiplier == 1:
         return {}
@@ -355,7 +354,7 @@ def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
 
 
 def _profile(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> JobProfile:
-    """What its user would tell of a job: facts of its model, and how it really scales."""
+    """The profile that a job's user would declare: facts of its model, and its real scaling."""
     facts = facts_of(job.model) or ModelFacts()
     is_linear = options.runtime == RuntimeModel.LINEAR or len(speedup.rates) == 1
     points = enumerate(speedup.rates, start=speedup.min_workers)

@@ -1,5 +1,4 @@
-"""How large one worker of a job is on the nodes that the job may use. Must not know traces' formats
-or how a cluster is written."""
+"""The size of one worker of a job on the nodes that the job may use."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class NodeSizes(Struct, frozen=True):
 
 
 def _has_room(groups: tuple[NodeGroup, ...], gpus: int, size: int) -> bool:
-    """Whether so many GPUs in workers of a size fit the nodes of one GPU type."""
+    """True if this number of GPUs in workers of a size fits the nodes of one GPU type."""
     return any(room >= gpus for room in _rooms(groups, size))
 
 

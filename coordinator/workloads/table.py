@@ -1,7 +1,7 @@
-"""Rows of a text table, and where each value stood. Must not know what a table is about.
+"""Rows of a text table, with the position of each value.
 
-Whatever is wrong with a file becomes one `ConfigError` that names the file, the line and, where
-there is one, the column: what stood there and what was expected.
+Every fault of a file becomes one `ConfigError` that names the file, the line and, where there is
+one, the column: the value found and the value expected.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from common.model import MAX_INT, MAX_JOB_S
 GZIP_MAGIC = b"\x1f\x8b"
 
 MAX_CLOCK_S = MAX_INT / 1e6
-"""Of an instant: 285 years, so Unix time fits. A float tells microseconds apart up to here; what is
-later is mostly a clock in milliseconds."""
+"""The limit of an instant: 285 years, so Unix time fits. A float distinguishes microseconds up to
+here; a later instant is mostly a clock in milliseconds.
+"""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that no table has; a binary file has them at its beginning."""
 
 SHOWN_COLUMNS = 30
 SHOWN_CHARACTERS = 60
-"""Of a header, and of a value, in an error: what is longer is most often no table."""
+"""The length of a header, and of a value, in an error: a longer one is most often no table."""
 
 
 def read_text(path: Path) -> str:
@@ -79,10 +80,10 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _whole_part(data: bytes) -> bytes:
-    """What can be unpacked of a damaged file: fed byte by byte, so that nothing before is lost."""
+    """The readable part of a damaged file, unpacked byte by byte to lose nothing before it."""
     unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     whole = bytearray()
-    # What comes before the damage is what is asked for.
+    # The rows before the damage are read first.
     with contextlib.suppress(zlib.error):
         for start in range(len(data)):
             whole += unpack.decompress(data[start : start + 1])
@@ -161,7 +162,7 @@ class Row:
         return self._bounded(column, value, least, most)
 
     def seconds(self, column: str, *, unit_s: float = 1.0) -> float:
-        """A length of time that a job may have, told in units of `unit_s`, in seconds."""
+        """A length of time that a job may have, given in units of `unit_s`, in seconds."""
         return self.number(column, least=0, most=MAX_JOB_S / unit_s) * unit_s
 
     def clock_s(self, column: str, *, unit_s: float = 1.0) -> float:
@@ -186,7 +187,7 @@ class Row:
         """A date and time as seconds since 1970; one without a zone is taken as UTC.
 
         Public traces write local wall time without a zone; only differences of it mean anything.
-        Below a microsecond nothing is kept.
+        Digits below a microsecond are dropped.
         """
         text = self.text(column)
         try:

@@ -1,8 +1,8 @@
-"""What the paper's trace tells of its jobs and a public one does not, drawn by seed.
+"""Properties of jobs that the paper's trace has and a public one lacks, drawn by seed.
 
-Must not know policies. A named scenario says that 21 % of the jobs are fungible and about 5 %
-elastic (Lyra, EuroSys'23, section 7.1): on a trace that is silent of it, its jobs would be others
-than those that its name stands for. What a trace does tell stays.
+A named scenario states that 21 % of the jobs are fungible and about 5 % elastic (Lyra, EuroSys'23,
+section 7.1). On a trace without these properties its jobs would not be those of its name.
+Properties that a trace has stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.workloads.shaping import with_fungible_share
 
 
 def untyped(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
-    """Those that name no GPU type."""
+    """Jobs that name no GPU type."""
     return tuple(job for job in jobs if not job.gpu_types)
 
 
@@ -36,7 +36,7 @@ def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> 
     job that a scenario makes elastic: from its request to twice that.
 
     Args:
-        draws_ranges: false where who is elastic was said apart from the trace.
+        draws_ranges: false where elastic jobs are chosen apart from the trace.
     """
     training, inference = gpu_types(workload.nodes)
     typed = {

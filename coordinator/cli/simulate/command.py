@@ -1,4 +1,4 @@
-"""`aryl simulate`: what policies would do with a workload; asks no cell. Must not decide."""
+"""`aryl simulate`: runs policies over a workload; it needs no cell."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def register(app: typer.Typer) -> None:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on; a container or a batch job often has some of them."""
+    """Cores that this process may use; a container or a batch job often has some of them."""
     return len(os.sched_getaffinity(0))
 
 
@@ -149,7 +149,8 @@ def simulate(
         raise ConfigError(f"html {html}: No such directory as {html.parent}")
     if html is not None and html.is_dir():
         raise ConfigError(f"html {html}: is a directory, expected the name of a file")
-    # Public traces do not tell who saves, and some systems take turns that nobody else survives.
+    # Public traces do not record which jobs save, and under some policies only saving jobs survive
+    # turns.
     kept = checkpoints or ("on-request" if policy == ALL else "trace")
     saves, save_period_s = parse_saves(kept)
     model, curves = (None, None) if speedup is None else parse_speedup(speedup)
@@ -188,7 +189,7 @@ def simulate(
     )
     asked = sweep(plain, sweeps or ())
     refuse_idle(asked)
-    played = asked[0].read()  # a mistake in what they share is said at once, and once
+    played = asked[0].read()  # a mistake in what they share is reported at once, and once
     _say_unused(asked, played)
     notes = of_any_type(asked, played)
     for line in notes:
@@ -216,7 +217,7 @@ def simulate(
     told = options(ctx, resolved, swept=asked[0].swept)
     put_runs(here, output, played, runs, options=told, notes=notes)
     _say_left_out(unfinished)
-    if html is not None:  # last: where it cannot be written, all else is said already
+    if html is not None:  # last: if it cannot be written, all other output is done already
         write_page(html, played, asked[0], runs, command=command(ctx), notes=notes)
     if unfinished:
         raise typer.Exit(EXIT_ERROR)

@@ -1,4 +1,4 @@
-"""The options of `aryl simulate`, each with its own word of help. Must not read or run anything."""
+"""The options of `aryl simulate`, each with its help."""
 
 from __future__ import annotations
 

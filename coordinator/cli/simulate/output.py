@@ -1,4 +1,4 @@
-"""Simulated runs as a table, as JSON, as CSV of their jobs, or as a page. Must not run anything."""
+"""Simulated runs as a table, as JSON, as CSV of their jobs, or as an HTML page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Output(StrEnum):
 COLUMN_GAP = 2
 WIDEST_TEXT = 100
 LEAST_KEY_WIDTH = 16
-"""What was asked for is cut to this, or to a third of the terminal, where it is longer."""
+"""The options are cut to this, or to a third of the terminal, where they are longer."""
 
 
 def put_runs(
@@ -51,7 +51,7 @@ def put_runs(
 ) -> None:
     """All runs on standard output.
 
-    options: what was asked for, by name; notes: what to know of its jobs; JSON tells both.
+    options: of the call, by name; notes: on its jobs; JSON has both.
     """
     averages = means([run.result for run in runs])
     equal = alike(runs)
@@ -88,8 +88,9 @@ def say_seedless(runs: Sequence[Run]) -> None:
 
 
 def say_begun_again(workload: Workload, runs: Sequence[Run]) -> None:
-    """Who stopped jobs of a trace that does not tell which ones save, on standard error: all of
-    them then begin again, which others' simulators most often do not let them."""
+    """Warn on stderr about policies that stopped jobs of a trace without save information: all of
+    these jobs start over, which most other simulators do not simulate.
+    """
     if any(job.has_checkpoints for job in workload.jobs):
         return
     stopped = [run.result for run in runs if run.result.preemptions and not run.result.reclaims]
@@ -117,9 +118,9 @@ def _skipped(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(rows: Sequence[Means], width: int, same: str) -> Iterator[Text | str]:
-    """The measures in short, in as many tables as the width asks for, and what fits beside them.
+    """The measures in short, in as many tables as the width needs, and notes that fit beside them.
 
-    same: whose rows are equal, said below.
+    same: policies with equal rows, noted below.
     """
     measures, zero = told(rows)
     keys = _keys(rows)
@@ -148,7 +149,7 @@ def _lines(rows: Sequence[Means], width: int, same: str) -> Iterator[Text | str]
 
 
 def _keys(rows: Sequence[Means]) -> list[Column[Means]]:
-    """What was asked for: policy, scenario, and each key that was swept."""
+    """The keys of a row: policy, scenario, and each swept key."""
     columns: list[Column[Means]] = [Column("POLICY", _policy, is_elastic=True)]
     if any(row.scenario for row in rows):
         columns.insert(0, Column("SCENARIO", lambda row: row.scenario, is_elastic=True))
@@ -183,7 +184,7 @@ def _blocks(
     columns: Sequence[Column[Means]],
     width: int,
 ) -> Iterator[list[Column[Means]]]:
-    """Columns in their order, as many at a time as fit beside what was asked for."""
+    """Columns in their order, as many at a time as fit beside the keys."""
     most = max(LEAST_KEY_WIDTH, width // 3)
     used = key_width = min(most, sum(_width(rows, column) for column in keys))
     block: list[Column[Means]] = []
@@ -284,7 +285,7 @@ def _sentence(line: str) -> str:
 
 
 def _notes(task: Task, runs: Sequence[Run]) -> tuple[str, ...]:
-    """What a reader must know of how it was played; what was swept is in the names instead."""
+    """Notes on how the runs were played; swept values are in the names instead."""
     options = task.options
     said: list[str] = []
     if "delays" not in task.swept:

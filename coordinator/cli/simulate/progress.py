@@ -1,7 +1,7 @@
-"""A progress bar over runs wherever they run on this machine. Must not know what a run is about.
+"""A progress bar over all runs on this machine.
 
-Each run writes how far it is into a file of its own; a thread adds them up. A run on another
-machine shows only when it has ended.
+Each run writes its progress into a file of its own; a thread adds them up. A run on another machine
+shows only when it has ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PERIOD_S = 0.25
 def watching(
     tasks: Sequence[Task], *, jobs: int, out: Console | None = None, clock: Clock | None = None
 ) -> Generator[list[Task]]:
-    """The tasks, told to say how far they are, and a bar on standard error while the block runs.
+    """The tasks with progress reporting, and a bar on standard error while the block runs.
 
-    Where standard error is no terminal there is no bar, and nothing is said.
+    Where standard error is no terminal there is no bar and no output.
 
     Args:
         jobs: of one run; all are taken as equally long.
@@ -85,9 +85,9 @@ def watching(
 
 
 def tally(files: Sequence[Path]) -> tuple[int, int]:
-    """(jobs that ended, events) over all runs; one that says nothing yet counts as not begun.
+    """(jobs that ended, events) over all runs; a run without progress yet counts as not begun.
 
-    What a run said is replaced in one step, so both only grow.
+    A run's progress file is replaced in one step, so both only grow.
     """
     ended = events = 0
     for file in files:

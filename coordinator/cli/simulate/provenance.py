@@ -1,7 +1,4 @@
-"""What a run of `aryl simulate` was asked for, so that what is kept of it says how it was made.
-
-Must not know what the options mean.
-"""
+"""The provenance of a simulated run: its options, stored with its results."""
 
 from __future__ import annotations
 
@@ -30,10 +27,11 @@ class _Given(Struct, frozen=True):
 def options(
     ctx: typer.Context, resolved: Mapping[str, object], *, swept: Container[str] = ()
 ) -> dict[str, object]:
-    """Every option that shapes the runs, by its long name without dashes; what has no value is not
-    there. Those that nobody gave have their default value.
+    """Every option that shapes the runs, by its long name without dashes; options without a value
+    are left out. Options that were not given have their default value.
 
-    resolved: what some are where nobody said it. swept: those of which each run has its own value.
+    resolved: the effective values of some options that were not given.
+    swept: options of which each run has its own value.
     """
     given = {
         each.name: _plain(each.value)
@@ -44,7 +42,7 @@ def options(
 
 
 def command(ctx: typer.Context) -> str:
-    """The call in one line for a shell: only what is not as without it."""
+    """The call in one line for a shell, with only the options that differ from their defaults."""
     words = ["aryl", "simulate"]
     for each in _given(ctx):
         if each.value is None or each.value == each.default:
@@ -70,7 +68,7 @@ def _given(ctx: typer.Context) -> Iterator[_Given]:
 
 
 def _parts(value: object) -> Sequence[object]:
-    """What an option that may be repeated was given, else its value alone."""
+    """The values of an option that may be repeated, else its one value."""
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else (value,)
 
 

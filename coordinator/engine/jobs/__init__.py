@@ -1,5 +1,5 @@
-"""What happens to a job: start, progress, resize, retry, end.
+"""Job handlers: start, progress, resize, retry, end.
 
-Start at `lifecycle`; `gang_start` starts a gang whole or not at all, `retry` decides what follows a
-failure, `deadlines` knows when time alone changes something.
+Start at `lifecycle`. `gang_start` starts a gang whole or not at all, `retry` decides what follows a
+failure, and `deadlines` holds the instants at which time alone changes a job.
 """

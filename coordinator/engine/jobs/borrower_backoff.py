@@ -1,12 +1,12 @@
-"""Jobs that guarantees call back again and again, and for how long each borrows nothing of them.
+"""Backoff for borrowers: a job that guarantees reclaimed repeatedly borrows from them later.
 
-A job that borrows an idle guarantee is stopped when its owner asks. Where the owner asks every few
-minutes a job that saves nothing would be started and stopped for ever, and never end. So after some
-such stops in a row it waits before it borrows there again, twice as long after each. What nobody
-is guaranteed it may have meanwhile; `policies.tenants.borrowing` says which GPUs those are.
+The owner of an idle guarantee reclaims its GPUs and so stops the job that borrows them. Where the
+owner asks every few minutes, a job that saves nothing would start and stop for ever. After a number
+of stops in a row it therefore waits before it borrows there again, twice as long after each stop.
+It may use GPUs outside all guarantees meanwhile; `policies.tenants.borrowing` says which those are.
 
-Stops are in a row until an attempt did well: the job had verified a save in it before it was told
-to stop, so that it gets on. Those more than a day apart are not in a row.
+A stop ends the row if the attempt had a verified save before the order to stop, because then the
+job makes progress. Stops more than a day apart are not in a row.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.snapshot import BackOff
 
 FREE_COUNT = 2
-"""So many stops in a row bring no wait: the next one may find the owner quiet."""
+"""This number of stops in a row brings no wait: the next one may find the owner quiet."""
 
 FIRST_S = 600.0
-"""The wait after the stop that follows them; each one more doubles it."""
+"""The wait after the first stop beyond that; each further stop doubles it."""
 
 MOST_S = 4 * 3600.0
 """No wait is longer: idle GPUs are then tried again at least six times a day."""
@@ -53,7 +53,7 @@ def _did_well(job: JobEntry, before: BackOff, now_s: float) -> bool:
 
 
 def _wait_s(count: int) -> float:
-    """How long a job waits after so many stops in a row."""
+    """Seconds that a job waits after a number of stops in a row."""
     if count <= FREE_COUNT:
         return 0.0
     doublings = min(count - FREE_COUNT - 1, 32)

@@ -1,7 +1,6 @@
-"""What time alone does to a job: a gang that is not ready, a limit that is reached. Must not know
-who keeps the time.
+"""Timers of jobs: a heap of instants, and what happens when one passes.
 
-When time alone changes something about a job: a heap of instants. Must not know what changes.
+A gang that is not ready in time is stopped, and a job that reached its time limit ends.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ class Deadlines:
                 heapq.heappush(self._heap, (at_s, job_id))
 
     def seen(self, now_s: float) -> None:
-        """A pass of this instant looked at all that was due.
+        """A pass at this instant looked at all due jobs.
 
-        What is due still it could do nothing about: each later pass looks again, but nobody is
-        woken for it, else it would hide all later instants.
+        It could do nothing about jobs that are still due. Each later pass looks again, but they
+        cause no wake-up; otherwise they would hide all later instants.
         """
         self._seen_s = now_s
 
     def next_s(self) -> float | None:
-        """The earliest instant that no pass has seen; None when time changes nothing."""
+        """The earliest instant that no pass has seen; None if time alone changes nothing."""
         heap, known_s = self._heap, self._known_s
         while heap:
             at_s, job_id = heap[0]
@@ -143,12 +142,12 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
         }
         late = [worker for worker in added.values() if not jobs_lifecycle.is_ready(worker)]
         if not late:
-            return  # it has grown, or does not: what it released is still in its grace
+            return  # it has grown, or does not: its released workers are still in their grace
         ctx.log_event(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
         jobs_retry.left_for_now(ctx, job, {worker.node for worker in late})
         jobs_lifecycle.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=tuple(added))
 
 
 def _not_ready(worker: WorkerEntry) -> str:
-    """The node of a worker that was not ready in time, and what it waits for, if it said so."""
+    """The node of a worker that was not ready in time, and what the node reported as the cause."""
     return f"{worker.node} ({worker.waits_for})" if worker.waits_for else str(worker.node)

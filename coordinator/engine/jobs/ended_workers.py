@@ -1,5 +1,4 @@
-"""Which nodes have the logs of workers that are gone, and since when they are. Must not know why
-they ended."""
+"""Which nodes keep the logs of ended workers, and when each worker ended."""
 
 from __future__ import annotations
 
@@ -8,13 +7,14 @@ from common.model import STORE_INDEX
 from coordinator.engine.state.tables import EndedWorker, JobEntry, WorkerEntry
 
 ENDED_WORKERS_KEPT = 64
-"""Of the latest attempt that ran."""
+"""For the latest attempt that ran."""
 EARLIER_WORKERS_KEPT = 64
-"""Of all attempts before it; a state that is saved must not grow with time."""
+"""For all attempts before it; a saved state must not grow with time."""
 HEARD_LATE_S = 15.0
-"""An end that is heard so long after it happened could be told to nobody at the time, since nobody
-led or its node was cut off; that long a node may be silent before it is LOST. What is heard sooner
-is as late as reports are, and then the end is when it is heard, for all that is counted from it."""
+"""An end that is reported this long after it happened could not be reported in time: no coordinator
+led, or its node was cut off. It is also the silence after which a node is LOST. Reports with a
+smaller delay are as late as usual; then the end counts from the report.
+"""
 
 
 def left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
@@ -24,10 +24,10 @@ def left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
 
 
 def remember(job: JobEntry, worker: WorkerEntry) -> None:
-    """Keep where the log of a worker is; one that was never ordered to run wrote none.
+    """Keep where the log of a worker is; a worker that was never ordered to run wrote none.
 
-    A rendezvous store has an order of its own and always wrote one. It takes the place of the
-    store before it alone: it may end before any worker of its attempt has run.
+    A rendezvous store has an order of its own and always wrote a log. It replaces only the store
+    before it, because it may end before any worker of its attempt has run.
     """
     index, ended = worker.key.worker_index, job.ended_workers
     is_store = index == STORE_INDEX
@@ -45,19 +45,19 @@ def remember(job: JobEntry, worker: WorkerEntry) -> None:
 
 
 def waits_since_s(job: JobEntry, now_s: float) -> float:
-    """Since when a job waits whose last worker was heard to be gone now, after an attempt that ran:
-    since that worker ended, if nobody could hear of it."""
+    """Since when a job waits whose last worker was just reported gone after an attempt that ran:
+    since that worker's end, if the report could not come earlier.
+    """
     ran_at_s = now_s if job.attempt_ran_at_s is None else job.attempt_ran_at_s
     since_s = max(job.left_at_s, ran_at_s)
     return since_s if now_s - since_s >= HEARD_LATE_S else now_s
 
 
 def of_attempt(job: JobEntry, attempt: int | None) -> dict[int, EndedWorker]:
-    """Where to look for logs, by worker; its rendezvous store is among them.
+    """Where to look for logs, by worker, its rendezvous store included.
 
     Args:
-        attempt: None is the one that runs now, and what is missing of it is taken from the latest
-            one that ran.
+        attempt: None is the running one; logs that it lacks come from the latest one that ran.
     """
     if attempt is None:
         found = (*job.ended_workers.values(), *_live(job))

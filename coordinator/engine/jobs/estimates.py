@@ -1,8 +1,7 @@
-"""How much work a job has left, and where that number comes from.
+"""Estimates of the work that a job has left, with the source of each.
 
-Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
-declared, else the size class's median, else the configured default. Work is in worker-seconds. Must
-not know policies.
+Sources in order: live progress, progress of an earlier attempt, history of (tenant, name, command),
+the declared runtime, the size class's median, the configured default. Work is in worker-seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ from coordinator.policies.contract.estimates import Source
 
 HISTORY_KEPT = 20
 TELLING_S = 10.0
-"""Two words of a job that its base gang computes so long between tell its pace."""
+"""Two progress reports give the pace once the base gang has computed this long between them."""
 LEAST_REMAINING_RATIO = 0.05
 """A job at the end of its estimate still counts as having this share left of what an attempt began
-with. One that has outlived it by more has as much left again as it ran over. Lifetimes have heavy
-tails: half of the processes of an age live as long again (Harchol-Balter and Downey, Exploiting
-Process Lifetime Distributions, TOCS 15(3), 1997, whose distribution is Pareto's with exponent 1).
-Here the time run over stands for the age, so that an estimate that is a little short is off by
-little and one that means nothing soon counts for nothing."""
+with. A job beyond that has as much left again as it ran over. Lifetimes have heavy tails: half
+of the processes of an age live as long again (Harchol-Balter and Downey, Exploiting Process
+Lifetime Distributions, TOCS 15(3), 1997, whose distribution is Pareto's with exponent 1). Here
+the overrun stands for the age. An estimate that is a little short is therefore off by little,
+and a meaningless one soon counts for nothing.
+"""
 
 
 def history_key(tenant: str, spec: JobSpec) -> str:
@@ -75,19 +75,20 @@ def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> N
 
 
 def pace(job: JobEntry) -> float:
-    """Worker-seconds of work a second, in workers of the reference GPU type.
+    """Worker-seconds of work per second, in workers of the reference GPU type.
 
-    A job that tells how it scales does what its profile says, counted in workers of its base gang;
-    any other one scales in proportion. A type that needs twice the workers has half the pace a
-    worker; a gang that spans GPU types is slower than its workers. A suspended job makes none, and
-    packed ones slow each other down.
+    A job with a profile scales by it, counted in workers of its base gang; any other job scales in
+    proportion. A type that needs twice the workers has half the pace per worker. A gang that spans
+    GPU types is slower than its workers. A suspended job makes no progress, and packed jobs slow
+    each other down.
     """
     return 0.0 if job.state == JobState.SUSPENDED else _pace_of(job, _computing(job))
 
 
 def _computing(job: JobEntry, at_s: float = inf) -> list[WorkerEntry]:
-    """Its workers that were ordered to run, less those that had been told to stop before `at_s`;
-    without it those that compute now."""
+    """Its workers that were ordered to run, less those ordered to stop before `at_s`; without it
+    those that compute now.
+    """
     run = OrderPhase.RUN
     return [
         worker
@@ -121,9 +122,9 @@ def settle_work(job: JobEntry, now_s: float) -> None:
 def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_s: float) -> None:
     """Take a worker from its job, all of whose work was counted up to now.
 
-    Nobody may have heard for a while that it had ended, since nobody led or its node was cut off:
-    what was counted for it since then is taken back, up to when it was told to stop, and from then
-    on nothing was. See `ended.HEARD_LATE_S`.
+    The report of its end may be late, because no coordinator led or its node was cut off. Work
+    counted since the order to stop is then subtracted again, and none is counted from then on. See
+    `ended_workers.HEARD_LATE_S`.
     """
     until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
     counted = _computing(job, until_s)
@@ -166,7 +167,7 @@ def attempt_worker_s(job: JobEntry, now_s: float) -> float:
 
 
 def _done_ratio(job: JobEntry) -> float:
-    """Share of the job that the present attempt, or else the next one, does not do again."""
+    """The share of the job that its present (or else its next) attempt does not repeat."""
     progress, checkpoint = job.progress, job.checkpoint
     if progress is None or not progress.total_steps:
         return 0.0
@@ -178,11 +179,12 @@ def _done_ratio(job: JobEntry) -> float:
 
 
 def measure(job: JobEntry, now_s: float) -> None:
-    """A running attempt said how far it is: what is left follows from its pace so far.
+    """A running attempt reported progress: the remaining work follows from its pace so far.
 
-    Words are heard seconds after they were said. So the pace between two counts alone once they lie
-    far enough apart, in one gang: what came before its first word was warming up too. Until then it
-    is that of the whole attempt, which can only be too slow, or what was measured before.
+    Progress is reported seconds after it was made. So the pace is taken between two reports of one
+    gang alone, once they are far enough apart; the time before the first report includes the
+    warm-up. Until then the pace is that of the whole attempt, which can only be too slow, or an
+    earlier measurement.
     """
     settle_work(job, now_s)
     progress = job.progress
@@ -202,7 +204,7 @@ def measure(job: JobEntry, now_s: float) -> None:
     if job.state == JobState.PREEMPTING:
         if is_declared or job.measured_work_s is not None:
             return
-        # It may have gone on computing since it was told to stop.
+        # It may have computed since the order to stop.
         spent_s = max(spent_s, (now_s - job.attempt_ran_at_s) * job.spec.workers.min)
     is_first = job.measured_left_s is None
     if is_first:
@@ -218,8 +220,8 @@ def measure(job: JobEntry, now_s: float) -> None:
         _measured_from(job, progress.step, work_s)
     job.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
     job.measured_worker_s = job.worker_s
-    # Warming up counts as work until then. For later attempts that is better than a guess by the
-    # jobs of others, and worse than what was declared.
+    # Warming up counts as work until then. For later attempts that is better than a guess by other
+    # jobs, and worse than the declared runtime.
     if is_told or not is_declared:
         job.measured_work_s = work_s
 
@@ -230,7 +232,7 @@ def _measured_from(job: JobEntry, step: int, work_s: float | None) -> None:
 
 
 def steps_left(job: JobEntry, now_s: float) -> float | None:
-    """Steps left by its last word and its measured pace; None where nothing was measured."""
+    """Steps left by the last progress report and the measured pace; None without a measurement."""
     progress, measured = job.progress, job.steps
     if measured.step_time_s is None or progress is None or not progress.total_steps:
         return None
@@ -241,10 +243,10 @@ def steps_left(job: JobEntry, now_s: float) -> float | None:
 
 
 def attempt_ended(job: JobEntry) -> None:
-    """An attempt is over and the job is not: what was learned of its length holds for the next.
+    """An attempt is over and the job is not: its measured length holds for the next attempt.
 
-    Else a job would be as short again as it was thought to be before it ran, and orders by what is
-    left would stop two jobs for each other for ever.
+    Otherwise the job would be as short again as its first estimate, and orders by remaining time
+    would stop two jobs for each other for ever.
     """
     if job.attempt_ran_at_s is not None:
         done_s = job.worker_s + _work_s(job) * _done_ratio(job)
@@ -254,14 +256,15 @@ def attempt_ended(job: JobEntry) -> None:
 
 
 def forget_measured(job: JobEntry) -> None:
-    """What its attempts told of its length is of another gang than the next one is."""
+    """Forget the measured length, because the next attempt has another gang."""
     job.measured_work_s, job.longest_work_s, job.steps = None, 0.0, StepTimes()
     job.resizes, job.gaps = ResizeCosts(lost_gpu_s=job.resizes.lost_gpu_s), StepGaps()
 
 
 def _work_s(job: JobEntry) -> float:
-    """Worker-seconds of the whole job: by the latest words of an attempt, else by its estimate; not
-    less than an attempt took that did not end it."""
+    """Worker-seconds of the whole job: by the latest progress of an attempt, else by its estimate.
+    Not less than an attempt took that did not end it.
+    """
     if job.measured_work_s is not None:
         return job.measured_work_s
     return max(job.expected_work_s, job.longest_work_s)
@@ -276,8 +279,9 @@ def estimated_left(job: JobEntry, now_s: float) -> float:
 
 
 def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
-    """(worker-seconds left, source); it falls with time by the number of running workers, and grows
-    likewise once the job has outlived its estimate."""
+    """(worker-seconds left, source). It falls with time by the number of running workers, and grows
+    by it once the job has outlived its estimate.
+    """
     return max(least_work_s(job), abs(estimated_left(job, now_s))), _source(job)
 
 
@@ -292,16 +296,17 @@ def _source(job: JobEntry) -> str:
 
 
 def outlived_s(job: JobEntry, now_s: float) -> float:
-    """Worker-seconds by which an attempt has outlived its estimate, where that is what counts as
-    left of it; else 0."""
+    """Worker-seconds by which an attempt has outlived its estimate, where that counts as the
+    remaining work; else 0.
+    """
     over_s = -estimated_left(job, now_s)
     return over_s if over_s > least_work_s(job) else 0.0
 
 
 def least_work_s(job: JobEntry) -> float:
-    """The least that counts as left of a job: a step, when it says that it has some to do.
+    """The least remaining work of a job: one step, if it reports that it has some left.
 
-    What was done before this attempt is known, so it is a share of the rest only.
+    Work before this attempt is known, so this is a share of the rest only.
     """
     if job.measured_left_s is not None:
         progress = job.progress
@@ -311,7 +316,7 @@ def least_work_s(job: JobEntry) -> float:
 
 
 class Stake(NamedTuple):
-    """What a job has computed and not saved at an instant, in GPU-seconds, and on how many GPUs."""
+    """Work computed and not saved at an instant, in GPU-seconds, and the GPUs that did it."""
 
     gpu_s: float
     gpus: float
@@ -319,7 +324,7 @@ class Stake(NamedTuple):
 
 
 def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
-    """What a job had computed up to `at_s` and has not saved, by the GPUs that it really had.
+    """Work computed up to `at_s` and not saved, by the GPUs that the job really had.
 
     at_s: not after `now_s`; from then until now it had as many GPUs as now.
     """
@@ -330,7 +335,7 @@ def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
 
 
 def saved(job: JobEntry, now_s: float, at_s: float) -> None:
-    """A verified save was made at an instant: what was attained until then is in it."""
+    """A verified save was made at an instant: it contains all work attained until then."""
     job.saved_gpu_s = max(job.saved_gpu_s, _attained_at(job, now_s, at_s))
 
 

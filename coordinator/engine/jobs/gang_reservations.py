@@ -1,15 +1,15 @@
-"""Reservations that a job gives up: workers that were told to stop and never ordered to run.
+"""Gang reservations that a job gives up: workers ordered to stop that were never ordered to run.
 
-A node runs a worker only after the order `run`, and the coordinator orders it only when every node
-of the gang is ready. A worker without that order therefore computes nowhere, and its job need not
-wait for its node: not at all after a cancel or a gang timeout, and otherwise as soon as the node is
-LOST. The node may hold the GPUs all the same, so they stay held here until a report proves that the
-node let go of them. The attempt number fences the reservation off: a node that is heard late is
-told to stop it.
+A node runs a worker only after the order `run`. The coordinator sends it only when every node of
+the gang is ready. A worker without that order therefore computes nowhere, and its job need not wait
+for the node: not at all after a cancel or a gang timeout, otherwise as soon as the node is LOST.
+The node may still hold the GPUs, so they stay held here until a report proves that the node
+released them. The attempt number is the fence: a node that reports late is ordered to stop the
+worker.
 
-A worker that a ledger told of is no such reservation: the journal that said what it was ordered is
-lost. For the same reason a job that is doubted after lost records leaves none, and a worker that
-its node reports as running is none. Must not know why a worker is stopped, nor policies.
+Three kinds of workers leave no such reservation. A worker rebuilt from a ledger: the journal with
+its orders is lost. A worker of a job that is doubted after lost records, for the same reason. A
+worker that its node reports as running.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def may_be_left(state: ClusterState, job: JobEntry, worker: WorkerEntry) -> bool
 
 
 def leave(ctx: Context, job: JobEntry) -> bool:
-    """Take such workers from their job; whether there were any."""
+    """Take these workers from their job; True if there were any."""
     left = [worker for worker in job.workers.values() if may_be_left(ctx.state, job, worker)]
     if not left:
         return False
@@ -114,7 +114,7 @@ def release(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
 
 
 def release_all(ctx: Context, node: NodeEntry) -> None:
-    """Free the GPUs of all of them: an operator vouches that the node runs nothing."""
+    """Free the GPUs of all of them: an operator confirms that the node runs nothing."""
     for left in list(node.left_reservations):
         release(ctx, node, left.key)
 

@@ -1,4 +1,4 @@
-"""Starting an attempt: whether a gang fits where it was placed, and placing it. Knows no policy."""
+"""Start an attempt: check that the gang fits where it was placed, then place all of it."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def does_not_fit(
     is_packed: bool = False,
     held: Collection[WorkerKey] = (),
 ) -> str:
-    """Why workers cannot be placed so; empty when they can.
+    """Why workers cannot be placed like this; empty if they can.
 
-    held: keys for which GPUs are held already; what they hold counts as free.
+    held: keys with GPUs held already; these GPUs count as free.
     """
     if is_mig(gpu_type) and not job.spec.accepts(gpu_type):
         return f"{job.job_id} did not ask for {gpu_type}"
@@ -137,9 +137,10 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
         return why
     preemption_loss.close(job)
     if job.attempt == 0:
-        job.is_promised = decision.is_promised  # whoever has begun is not refused, promise or not
+        # a job that has begun is not refused, with or without a promise
+        job.is_promised = decision.is_promised
     job.attempt += 1
-    # They are of the attempt before; its story has them.
+    # They belong to the attempt before; its events have them.
     job.exit_code, job.error, job.retry.failed_on = None, "", []
     job.next_worker_index = 0
     job.workers = {}

@@ -1,8 +1,8 @@
-"""GPUs that several workers have: who computes on them, in turns or packed. Knows no policy.
+"""GPUs shared by several workers: which of them compute, in turns or packed.
 
-A worker that has a GPU together with others either computes there or is suspended with its whole
-gang. One computes alone unless it was allowed to be packed; then at most two do, if their memory is
-known to fit. What a GPU is worth is charged once: to those that compute on it, in equal parts
+A worker that shares a GPU either computes or is suspended with its whole gang. One worker computes
+alone unless packing is allowed; then at most two compute, if their memory is known to fit. A GPU is
+charged once: to the workers that compute on it, in equal parts
 (docs/decisions/0014-sharing-gpus.md).
 """
 
@@ -25,7 +25,7 @@ MAX_PACKED = 2
 """Workers that may compute on one GPU at a time (Gandiva, OSDI'18, section 3.3, packs pairs)."""
 
 COMPUTING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
-"""Of jobs whose workers compute, or will as soon as their gang is ready."""
+"""States of jobs whose workers compute, or will as soon as their gang is ready."""
 
 
 # --- who computes where -----------------------------------------------------------------------
@@ -42,7 +42,7 @@ def _find(ctx: Context, key: WorkerKey) -> tuple[JobEntry, WorkerEntry] | None:
 
 
 def computing_on(ctx: Context, slot: GpuSlot) -> list[JobEntry]:
-    """Jobs that compute on a GPU or are about to; one that was told to stop does so no more."""
+    """Jobs that compute on a GPU or are about to; a job that was ordered to stop does not count."""
     found = (_find(ctx, key) for key in keys_of(slot))
     return [
         job
@@ -54,7 +54,7 @@ def computing_on(ctx: Context, slot: GpuSlot) -> list[JobEntry]:
 def why_not_beside(
     ctx: Context, job: JobEntry, node: NodeEntry, uuids: Iterable[GpuUuid], *, is_packed: bool
 ) -> str:
-    """Why a job may not compute on GPUs with those that do; empty when it may."""
+    """Why a job may not compute on GPUs together with the present jobs; empty if it may."""
     wanted = set(uuids)
     for slot in node.gpus:
         if slot.uuid not in wanted:
@@ -73,7 +73,9 @@ def why_not_beside(
 
 
 def _memory_is_short(slot: GpuSlot, packed: list[JobEntry]) -> str:
-    """Packed jobs keep all that they hold on the device; what is not told cannot be judged."""
+    """True if packed jobs would not fit: each keeps all its memory on the device. Unknown memory is
+    no reason.
+    """
     wanted = sum(job.spec.profile.gpu_memory_bytes or 0 for job in packed)
     if slot.memory_bytes and wanted > slot.memory_bytes:
         return f"GPU {slot.uuid} has {slot.memory_bytes} bytes, {wanted} asked"
@@ -144,7 +146,7 @@ def resume(ctx: Context, decision: Resume) -> str:
 
 
 def resume_all(ctx: Context) -> None:
-    """Whoever decides now takes no turns: suspended jobs go on where nobody else computes."""
+    """Resume suspended jobs where no other job computes: the present policy takes no turns."""
     for job_id in sorted(ctx.state.suspended_jobs):
         why = "the policy shares no GPUs, and nobody computes on its own"
         resume(ctx, Resume(job_id=job_id, reason=why))
@@ -153,14 +155,14 @@ def resume_all(ctx: Context) -> None:
 def found_together(
     ctx: Context, node: NodeEntry, found: Container[JobId], aside: Container[JobId]
 ) -> None:
-    """Workers of a ledger compute on the same GPUs: the lost journal had let them be packed.
+    """Workers found in a ledger compute on the same GPUs: the lost journal had packed them.
 
-    An order says that a worker shares and not that it may be packed, nor who came first, so each
-    that was found counts as packed.
+    An order states that a worker shares, not that it may be packed, nor which came first. So each
+    worker found counts as packed.
 
-    found: jobs of which the ledger had workers that the journal did not know. aside: those of them
-    that it has as suspended; one that another node, which had not heard of it, still had as running
-    is put aside where somebody else computes.
+    found: jobs whose workers the ledger had and the journal did not.
+    aside: those among them that the ledger has as suspended. A job that another node still had as
+        running, because it had not received the order, is suspended where another job computes.
     """
     for slot in node.gpus if node.name in ctx.state.shared_nodes else ():
         for job in computing_on(ctx, slot):
@@ -184,7 +186,8 @@ def _order_anew(ctx: Context, job: JobEntry) -> None:
 
 
 def settle(ctx: Context) -> None:
-    """After an event: who is suspended no longer, and whose GPUs are shared by how many now.
+    """After an event: which jobs are no longer suspended, and by how many workers each GPU is now
+    shared.
 
     Work up to now was done at the shares of before, so it is counted before they change.
     """
@@ -196,7 +199,8 @@ def settle(ctx: Context) -> None:
                 _count_pause(ctx, job)
     if not ctx.state.shared_nodes:
         return
-    # Whoever lets a worker compute, or no more, orders its node anew or takes its GPUs back.
+    # The handler that lets a worker compute, or stops it, orders its node again or releases its
+    # GPUs.
     touched: dict[JobId, JobEntry] = {}
     for name in sorted({**ctx.dirty_nodes, **ctx.changed_nodes}):
         if name in ctx.state.shared_nodes:
@@ -212,10 +216,11 @@ def _count_pause(ctx: Context, job: JobEntry) -> None:
 
 
 def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) -> None:
-    """Each worker on a node: its part of its GPUs, which is 1 over those that compute there."""
+    """The share of each worker on a node: 1 over the number of workers that compute on its GPUs."""
     node = ctx.state.nodes.get(name)
     if node is None or not any(slot.guests for slot in node.gpus):
-        del ctx.state.shared_nodes[name]  # whoever is alone there is told so below, once
+        # a worker that is alone there gets its new share below, once
+        del ctx.state.shared_nodes[name]
     if node is None:
         return
     parts: dict[WorkerKey, list[float]] = {}
@@ -230,7 +235,7 @@ def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) ->
         job, worker = pair
         touched[job.job_id] = job
         if worker.stop is not None:
-            continue  # what it computes in its grace it computes at its part of before
+            continue  # during its grace it computes at its earlier share
         share = sum(found) / len(found)
         if share != worker.share:
             estimates.settle_work(job, ctx.now_s)

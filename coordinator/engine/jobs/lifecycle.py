@@ -1,15 +1,12 @@
-"""What happens to jobs: submit, gangs, exits, faults, preemption. Must not know why it was decided.
+"""The life of a job: submit, gang start, exits, faults, preemption.
 
 All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
 
-Stops that nobody here knows of: what a worker's node says that it was stopped for. Must not know
-how a journal comes to be lost.
+A worker may end by a stop order that the journal lost. The node's report then gives the cause of
+the stop, and it is recorded as if the order were known.
 
-An order to stop is in the journal; where that was lost during the grace, the answer of the node is
-all that is left of it.
-
-How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy
-says from pass to pass. Must not know any kind, nor why it is said.
+Each pass also counts, per tenant, the waiting jobs and their seconds of waiting by pending reason,
+as the policy reports them.
 """
 
 from __future__ import annotations
@@ -78,9 +75,9 @@ class Line:
 
 
 def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
-    """Learn what each waiting job waits for from now on; of jobs not named nothing is said.
+    """Record the pending reason of each waiting job from now on; jobs that are not named have none.
 
-    Returns whether of any job something is said now.
+    Returns True if any job has a pending reason now.
     """
     kinds: dict[JobId, str] = {job_id: wait.kind for wait in waits for job_id in wait.jobs}
     is_any = False
@@ -94,7 +91,7 @@ def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
 
 
 def settle(job: JobEntry, now_s: float, kind: str = "") -> None:
-    """Count what it has waited up to now; from now on it waits for `kind`, or for nothing."""
+    """Count its wait up to now; from now on it waits for `kind`, or for nothing."""
     wait = job.wait
     if wait.kind:
         wait.spent_s[wait.kind] = wait.spent_s.get(wait.kind, 0.0) + now_s - wait.since_s
@@ -135,7 +132,7 @@ def why_stopped(node: NodeName, reason: StopReason) -> str:
 
 
 PORT_TAKEN_EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
+"""EX_TEMPFAIL of sysexits.h: a rendezvous store exits with it if its port is taken."""
 
 READY_PHASES = (WorkerPhase.READY, WorkerPhase.RUNNING)
 
@@ -145,7 +142,7 @@ ACTIVE_JOB_STATES = frozenset(
 
 
 RESTARTS_SILENCE = frozenset({JobEvent.GANG_READY, JobEvent.RESIZED, JobEvent.RESUME})
-"""After these a job is silent for a while, as its ranks meet anew."""
+"""After these a job is silent for a while, because its ranks meet again."""
 
 
 def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
@@ -256,9 +253,10 @@ def next_key(job: JobEntry) -> WorkerKey:
 def stop_workers(
     ctx: Context, job: JobEntry, reason: StopReason, *, only: tuple[int, ...] | None = None
 ) -> None:
-    """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing.
+    """Order workers of a job to stop, all of them or some by index. Repeating it changes nothing.
 
-    The order alone ends what no node can run, see `gang_reservations`; the job may be over by that.
+    The order alone ends reservations that no node can run, see `gang_reservations`; the job may be
+    over by that.
     """
     estimates.settle_work(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
@@ -283,7 +281,7 @@ def _computes(job: JobEntry, index: int) -> bool:
 
 
 def leave_reservations(ctx: Context, job: JobEntry) -> None:
-    """Let a job go on without the workers that it stopped and that no node can run."""
+    """Let a job go on without stopped workers that no node can run."""
     if gang_reservations.leave(ctx, job):
         _settle(ctx, job)
 
@@ -296,10 +294,10 @@ def preempt(
     loan: LoanEntry | None = None,
     stake: estimates.Stake | None = None,
 ) -> None:
-    """Stop a whole job against its will; it queues again when its last worker is gone.
+    """Preempt a whole job; it queues again when its last worker has ended.
 
-    loan: whose end the job stops for; it bears the preemption and its cost. A gang that had not
-        run yet loses nothing and is not counted.
+    loan: the loan whose end needs the stop; it bears the preemption and its cost. A gang that had
+        not run yet loses nothing and is not counted.
     stake: work at stake, and until when it was done; None: what its present workers have not saved.
     """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
@@ -313,7 +311,7 @@ def preempt(
 
 
 def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
-    """A node said something new of a live worker: a gang or a resize may be complete."""
+    """A node reported a new phase of a live worker: a gang or a resize may be complete."""
     if job.state == JobState.STARTING:
         _run_when_ready(ctx, job)
     elif job.state == JobState.RESIZING:
@@ -332,8 +330,8 @@ def is_base_there(job: JobEntry) -> bool:
 
 
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
-    """Nobody runs before every node of the gang is ready: a part of it can only wait."""
-    # The last worker is mostly the last to be ready: look there first, as all of them come by.
+    """Order the gang to run once every node of it is ready: a part of it could only wait."""
+    # The last worker is mostly the last to be ready, and all of them are checked: look there first.
     if not (all(map(is_ready, reversed(job.workers.values()))) and is_base_there(job)):
         return
     if not rendezvous.is_ready(job):
@@ -413,18 +411,18 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
 
 
 def _leaves_gang(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
-    """A worker that was not told to go is gone: where its gang goes on, that is a resize."""
+    """A worker left without an order to stop. Where its gang goes on, that is a resize."""
     if _computes(job, worker.key.worker_index) and _goes_on_without(job, worker):
         gang_changes(ctx, job)
 
 
 def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending) -> None:
-    """A rendezvous store ended that the coordinator had not given up: the attempt is over.
+    """A rendezvous store ended that the coordinator had not stopped: the attempt is over.
 
-    The store is not started anew under the gang, because all that it knew is gone: a TCPStore
-    keeps its keys in memory, and launchers that met there would wait for each other's for ever.
-    A signal, or a node that lost it, is nobody's fault and free of charge, as is a port that was
-    taken. A store that leaves by itself, or never came to listen, is the job's own program failing.
+    The store is not restarted under the gang, because its data is gone. A TCPStore keeps its keys
+    in memory, and launchers that met in a new one would wait for each other's keys for ever. A
+    signal, or a node that lost the store, is charged to no budget, and neither is a port that was
+    taken. A store that exits by itself, or never came to listen, is the job's own failure.
     """
     if job.store is not store:
         return
@@ -467,8 +465,9 @@ def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
 def _sent_home(
     ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, stake: estimates.Stake
 ) -> None:
-    """The node stopped a worker by itself: its lease ended, or an order that the journal has lost
-    said so, which is carried out. Only the former is a preemption by node."""
+    """The node stopped a worker by itself: its lease ended, or an order that the journal lost asked
+    for it; that order is carried out. Only the former is a preemption by the node.
+    """
     if carried_out(job, worker.node, reason):
         stop_workers(ctx, job, reason)
         return
@@ -497,9 +496,10 @@ def _fault(
     *,
     asks: StopReason = StopReason.FINISHED,
 ) -> None:
-    """Three budgets never mix: preemptions and node faults are free, own faults are counted.
+    """Count a fault. Three budgets never mix: preemptions and node faults are free, own faults
+    count.
 
-    asks: what its other workers are told.
+    asks: the reason given to its other workers.
     """
     if job.state not in ACTIVE_JOB_STATES:
         return
@@ -534,8 +534,9 @@ def _settle(ctx: Context, job: JobEntry) -> None:
 
 
 def _is_done(job: JobEntry) -> bool:
-    """Whether the base gang has finished its work, also while an order to stop was on its way to
-    it: what is finished does not run again."""
+    """True if the base gang has finished its work, even if an order to stop was on its way.
+    Finished work does not run again.
+    """
     if job.after_vacating not in (None, AfterVacating.REQUEUE):
         return False
     base_left = any(not worker.is_flexible for worker in job.workers.values())
@@ -545,7 +546,7 @@ def _is_done(job: JobEntry) -> bool:
 
 
 def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
-    """When the last worker of an attempt that is over has gone: what becomes of its job."""
+    """When the last worker of a finished attempt has left: decide the job's next state."""
     if job.workers or job.after_vacating is None:
         return
     preemption_loss.settle(ctx, job)
@@ -568,7 +569,8 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
     rendezvous.leave(ctx, job)
     job.after_vacating = None
     job.succeeded_workers = []
-    if job.attempt_ran_at_s is not None:  # else it has waited all the time, its nodes taken in vain
+    # else the job has waited all the time, because its nodes were never used
+    if job.attempt_ran_at_s is not None:
         job.pending_since_s = ended_workers.waits_since_s(job, ctx.now_s)
     estimates.attempt_ended(job)
     prerun_spec.settled(ctx, job)

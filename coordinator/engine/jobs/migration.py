@@ -1,7 +1,7 @@
-"""Moving a job: its GPUs elsewhere are held, its attempt saves and leaves, the next one starts.
+"""Migration: GPUs elsewhere are held, the attempt saves and stops, the next one starts there.
 
-One decision, so that nobody takes the place in between; it is no preemption, because nobody else
-gets the job's turn. Must not know why a place is better, nor policies.
+It is one decision, so that no other job takes the new place in between. It is no preemption,
+because no other job gets the GPUs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def held(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
 
 
 def settle(ctx: Context) -> None:
-    """After an event: start those whose workers have left; give up what cannot be any more."""
+    """After an event: start jobs whose workers have left; give up migrations that became
+    impossible.
+    """
     for job_id in sorted(ctx.state.migrating_jobs):
         job = ctx.job(job_id)
         if job is None or job.migration is None:

@@ -1,20 +1,19 @@
-"""What preemptions and resizes cost, in GPU-seconds. Must not know why, nor what was predicted.
+"""Preemption loss: what preemptions and resizes cost, in GPU-seconds.
 
-A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
-then is the work since its last verified checkpoint, and what its gang computes on until one of its
-base workers has ended: without that one nobody gets further, and until then a job that ignores the
-request computes through its whole grace. A verified save that was made after the order is the
-job's answer to it and clears all of that; one that was made before the order and is heard after it
-clears what is older than itself. When the last worker of the attempt is gone, what is left is
-booked, on the job, on the cell and on the loan for whose end the job was stopped, which may have
-come home before.
+A job ordered to stop has a grace period to save, so the order itself costs nothing yet. At stake is
+the work since its last verified checkpoint, and what its gang computes until one of its base
+workers has ended. Without that worker the gang makes no progress; a job that ignores the order
+computes through its whole grace. A verified save made after the order clears the whole loss. A save
+made before the order but reported after it clears only the work before the save. When the last
+worker of the attempt has ended, the remaining loss is booked on the job, on the cell, and on the
+loan whose end caused the stop. That loan may have ended before.
 
-What counts is when something happened, not when it was heard: a node says how long ago a worker
+Only the time of an event counts, not the time of its report. A node reports how long ago a worker
 ended or saved, by its own clock, and only such differences are used.
 
-A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
-attempt begins from it, so that it takes the booking back. Once the next attempt is placed the
-books of the last one are closed.
+A node that was taken for dead may report a save late. While the job waits, its next attempt will
+begin from that save, so the booking is reduced. Once the next attempt is placed, the loss of the
+last one is final.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, LossEntry, WorkerEntry
 
 COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
-"""Phases in which a worker may compute: in its grace nobody knows what it does but itself."""
+"""Phases in which a worker may compute: during its grace only the worker itself knows."""
 
 
 def ordered(
@@ -40,11 +39,11 @@ def ordered(
 ) -> None:
     """A job that had run is about to be stopped against its will.
 
-    Call it before its workers are told.
+    Call it before its workers get the order.
 
-    loan: whose end the job stops for; it bears the preemption and its cost.
+    loan: the loan whose end needs the stop; it bears the preemption and its cost.
     stake: work at stake; None: what its present workers have not saved.
-    is_migration: it goes on elsewhere at once: what is lost counts, the stop is no preemption.
+    is_migration: it goes on elsewhere at once: the loss counts, the stop is no preemption.
     """
     if not is_migration:
         job.preemption_count += 1
@@ -65,14 +64,14 @@ def ordered(
 
 
 def _is_whole(job: JobEntry) -> bool:
-    """Whether its base workers compute, all of them, as their nodes say."""
+    """True if all its base workers compute, as their nodes report."""
     base = [worker for worker in job.workers.values() if not worker.is_flexible]
     computing = sum(1 for worker in base if worker.phase in COMPUTING)
     return computing >= job.spec.workers_on(job.gpu_type or "").min
 
 
 def ceased(job: JobEntry, worker: WorkerEntry, at_s: float) -> None:
-    """A worker ended, or was suspended, at an instant: what was computed since the order counts."""
+    """A worker ended, or was suspended, at an instant: its work since the order counts."""
     loss = job.loss
     if loss is None or loss.since_s is None or worker.stop != StopReason.PREEMPT:
         return
@@ -90,14 +89,14 @@ def _gpus(worker: WorkerEntry) -> float:
 
 
 def _computes(worker: WorkerEntry) -> bool:
-    """Whether it was at work when its job was told to stop, and its node has not said otherwise."""
+    """True if it was computing at the order to stop, and its node has not reported otherwise."""
     return worker.phase in COMPUTING and worker.stop == StopReason.PREEMPT
 
 
 def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
-    """A verified checkpoint was made: nothing of before is lost, and in its grace the job leaves.
+    """A verified checkpoint was made: earlier work is safe, and during its grace the job leaves.
 
-    at_s: when. A job that was not asked yet computes on after a save, and what it did is lost.
+    at_s: when. A job that had no order yet computes on after a save, and that work is lost.
     """
     loss = job.loss
     if loss is None:
@@ -111,12 +110,12 @@ def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
 
 
 def _lost(loss: LossEntry) -> float:
-    """What is lost as far as it is known, in GPU-seconds."""
+    """The loss as far as it is known, in GPU-seconds."""
     return max(0.0, loss.gpu_s + loss.after_gpu_s)
 
 
 def settle(ctx: Context, job: JobEntry) -> None:
-    """The last worker is gone: what was not saved is lost."""
+    """The last worker is gone: unsaved work is lost."""
     loss = job.loss
     if loss is not None and not loss.is_booked:
         loss.is_booked = True
@@ -129,10 +128,10 @@ def close(job: JobEntry) -> None:
 
 
 def resized(ctx: Context, job: JobEntry, price: Price) -> None:
-    """A resize was measured: what its gang stood still or did again is lost.
+    """A resize was measured: its pause and the repeated work are lost.
 
-    That work is at stake no more, so no later preemption books it a second time. What was saved
-    since the resize covers it already.
+    That work is at stake no more, so no later preemption books it a second time. Work saved since
+    the resize is covered already.
     """
     ctx.changed_jobs[job.job_id] = None
     job.lost_gpu_s += price.gpu_s
@@ -149,7 +148,7 @@ def resized(ctx: Context, job: JobEntry, price: Price) -> None:
 
 
 def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:
-    """The loan may be forgotten by now; the job and the cell count what it cost all the same."""
+    """The loan may be forgotten by now; the job and the cell count the loss all the same."""
     ctx.changed_jobs[job.job_id] = None
     job.lost_gpu_s += gpu_s
     if loss.is_migration:

@@ -1,11 +1,11 @@
-"""Pre-runs: a gang whose command never succeeded is first tried on a few GPUs. Knows no policy.
+"""Pre-runs: a gang whose command never succeeded is first tried on a few GPUs.
 
-Most failures of gangs come in their first minutes and come again on every GPU that is added, so
-that one GPU shows them as well (Philly study, ATC'19, section 5). While its pre-run is on, a job is
-one of a single worker for everybody: its spec says so, and also what it is afterwards, so that a
-lost journal loses neither. It is over when the worker has computed for `prerun.time_s` or has saved
-a checkpoint that was verified; then the worker is stopped as for a preemption, but free, and the
-gang waits for its turn. A fault in between is the job's own, as any, and leads to another pre-run.
+Most failures of gangs come in their first minutes, and one GPU shows them as well as many (Philly
+study, ATC'19, section 5). During its pre-run a job counts everywhere as a job of a single worker.
+Its spec says so, and also what it is afterwards, so that a lost journal loses neither. The pre-run
+is over when the worker has computed for `prerun.time_s` or has a verified checkpoint. Then the
+worker is preempted free of charge, and the gang waits for its turn. A fault during the pre-run is
+the job's own, and leads to another pre-run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coordinator.engine.state.tables import AfterVacating, JobEntry
 
 
 def deadline_s(job: JobEntry) -> float | None:
-    """When a pre-run that computes is over; None for any other job, also for a suspended one."""
+    """When a computing pre-run is over; None for any other job, also for a suspended one."""
     time_s, ran_at_s = job.spec.prerun.time_s, job.attempt_ran_at_s
     if not is_on(job) or time_s is None or ran_at_s is None or job.after_vacating is not None:
         return None

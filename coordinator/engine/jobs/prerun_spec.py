@@ -1,4 +1,4 @@
-"""A job's spec while its pre-run is on, and afterwards. Must not know how a pre-run ends."""
+"""A job's spec during its pre-run, and afterwards."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def computed_s(job: JobEntry, now_s: float) -> float:
 
 
 def settled(ctx: Context, job: JobEntry) -> None:
-    """The last worker of a pre-run that is over has gone: the job is a gang again.
+    """The last worker of a finished pre-run has ended: the job is a gang again.
 
-    What was learned of one worker on a few GPUs says nothing of it: not its length, nor its steps,
-    nor on which nodes it fits. What it saved it keeps.
+    Measurements of one worker on a few GPUs do not apply to the gang: neither its length, nor its
+    steps, nor the nodes on which it fits. Its saves are kept.
     """
     if not job.retry.is_prerun_over:
         return

@@ -1,4 +1,4 @@
-"""How far jobs say that they are, and what they have saved. Must not know nodes or policies."""
+"""Progress of jobs as their workers report it: steps, fractions and saves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reported(ctx: Context, event: ProgressReported) -> None:
     if event.progress is not None:
         if job.attempt_ran_at_s is not None and job.progress is not None:
             resumed_below = event.progress.step < job.progress_at_start
-            if resumed_below:  # the checkpoint was not what it claimed: no credit
+            if resumed_below:  # the checkpoint was worse than claimed: no credit
                 job.progress_at_start = event.progress.step
         job.progress = event.progress
         estimates.measure(job, ctx.now_s)
@@ -74,9 +74,9 @@ def _is_settled(job: JobEntry) -> bool:
 
 
 def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s: float) -> None:
-    """It saved, or says again what it saved; that is all it has if it did no step since.
+    """A job reported a save, new or repeated. It has nothing else if it made no step since.
 
-    What it computed between the save and the word of it is not in the save.
+    Work between the save and its report is not in the save.
     """
     is_new = checkpoint != job.checkpoint
     if is_new:
@@ -92,7 +92,8 @@ def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s:
 
 
 def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:
-    """What a worker had said when it ended: the end of a job is not the last time it was asked.
+    """The progress with which a worker ended; the job's end comes later than the last regular
+    report.
 
     A worker that lagged behind its gang takes nothing back.
     """

@@ -1,9 +1,8 @@
-"""The rendezvous store of an attempt: a program of its own beside the gang's first worker. Must
-not know what its end means for the job.
+"""The rendezvous store of an attempt: a process of its own next to the gang's first worker.
 
-Losing a flexible node must not lose the rendezvous, so the store lives where worker 0
-does, which is a base worker. It has no GPU, is ordered with the gang's reservations, and is left
-behind when the attempt's last worker is gone.
+Losing a flexible node must not lose the rendezvous, so the store runs on the node of worker 0,
+which is a base worker. It uses no GPU, is ordered with the gang's reservations, and is stopped when
+the attempt's last worker has ended.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def ended(ctx: Context, job: JobEntry) -> None:
 
 
 def leave(ctx: Context, job: JobEntry) -> None:
-    """The attempt is over: its store is told to stop, and nobody waits for that.
+    """The attempt is over: order its store to stop, without waiting for that.
 
     It computes nothing, and the next attempt has another key, another port and another store.
     """

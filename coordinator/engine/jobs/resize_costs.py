@@ -1,13 +1,13 @@
-"""What a resize costs one job, measured from its own words. Must not know policies.
+"""The measured cost of a job's resizes, in seconds without progress.
 
-A resize restarts every rank of a gang, so its price is not the time of the order. It is the time in
-which the job got no further: from its last step before the change to its first step after it, and
-the steps that it did again because it went back to a save. Both are one sum. The price is the time
-that passed since the change, less the new steps at the pace of the new gang.
+A resize restarts every rank of a gang. Its cost is the time in which the job made no progress: from
+its last step before the change to its first step after it, plus the steps repeated since the last
+save. One sum measures both: the time since the change, less the new steps at the new gang's step
+time.
 
-A gang may compute on for a while before it restarts, as under torchrun, whose agents look for new
-members from time to time. A measurement therefore ends `SETTLING_S` after the change at the
-earliest, and not before the last gaps between words show a steady pace.
+A gang may compute on for a while before it restarts; torchrun's agents poll for new members. A
+measurement therefore ends `SETTLING_S` after the change at the earliest, and not before the last
+gaps between progress reports show a steady step time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SETTLING_S = 90.0
 MEASURED_WITHIN_S = 300.0
 """A measurement that takes longer is given up: the words are too rare to tell a pause from pace."""
 STEADY_GAPS = 3
-"""Gaps between words of the new gang in a row whose paces must be alike."""
+"""Gaps in a row between progress reports of the new gang whose step times must be alike."""
 STEADY_RATIO = 2.0
-"""The slowest of them takes at most so many times what the fastest takes for a step."""
+"""The slowest of them takes at most this many times the step time of the fastest."""
 WORDS_KEPT = 64
 """Above it every other word of a measurement is dropped."""
 RECENT_PRICES = 5
-"""Resizes whose median is the cost; one with a slow disk or a slow node does not change it."""
+"""Number of resizes whose median is the cost; one slow disk or node does not change it."""
 RECENT_PACES = 8
-"""Gaps between words whose median is the pace before a change."""
+"""Number of gaps between progress reports whose median is the pace before a change."""
 
 
 class Word(Struct, frozen=True, array_like=True):
-    """A step that a job told, and when it was done."""
+    """A reported step, and when it was done."""
 
     step: int
     at_s: float
@@ -53,14 +53,16 @@ class Price(NamedTuple):
 
 
 class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
-    """The measured resizes of one job, and the one that is being measured.
+    """The measured resizes of one job, and the one being measured.
 
-    recent_s: seconds that the latest resizes took, oldest first. lost_gpu_s: GPU-seconds of all.
-    attempt: of the last word, and `paces_s`: seconds a step between words of its present gang.
+    recent_s: seconds of the latest resizes, oldest first.
+    lost_gpu_s: GPU-seconds of all resizes.
+    attempt: of the last report; `paces_s`: seconds per step between reports of its present gang.
     since_s: when the present change began; None: no change is being measured.
-    attained_gpu_s: what the job had attained by then. from_step: where it was then, by its pace.
-    words: those of the gang as it is now while a change is being measured, else the last one.
-    settled_at_s: the first word of the gang as it is now; None: workers still come or go.
+    attained_gpu_s: what the job had attained by then.
+    from_step: the step that it had reached then, by its pace.
+    words: reports of the present gang while a change is being measured, else the last one.
+    settled_at_s: the first report of the present gang; None: workers still come or go.
     """
 
     recent_s: list[float] = field(default_factory=list[float])
@@ -75,14 +77,14 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def cost_s(self) -> float | None:
-        """Seconds of running time that a resize of this job costs; None: none was measured."""
+        """Seconds of running time that a resize of this job costs; None without a measurement."""
         return median(self.recent_s) if self.recent_s else None
 
     def changes(self, now_s: float, attained_gpu_s: float, *, attempt: int) -> Price | None:
         """The gang of an attempt is about to change.
 
-        A change that comes before the job told of the last one is part of it. Otherwise the last
-        one ends here.
+        A change before the job's first report after the last change is part of that one. Otherwise
+        the last one ends here.
 
         Returns the last one, if it was still being measured and its gang had a steady pace.
         """
@@ -111,7 +113,7 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         now_s: float,
         attained_gpu_s: float,
     ) -> Price | None:
-        """The job told a step that it had done at an instant, by now not later than `now_s`.
+        """The job reported a step that it had done at an instant, by now not later than `now_s`.
 
         is_settled: no worker of its gang comes or goes. Returns the resize that this measured.
         """
@@ -147,7 +149,7 @@ class ResizeCosts(Struct, kw_only=True, omit_defaults=True):
         return found
 
     def forget(self) -> None:
-        """What was being measured came to nothing, as its attempt or its gang was interrupted."""
+        """Drop the measurement under way, because its attempt or its gang was interrupted."""
         self.words, self.paces_s, self.since_s, self.settled_at_s = [], [], None, None
 
     def _end(self) -> None:

@@ -1,18 +1,16 @@
-"""Whether, when and where a job is tried again after a fault. Must not know how it was recognised
-what failed.
+"""Retry of a job after a fault: whether, when, and on which nodes.
 
-The job's own budget is its user's word; what kind of failure it was decides within it, by the retry
-classes that follow from the Philly study (ATC'19, section 5): never, on another node, or after a
-while. Exit codes that a user listed are tried again in any case: the class then only says where and
-when. docs/decisions/0015-failure-classes.md has the reasons. A fault of its node costs the job
-nothing, and for that very reason is never tried again at once in the same place.
+The job's own retry budget is the user's. Within it the class of the failure decides, by the retry
+classes of the Philly study (ATC'19, section 5): never, on another node, or after a delay. Exit
+codes that a user listed are always retried; the class then only decides where and when
+(docs/decisions/0015-failure-classes.md). A fault of the node costs the job nothing. For that very
+reason it is never retried at once on the same node.
 
-A path or a command that one node does not find may be a mount that failed there, or a mistake in
-the job: one refusal does not tell. It is the node's until a second node says the same of the same
-thing, or where the job fits nowhere else.
+A path or a command that one node does not find may be a failed mount there, or a mistake in the
+job. It counts as the node's fault until a second node reports the same, or where the job fits on no
+other node.
 
-Nodes that a job leaves alone after a fault, each until an instant of its own. Must not know what
-failed, nor why another place is better.
+A job avoids a node after a fault until an instant of its own for each node.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ from coordinator.engine.state.tables import (
 from coordinator.policies.contract.text import counted, some
 
 NODES_NAMED = 4
-"""Of the nodes that a sentence is about."""
+"""The most node names in a sentence."""
 
 
 def leave(
     retry: RetryEntry, nodes: Iterable[NodeName], until_s: float, *, is_own_fault: bool = False
 ) -> None:
-    """Leave nodes alone until an instant; what is known of them already is not forgotten by it."""
+    """Avoid nodes until an instant; earlier entries for them stay."""
     for name in sorted(nodes):
         known = retry.avoided.get(name, Avoided(until_s))
         retry.avoided[name] = Avoided(
@@ -55,7 +53,7 @@ def leave(
 
 
 def blamed(retry: RetryEntry, now_s: float) -> list[NodeName]:
-    """Those that are left alone for what they did, not for what the job did there."""
+    """Nodes that are avoided for their own fault, not for a fault of the job there."""
     return [
         name for name, one in retry.avoided.items() if one.until_s > now_s and not one.is_own_fault
     ]
@@ -64,13 +62,13 @@ def blamed(retry: RetryEntry, now_s: float) -> list[NodeName]:
 def avoids_until_s(job: JobEntry) -> float | None:
     """When the first of them may be used again; None: time alone changes nothing.
 
-    A job that runs leaves the node of its own fault alone for good: it computes elsewhere.
+    A running job avoids the node of its own fault for good, because it computes elsewhere.
     """
     return min(_ends_s(job).values(), default=None) if job.retry.avoided else None
 
 
 def stop_avoiding(ctx: Context, job: JobEntry) -> None:
-    """Forget those that it has left alone for long enough."""
+    """Forget nodes that were avoided for long enough."""
     over = sorted(name for name, until_s in _ends_s(job).items() if until_s <= ctx.now_s)
     if not over:
         return
@@ -93,8 +91,9 @@ def _ends_s(job: JobEntry) -> dict[NodeName, float]:
 
 
 def told(job: JobEntry, now_s: float) -> str:
-    """In words, which of them may be used again in how many seconds, those that are first first;
-    empty where time alone changes nothing."""
+    """As text: which of them may be used again in how many seconds, the first ones first. Empty if
+    time alone changes nothing.
+    """
     groups: dict[str, list[NodeName]] = {}
     for name, until_s in sorted(_ends_s(job).items(), key=lambda one: (one[1], one[0])):
         groups.setdefault(f"in {max(0.0, until_s - now_s):.0f} s", []).append(name)
@@ -116,12 +115,12 @@ def why_not_growing(job: JobEntry, now_s: float) -> tuple[str, ...]:
 
 
 def named(nodes: list[NodeName]) -> str:
-    """Nodes in words, not too many of them."""
+    """Names of nodes as text, shortened if there are many."""
     return some(nodes, NODES_NAMED)
 
 
 STALLED = "stalled"
-"""The reason of an attempt that was ended as it told no progress any more; see `stalls`."""
+"""The reason of an attempt that was ended because it stopped reporting progress; see `stalls`."""
 
 REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
 
@@ -206,7 +205,7 @@ def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None)
     """
     spec, retry = job.spec.retry, job.retry
     used, most, codes = restarts_used(job), spec.max_restarts, spec.on_exit_codes
-    # An attempt that was ended for its silence has no exit code that anybody could list.
+    # An attempt that was ended for its silence has no exit code that a user could list.
     is_stalled = retry.failure is not None and retry.failure.reason == STALLED
     if retry.is_charged and codes and exit_code not in codes and not is_stalled:
         listed = ", ".join(str(code) for code in codes)
@@ -246,9 +245,9 @@ def _is_spent(failure: Failure, counts: Mapping[str, int]) -> bool:
 def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | None) -> None:
     """Where and when the next try is made.
 
-    After the first fault of a row it may be at once, as most failures that pass are of one node;
-    after more of them there is a pause whatever the class: what fails in a second would else take
-    its GPUs from others sixty times in a minute.
+    After the first fault of a row it may be at once, because most transient failures are of one
+    node. After more of them there is a pause whatever the class. Otherwise a job that fails in a
+    second would take its GPUs from others sixty times a minute.
     """
     retry, settings = job.retry, ctx.settings
     is_passing = failure is not None and failure.retry == RetryClass.BACK_OFF
@@ -263,17 +262,17 @@ def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | Non
 
 
 def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool = False) -> None:
-    """After a fault of a node the next try is made elsewhere, or else later: nothing else keeps a
-    node that starts no worker from taking the same job again and again.
+    """After a fault of a node, retry elsewhere or later.
 
-    The node is left alone for the back-off, which grows with each such fault in a row, and not for
-    `retry_avoid_s`: it may be well again by then, as after a boot, and the only one that is free. A
-    gang that fits nowhere else, or only where it was refused before, waits so long only if it ran
-    for less: nothing turns in a circle faster than that, and others would take the nodes that a
+    Nothing else keeps a node that starts no worker from taking the same job again and again. The
+    node is avoided for the back-off, which grows with each node fault in a row, and not for
+    `retry_avoid_s`: it may soon be well again, for example after a reboot, and may be the only free
+    one. A gang that fits nowhere else, or only where it was refused before, waits that long only if
+    it ran for less. So no cycle is faster than that; otherwise others would take the nodes that a
     large gang needs together.
 
-    is_in_vain: the node could not start it. That may come of the job's own storage, which it takes
-        along: for the back-off no further node is lent for it.
+    is_in_vain: the node could not start the worker. The cause may be the job's own storage, which
+        follows the job: during the back-off no further node is lent for it.
     """
     ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
     if ran_s > ctx.settings.retry_backoff_max_s:
@@ -282,9 +281,11 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool 
 
 
 def not_ready(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
-    """A gang was not ready in time for these nodes: the next try leaves them alone as after a fault
-    of theirs. Whose fault it is nobody knows, so none is counted, and no node is closed by it: the
-    job's own storage may hang.
+    """A gang was not ready in time because of these nodes: the next try avoids them as after a node
+    fault.
+
+    The cause is unknown, so no fault is counted and no node is closed for it: the job's own storage
+    may hang.
     """
     took_s = ctx.settings.gang_ready_timeout_s
     _go_elsewhere(ctx, job, sorted(nodes), took_s=took_s, is_in_vain=True)
@@ -343,15 +344,17 @@ def _both(error: str, first: NodeName, second: NodeName) -> str:
 
 
 def left_alone(ctx: Context, job: JobEntry, node: NodeName) -> None:
-    """A job that runs was refused one more worker: it computes elsewhere, so it is the node's
-    matter, and the job grows onto others; for a while onto none that was lent for that."""
+    """A running job was refused one more worker on a node. It computes elsewhere, so this counts as
+    the node's fault, and the job grows on others; for a while on none that was lent for it.
+    """
     leave(job.retry, [node], ctx.now_s + ctx.settings.retry_avoid_s)
     job.retry.no_loan_until_s = ctx.now_s + ctx.settings.retry_backoff_max_s
 
 
 def left_for_now(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
-    """A job that runs has waited in vain to grow onto these nodes, or they could not start it: it
-    tries others, and these again when they may be ready."""
+    """A running job could not grow onto these nodes in time: it tries others, and these again when
+    they may be ready.
+    """
     retry = job.retry
     retry.node_faults += 1
     retry.no_loan_until_s = ctx.now_s + _back_off_s(ctx.settings, retry.node_faults)
@@ -359,7 +362,7 @@ def left_for_now(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> No
 
 
 def _back_off_s(settings: EngineSettings, count: int) -> float:
-    """Seconds to wait after so many faults in a row: doubled each time, up to the longest."""
+    """Seconds to wait after a number of faults in a row: doubled each time, up to the maximum."""
     wait_s = settings.retry_backoff_s
     for _ in range(1, count):
         wait_s = min(2.0 * wait_s, settings.retry_backoff_max_s)
@@ -367,7 +370,7 @@ def _back_off_s(settings: EngineSettings, count: int) -> float:
 
 
 def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) -> bool:
-    """Whether the other nodes, with nobody on them, would take the base gang."""
+    """True if the base gang would fit on the other nodes if they were empty."""
     size, least = job.spec.gpus_per_worker, job.spec.workers.min
     factors = job.spec.gpu.worker_multiplier
     missing: dict[str, int] = {}
@@ -390,7 +393,7 @@ def _may_take(node: NodeEntry) -> bool:
 
 
 def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> None:
-    """Hardware that is at fault gets nobody else, where the operator wants that."""
+    """Close faulty hardware to other jobs, where the operator wants that."""
     node = ctx.state.nodes.get(name)
     if node is None or not failure.suspects_node or node.is_cordoned:
         return
@@ -404,9 +407,9 @@ def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> N
 
 
 def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
-    """Another worker of a gang that is ending says why it failed: the root cause counts.
+    """Another worker of an ending gang reports why it failed: the root cause counts.
 
-    The first word may have come of a peer that only saw the connection break.
+    The first report may be of a peer that only saw the connection break.
     """
     retry, failure = job.retry, ending.failure
     if ending.refused:
@@ -428,8 +431,9 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None
 
 
 def _node_was_gone(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
-    """A node of a gang that is ending was lost: then it is why the others' connection broke, and
-    they were heard first, as nobody is sooner silent than lost."""
+    """A node of an ending gang was lost. Then that is why the others' connections broke; they
+    reported first, because a node is LOST only after a timeout.
+    """
     retry, first = job.retry, job.retry.failure
     is_its_own = retry.attempt == job.attempt and retry.is_charged and not retry.node_faults
     if not is_its_own or job.after_vacating not in REVISABLE:
@@ -494,8 +498,8 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
 
 
 def why_waiting(job: JobEntry, now_s: float) -> str:
-    """In words, why nobody is to start it now, or not where its latest try failed, with when that
-    changes and what went wrong; empty for a job that may start anywhere.
+    """As text: why the job may not start now, or not where its latest try failed, with the end of
+    that and the error. Empty for a job that may start anywhere.
     """
     retry, what = job.retry, _what_failed(job)
     if rests(job) and retry.at_s is not None:
@@ -507,7 +511,7 @@ def why_waiting(job: JobEntry, now_s: float) -> str:
 
 
 def _which_restart(job: JobEntry) -> str:
-    """Of how many, where it is its own fault that it waits for."""
+    """As text: which restart of how many follows, if the job waits for its own fault."""
     retry = job.retry
     if retry.node_faults or not retry.is_charged:
         return ""
@@ -536,7 +540,7 @@ def _what_failed(job: JobEntry) -> str:
 
 
 def _placed(what: str, job: JobEntry) -> str:
-    """With the nodes that are to blame, where the words do not name them all."""
+    """The error with the nodes at fault, where the text does not name them all."""
     told = set(re.findall(r"[\w.-]*\w", what))
     missing = [name for name in job.retry.failed_on if name not in told]
     return f"{what} ({named(missing)})" if missing else what

@@ -1,12 +1,12 @@
-"""Jobs that told their progress and tell none any more: STALLED, and started again if they ask.
+"""Stalls: a job that stops reporting progress becomes STALLED, and restarts if it asked for that.
 
-A hung collective, a dead data loader or a rendezvous that nobody joins looks like work to everybody
-but the job. A job is STALLED after silence much longer than its usual gap between two words, see
+A hung collective, a dead data loader or an incomplete rendezvous looks like work from outside. A
+job is STALLED after silence much longer than its usual gap between progress reports, see
 `step_gaps`. Silence of an agent or of the network is no silence of the job: the driver counts only
-what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED; one that
-starts, is resized, suspended or stopped is expected to be silent.
+what the reports of all its nodes show (`ProgressStopped`). Only a running job is STALLED. A job
+that starts, is resized, suspended or stopped is expected to be silent.
 
-A stall ends with the next word of the job, or when its gang changes. Must not know the wire.
+A stall ends with the job's next progress report, or when its gang changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coordinator.engine.state.tables import ClusterState, Ending, JobEntry
 
 
 class Watch(NamedTuple):
-    """A job whose silence is to be looked at: its workers, and the silence that says something."""
+    """A job whose silence is watched: its workers, and the silence that means a stall."""
 
     attempt: int
     after_s: float
@@ -34,9 +34,9 @@ class Watch(NamedTuple):
 
 
 def watched(state: ClusterState, settings: EngineSettings, now_s: float) -> dict[JobId, Watch]:
-    """Running jobs that have told nothing for so long that a `ProgressStopped` changes something.
+    """Running jobs silent for so long that a `ProgressStopped` changes something.
 
-    now_s: engine time. Whether they really told nothing is for the driver to say.
+    now_s: engine time. The driver decides whether the job really reported nothing.
     """
     found: dict[JobId, Watch] = {}
     for job_id in state.live_jobs:
@@ -81,7 +81,7 @@ def _end_attempt(ctx: Context, job: JobEntry, quiet_s: float, timeout_s: float) 
 
 
 def _next_s(job: JobEntry, settings: EngineSettings) -> float | None:
-    """The silence that changes something next; None: none does."""
+    """The next silence that changes something; None: none does."""
     timeout_s, after_s = timeout_of(job), _after_s(job, settings)
     if job.gaps.stalled_since_s is not None or after_s is None:
         return timeout_s
@@ -104,19 +104,19 @@ def _quiet_at_most_s(job: JobEntry, now_s: float) -> float:
 
 
 def timeout_of(job: JobEntry) -> float | None:
-    """After how long a silence its attempt is ended, in seconds; None: never."""
+    """The silence after which its attempt is ended, in seconds; None: never."""
     timeout_s = job.spec.stall_timeout_s
     return None if timeout_s is UNSET else timeout_s
 
 
 def quiet_s(job: JobEntry, now_s: float) -> float | None:
-    """For how long a STALLED job has told nothing, in seconds; None of any other job."""
+    """Seconds since the last progress report of a STALLED job; None for any other job."""
     since_s = job.gaps.stalled_since_s
     return None if since_s is None else max(0.0, now_s - since_s)
 
 
 def in_words(job: JobEntry, now_s: float) -> str:
-    """That a job is STALLED, against what is usual for it; empty of any other job."""
+    """As text: the job is STALLED, with its usual gap; empty for any other job."""
     silent_s = quiet_s(job, now_s)
     if silent_s is None:
         return ""

@@ -1,7 +1,4 @@
-"""How long a job is silent between two words of its steps, and when silence is a stall.
-
-Must not know who measures silence, nor what follows of it.
-"""
+"""A job's usual gap between progress reports, and the silence that counts as a stall."""
 
 from __future__ import annotations
 
@@ -10,21 +7,22 @@ from statistics import median
 from msgspec import Struct, field
 
 STALL_GAPS = 10.0
-"""A stall is silence longer than so many usual gaps."""
+"""A stall is silence longer than this many usual gaps."""
 STALL_PAUSES = 2.0
-"""And longer than so many times its longest pause, as of a save or an evaluation."""
+"""And longer than this many times the longest pause, for example of a save or an evaluation."""
 RECENT_GAPS = 15
-"""Gaps whose median is the usual one."""
+"""Number of gaps whose median is the usual one."""
 
 
 class StepGaps(Struct, kw_only=True, omit_defaults=True):
-    """The gaps between the words of one job.
+    """The gaps between the progress reports of one job.
 
-    attempt: of the last word; 0 before the first. told_at_s: when that step was done.
-    since_s: since when the gang is as it is: it started, was resized, or was resumed.
+    attempt: of the last report; 0 before the first.
+    told_at_s: when that step was done.
+    since_s: when the gang became what it is: it started, was resized, or was resumed.
     recent_s: the latest gaps; longest_s: the longest. Gaps in which the gang changed are left out.
-    start_up_s: the longest time from the start of an attempt to its first word.
-    stalled_since_s: when a job that is STALLED told its last step; None: it is not.
+    start_up_s: the longest time from the start of an attempt to its first report.
+    stalled_since_s: when a STALLED job reported its last step; None: it is not STALLED.
     """
 
     attempt: int = 0
@@ -36,7 +34,7 @@ class StepGaps(Struct, kw_only=True, omit_defaults=True):
     stalled_since_s: float | None = None
 
     def told(self, at_s: float, *, attempt: int) -> None:
-        """A running attempt told a new step, or a new save, of an instant."""
+        """A running attempt reported a new step, or a new save, of an instant."""
         if attempt != self.attempt:
             self.attempt = attempt
             self.start_up_s = max(self.start_up_s, at_s - self.since_s)
@@ -53,7 +51,7 @@ class StepGaps(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def usual_s(self) -> float | None:
-        """The median gap; None before two words of one attempt."""
+        """The median gap; None before two reports of one attempt."""
         return median(self.recent_s) if self.recent_s else None
 
     def stall_after_s(
@@ -61,8 +59,10 @@ class StepGaps(Struct, kw_only=True, omit_defaults=True):
     ) -> float | None:
         """Seconds of silence after which a job is STALLED; None while no gap is known.
 
-        attempt: the present one. floor_s: no job is so called earlier. resize_s, start_s: what a
-        resize and a start of this job take; the one that the silence began with is added.
+        attempt: the present one.
+        floor_s: the least silence that counts.
+        resize_s, start_s: the duration of a resize and of a start of this job; the one with which
+            the silence began is added.
         """
         usual_s = self.usual_s
         if usual_s is None:

@@ -1,4 +1,4 @@
-"""What happens to a loan: made, called back, home again.
+"""Loan handlers: made, reclaimed, returned.
 
-Start at `lifecycle`; `recall` is the call home, `delayed_reclaim` one that waits for jobs to end.
+Start at `lifecycle`. `recall` ends a loan by order, `delayed_reclaim` waits for jobs to end.
 """

@@ -1,8 +1,7 @@
-"""Reclaims that wait: a lent node takes no more work, and its jobs may end by themselves.
+"""Delayed reclaims: a lent node takes no more work, and its jobs may end by themselves first.
 
-The deadline runs from the order. When the last base worker has gone, or the wait is over, the node
-is taken back as by any reclaim; who decided the wait saw to it that the rest of the deadline is
-enough. Must not know why a job was thought to end in time.
+The deadline runs from the order. When the last base worker has ended, or the delay is over, the
+node is reclaimed as usual. The policy that chose the delay left enough of the deadline for that.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def begin(ctx: Context, decision: Reclaim) -> str:
 
 
 def settle(ctx: Context) -> None:
-    """Take back the nodes whose wait is over."""
+    """Reclaim the nodes whose delay is over."""
     for name, wait in sorted(ctx.state.awaited.items()):
         node = ctx.state.nodes.get(name)
         if node is None or node.lease is None:  # it went home, by itself or by another order

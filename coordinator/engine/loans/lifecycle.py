@@ -1,10 +1,9 @@
-"""The life of a loan, seen from the coordinator. Must not know why a node was chosen.
+"""The life of a loan as the coordinator sees it: made, confirmed, reclaimed, returned.
 
-Within what time a service was promised a lent node back. Must not know what a promise is for.
+Each service is promised its lent nodes within a reclaim deadline; this module derives it.
 
-Stages of a way home that was ordered, from the load that called for it to the last word of it.
-
-Pure; must not know why a node was called back, and compares no clocks of two machines.
+It also keeps the stages of an ordered return, from the load that caused it to the node's last
+report. Instants of two machines' clocks are never compared.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def load_age_s(ctx: Context, loan: LoanEntry) -> float:
 
 
 def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dict[str, float]:
-    """All stages of a reclaim, in seconds and in order: beside `decide`, which is before the order,
-    they add up to the time from the order to `home_at_s`, when it was heard to be over.
+    """All stages of a reclaim, in seconds and in order.
 
     The node tells how long its own stages took and how long ago they were over; what is left, on
     this clock, is how long the call took until its node acted on it. Of a node that
@@ -47,14 +45,14 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
     if event.home_ago_s is None or ordered_at_s is None:
         return own_s
     if loan.is_lapsed or loan.turned_back:
-        # While the order waited: nobody called it, its own stages count from there.
+        # During a delayed reclaim the node was not called yet; its own stages count from the call.
         way_s = sum(own_s.values()) + event.home_ago_s
         wait_s = max(0.0, home_at_s - ordered_at_s - way_s)
         return {"decide": loan.decide_s, "wait": wait_s} | own_s | {"heard": event.home_ago_s}
     if called_at_s is None:
         return own_s
     heard_s = min(event.home_ago_s, home_at_s - called_at_s)
-    # Less than nothing of a node whose lease had ended, unheard, before it was called: see
+    # Less than zero for a node whose lease had ended before the call, without a report: see
     # `agent.core.return_timing`, which counts from there.
     rest_s = max(0.0, home_at_s - called_at_s - sum(own_s.values()) - heard_s)
     stages_s = {"decide": loan.decide_s}
@@ -75,7 +73,7 @@ def reclaim_s(ctx: Context, service: ServiceName) -> float:
 
 
 def known_s(ctx: Context, service: ServiceName) -> float | None:
-    """As `reclaim_s`; None of a service to which nobody ever promised anything."""
+    """As `reclaim_s`; None for a service without any promise so far."""
     settings = ctx.service_settings(service)
     if settings is not None:
         return settings.reclaim_deadline_s
@@ -90,7 +88,7 @@ _NOT_LENT = (NodeRole.SERVING, NodeRole.QUARANTINED, NodeRole.WARMING)
 """Roles from which warming up, by a boot or out of quarantine, says nothing of a loan."""
 
 DURATIONS_KEPT = 10_000
-"""Of ways home, for the figures."""
+"""The number of returns kept for the figures."""
 
 
 def lend(ctx: Context, decision: Loan) -> str:
@@ -119,7 +117,7 @@ def lend(ctx: Context, decision: Loan) -> str:
 
 
 def why_not_lent(ctx: Context, name: NodeName) -> str:
-    """Why a node cannot be lent now, whoever decides it; empty when it can be."""
+    """Why a node cannot be lent now, whichever policy decides; empty if it can be."""
     node = ctx.state.nodes.get(name)
     if node is None or not node.is_heard:
         return f"{name} was not heard"
@@ -141,8 +139,8 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
     if unknown := unknown_loads.why_not_lent(ctx.state, node.name):
         return unknown
     if sick := sick_slots(node):
-        # Its server runs beside it. Once stopped it might never be healthy again, and no deadline
-        # could be kept: the agent waits for each GPU to be free.
+        # Its server runs beside that GPU. Once stopped it might never be healthy again, and no
+        # deadline could be kept: the agent waits for each GPU to be free.
         is_out = sick[0].health == GpuHealth.OK
         what = "gone" if sick[0].is_gone else "out after a fault" if is_out else sick[0].health
         return f"{node.name} is not lent: its GPU {sick[0].uuid} is {what}"
@@ -154,7 +152,7 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
             f"{node.name} is not lent: its GPU {uuid} is used by {who}, which is not its server's"
         )
     if node.last_lease_id is not None and _is_open(ctx, node.last_lease_id):
-        # It may not know yet that it was called back: two loans of a node could not be told apart.
+        # It may not know yet that it was recalled: two loans of a node could not be told apart.
         return f"{node.name} was not heard to have ended loan {node.last_lease_id}"
     return ""
 
@@ -189,7 +187,8 @@ def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> float:
     ordered_at_s, within_s = loan.reclaim_ordered_at_s, decision.deadline_s
     if ordered_at_s is None:
         ordered_at_s, loan.decide_s = ctx.now_s, 0.0
-        ctx.state.counters.reclaims += has_left(loan)  # of any other nobody knows yet what it is
+        # for a loan that has not left, the outcome is still unknown
+        ctx.state.counters.reclaims += has_left(loan)
     elif loan.reclaim_deadline_s is not None:
         within_s = min(loan.reclaim_deadline_s, ctx.now_s - ordered_at_s + within_s)
     loan.reclaim_ordered_at_s, loan.reclaim_deadline_s = ordered_at_s, within_s
@@ -202,7 +201,7 @@ def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> float:
 def close(ctx: Context, node: NodeEntry, why: str) -> None:
     """End the open loan of a node that will not come back to its service by it.
 
-    What is wanted of the node from now on is the caller's to say.
+    The caller sets the node's desired state from now on.
     """
     loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
     node.lease = node.last_lease_id = node.reclaim_at_s = None
@@ -228,7 +227,7 @@ def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntr
 
 
 def held_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
-    """As `workers_on`, and after them the rendezvous stores of the node, by job id."""
+    """As `workers_on`, followed by the rendezvous stores of the node, by job id."""
     found = workers_on(ctx, node)
     for key in sorted(node.stores):
         job = ctx.state.jobs.get(key.job_id)
@@ -282,12 +281,12 @@ def role_reported(
 
 
 def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole) -> None:
-    """Note of a loan that has not begun, as far as was heard, that its node stopped its server, or
-    that it drained until after its deadline.
+    """Note that a node stopped its server for a loan not yet reported begun, or drained past its
+    deadline.
 
-    Its drain may have ended before the call home reached it. Its roles on the way tell, or else,
-    where no report fell into the way, the stages that it has measured: a node forgets those of the
-    way before when it takes a lease. A server that quarantine restarts was not stopped for a loan.
+    Its drain may have ended before the recall reached it. The roles on its way show it. Where no
+    report fell into the way, its measured stages do: a node forgets those of the way before when it
+    takes a lease. A server that quarantine restarts was not stopped for a loan.
     """
     loan = _not_begun(ctx, node)
     if loan is None or (node.lease is not None and node.role == _ON_LOAN):
@@ -367,7 +366,7 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
         begun_at_s=ctx.now_s,
         reason="adopted: the node holds this lease",
     )
-    ctx.state.counters.loans += 1  # nobody here counted it, and its end will be counted
+    ctx.state.counters.loans += 1  # this loan was never counted, and its end will be
     ctx.log_event(node.name, f"lease {event.lease_id} adopted", "found on the node")
     ctx.touch(node.name)
 
@@ -435,7 +434,7 @@ def _reclaimed(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReport
 
 
 def _since(loan: LoanEntry) -> str:
-    """How long ago a node that nobody had called went home; empty of one that was called."""
+    """How long ago a node that was not recalled went home; empty for one that was."""
     if loan.lapse_s is not None:
         return f"{loan.lapse_s:.1f} s after its lease ended by itself"
     return "" if loan.turn_back_s is None else f"{loan.turn_back_s:.1f} s after it turned back"
@@ -458,10 +457,11 @@ def _count_late(ctx: Context, loan: LoanEntry) -> None:
 
 
 def _way_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:
-    """How long the way home took that nobody had ordered, in seconds.
+    """Seconds of a return that was not ordered.
 
-    The node's own measure, from the end of its lease: whoever leads may have heard of that late, or
-    of its end long after. A node that measured nothing is judged by what was heard.
+    The node's own measure counts, from the end of its lease: the leader may have received the
+    report of its begin late, or of its end long after. A node without a measure is judged by the
+    reports.
     """
     return sum(loan.stage_durations_s.values()) or ctx.now_s - heard_at_s
 

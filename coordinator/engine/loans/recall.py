@@ -1,16 +1,15 @@
-"""Calling a lent node home by order, which is no policy's choice: when it must be back, and at what
-price. Must not know who ordered it, nor why.
+"""Recall of lent nodes outside any policy's choice: on an order, or because they are unused.
 
-Lent nodes of no use to anybody: they are given back. Must not know policies.
+An order names when the node must be back and at what price.
 
-One that can start nothing and on which nothing runs goes home at once. One that could, and on which
-nothing ran for `idle_return_s`, goes home at the next loan pass if no job waits: its service then
-has a node more to carry a burst or another node's failure. It is not lent again before a job could
-use it, nor within its service's hold-off.
+Unused nodes are returned. A node that can start nothing, and on which nothing runs, returns at
+once. A usable node on which nothing ran for `idle_return_s` returns at the next loan pass, if no
+job waits. Its service then has one more node for a burst or another node's failure. It is not lent
+again before a job could use it, nor within its service's hold-off.
 
-A loan pass looks at what a service needs, so such a node would stay away from its service, of use
-to nobody, until load rises. One that an operator drains stays lent: who empties a machine to work
-on it wants no server to start there.
+A loan pass considers only a service's need, so without this rule an unused node would stay lent
+until load rises. A node that an operator drains stays lent: no server may start on a machine that
+is about to be worked on.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def note_idle(ctx: Context) -> None:
 
 
 def give_back(ctx: Context) -> None:
-    """Call home what was idle for long enough, if no job waits and the cell is not frozen."""
+    """Recall nodes that were idle for long enough, if no job waits and the cell is not frozen."""
     limit_s = ctx.settings.idle_return_s
     if limit_s is None or ctx.state.is_frozen:
         return
@@ -67,7 +66,7 @@ def give_back(ctx: Context) -> None:
 
 
 def _is_lent(node: NodeEntry) -> bool:
-    """Lent, there, and not told to come home."""
+    """True if the node is on loan, reachable, and not recalled."""
     is_there = node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.ON_LOAN
     return node.lease is not None and is_there and not node.is_awaited
 

@@ -1,8 +1,8 @@
-"""What a service that Aryl may not act for is told: shadow loans and recommendations.
+"""Shadow loans and recommendations: for services on which Aryl may not act.
 
-In mode observe each loan that would have been made is followed as if it had been: a *shadow loan*,
-which keeps its node out of the next reckoning and changes nothing else. In mode recommend the
-loans wait for an operator. Must not know forecasts; what would be lent is the policy's to say.
+In mode observe, each loan that would have been made is recorded as a *shadow loan*. It keeps its
+node out of the next loan pass and changes nothing else. In mode recommend, loans wait for an
+operator's approval.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def take(ctx: Context, decision: Recommend) -> str:
         return _watch(ctx, service, decision)
     why = loans_lifecycle.why_not_lent(ctx, decision.node)
     if why:
-        return why  # as one that was approved, and whose node still serves
+        return why  # as for an approved loan whose node still serves
     if decision.node not in ctx.state.recommendations:
         ctx.log_event(decision.node, f"recommend {decision.action}", decision.reason)
         ctx.state.recommendations[decision.node] = Recommendation(

@@ -1,7 +1,7 @@
-"""Loads that are unknown: of which nodes, since when, and the loan pass that they call for.
+"""Nodes whose load is unknown, since when, and the loan pass that they trigger.
 
-What an unknown load means for loans is `coordinator.policies.aryl.lending.balance`'s to say; a node
-whose page is read again, or that serves no more, leaves the table at once.
+`coordinator.policies.aryl.lending.balance` decides what an unknown load means for loans. A node
+whose load is read again, or that no longer serves, leaves the table at once.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def told(ctx: Context, event: LoadUnknown) -> None:
     why = f"no metrics page was read for {event.unknown_s:.0f} s: {event.why}; {last}"
     ctx.log_event(event.node, "load unknown", why)
     if any(one.service == node.service for one in ctx.state.recommendations.values()):
-        ctx.needs_loan_pass = True  # none may rest on a load that is unknown
+        ctx.needs_loan_pass = True  # no loan may rest on an unknown load
 
 
 def of_service(state: ClusterState, service: ServiceName) -> tuple[UnknownLoad, ...]:
-    """Its nodes whose load is unknown and that are there to serve, by name."""
+    """Its serving nodes whose load is unknown, by name."""
     return tuple(
         found
         for name, found in sorted(state.unknown_loads.items())
@@ -57,8 +57,10 @@ def serving_count(state: ClusterState, service: ServiceName) -> int:
 
 
 def looked(ctx: Context, service: ServiceName) -> None:
-    """Once a load period: say when the whole load of a service becomes unknown or known again, and
-    ask for a loan pass when lent nodes have to come home for what is unknown too long."""
+    """Once a load period: log when the whole load of a service becomes unknown or known again.
+
+    It asks for a loan pass when lent nodes must come home because the load is unknown for too long.
+    """
     entry, settings = ctx.state.services.get(service), ctx.service_settings(service)
     if entry is None or settings is None:
         return

@@ -1,5 +1,5 @@
-"""What happens to a node: reports, silence, faults, maintenance.
+"""Node handlers: reports, silence, faults, maintenance.
 
-Start at `reports`; `lost` decides when a silent node is given up, `recovery` what it still runs
-when it returns.
+Start at `reports`. `lost` gives up silent nodes, and `recovery` rebuilds what they still run when
+they return.
 """

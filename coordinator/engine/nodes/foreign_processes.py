@@ -1,8 +1,7 @@
-"""GPU processes of nobody who was given the GPUs, as a node's reports tell of them. Must not know
-how whose they are is found out.
+"""Foreign GPU processes: processes on a GPU that belong to no worker or server assigned to it.
 
-A program that crashes and is started again is another process each time: what belongs together is
-told once, and how many came after it when the next is told.
+A program that crashes and restarts is a new process each time. Processes of one program are logged
+once; the next log line counts the ones since.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from coordinator.engine.state.events import NodeReported, TrespassFact
 from coordinator.engine.state.tables import NodeEntry, TrespassStory
 
 QUIET_S = 60.0
-"""After so long without one, the next of the same user and program on the same GPU is told: no
-agent looks for longer before it calls a process a stranger (`stranger_after_s`)."""
+"""After this long without one, the next process of the same user and program on the same GPU is
+logged again. No agent waits longer before it calls a process foreign (`stranger_after_s`).
+"""
 STORIES_KEPT = 64
-"""Of one node; what belongs to older ones is told again if it is still there."""
+"""Per node; processes of older entries are logged again if they are still there."""
 PIDS_KEPT = 64
-"""Of one story; whoever is back after more others came and went counts as one more."""
+"""Per entry; a process that is back after more others came and went counts as one more."""
 WHY = (
     "nobody was granted this GPU for it, and it is no server's of the node; nothing but its owner "
     "can end it"
@@ -26,7 +26,7 @@ WHY = (
 
 
 def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
-    """As long as such a process is there nobody new gets its GPU."""
+    """While such a process is there, no new worker gets its GPU."""
     trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
     if trespassed != node.trespassed:
         node.trespassed = trespassed
@@ -34,7 +34,7 @@ def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: boo
         mark_holders(ctx, node)
         ctx.needs_pass = ctx.needs_loan_pass = True
     if is_new_boot:
-        node.trespass_stories = []  # process ids begin anew
+        node.trespass_stories = []  # process ids start over
     here = {(fact.gpu_uuid, fact.pid) for fact in event.trespasses}
     for story in node.trespass_stories:
         is_here = any((story.gpu_uuid, pid) in here for pid in story.pids)
@@ -72,7 +72,7 @@ def _tell(ctx: Context, node: NodeEntry, fact: TrespassFact) -> None:
 
 
 def _story_of(stories: list[TrespassStory], fact: TrespassFact) -> TrespassStory | None:
-    """The story that a process belongs to; None: nobody like it was there.
+    """The entry that a process belongs to; None if no process like it was there.
 
     A process that is known stays what it was, whatever it calls itself by now: some programs write
     what they do into their name. Any other one belongs to those of the same user and program. Where

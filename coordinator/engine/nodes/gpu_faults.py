@@ -1,20 +1,19 @@
-"""Faults of GPUs: which take one out of use, for how long, and when so many are that none follows.
+"""GPU faults: which take a GPU out of use, for how long, and the breaker that limits them.
 
-Must not know where faults are read, nor which catalogue says what they are.
+The driver's recovery action decides, where the driver reports one. A GPU that needs a recovery is
+out for as long as it does; a GPU that needs none is not out. Without a reported action the class of
+the fault decides. A program's own fault takes no GPU out. Unrelated programs that fail on one GPU
+make it suspect, and at `suspect_score_max` it is out.
 
-What the driver asks for decides, where it tells that: a GPU for which it asks for a recovery is
-out, as long as it does, and one for which it asks for none is not. Where it tells nothing the class
-of the fault decides. A program's own fault takes no GPU out; programs that share nothing and fail
-on one GPU make it suspect, and at `suspect_score_max` it is out.
+*Out* means: no work begins on the GPU, and its node is not lent. Running work goes on; it ends by
+itself, or an operator drains the node. A node on loan returns as usual. The GPU is in use again
+when an operator says so (uncordon), or when its node reboots and reports it clean, except for
+faults that need repair.
 
-*Out* is: nothing new begins there, and its node is not lent. What runs there goes on: it ends by
-itself, or an operator drains the node. A node on loan goes home as any other. It is in use again
-when an operator says so (uncordon), or its node boots anew and reports it clean, but for what needs
-repair.
-
-The breaker: a driver that cries of every GPU must not empty the fleet. Beyond `gpus_out_ratio_max`
-of all GPUs none is taken out any more by class or score, and an operator decides. What the driver
-asks for goes beyond it, as such a GPU runs nothing, but counts.
+The breaker: a driver that reports faults on every GPU must not empty the fleet. Beyond
+`gpus_out_ratio_max` of all GPUs no more are taken out by class or score, and an operator decides.
+The driver's own recovery action still takes a GPU out, because nothing runs there; it counts
+towards the ratio.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from coordinator.policies.contract.text import counted
 
 OPERATOR = "operator"
 SUSPICIONS_KEPT = 16
-"""Of one GPU; any sensible `suspect_score_max` is far below."""
+"""Per GPU; any sensible `suspect_score_max` is far below."""
 BY_REBOOT = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
 
 _ASKED = {
@@ -61,10 +60,10 @@ def fold(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 
 def _new(condition: GpuCondition, gpu: GpuFact) -> list[tuple[GpuFaultFact, int]]:
-    """The faults that were not told yet, and how many of each; those are told from here on.
+    """The faults not logged yet, with the count of each; they count as logged from here on.
 
-    A count below the one before is of an agent, or a driver, that started anew. One that a GPU
-    which does not answer leaves out is not told: it stays as it was.
+    A count below the one before comes from a restarted agent or a reloaded driver. A fault that a
+    GPU without an answer leaves out is unchanged.
     """
     before, told = condition.counts, {fault.what: fault.count for fault in gpu.faults}
     condition.counts = told if gpu.health == GpuHealth.OK else {**before, **told}
@@ -78,7 +77,7 @@ def _new(condition: GpuCondition, gpu: GpuFact) -> list[tuple[GpuFaultFact, int]
 
 
 def _follow_driver(ctx: Context, node: NodeEntry, gpu: GpuFact, condition: GpuCondition) -> None:
-    """What the driver asks for takes a GPU out, and ends that when it asks no more."""
+    """The driver's recovery action takes a GPU out, until the driver asks for none."""
     asked, out = gpu.recovery, condition.out
     condition.is_asked = asked not in (None, RecoveryAction.NONE)
     if asked is None:
@@ -103,7 +102,7 @@ def _follow_driver(ctx: Context, node: NodeEntry, gpu: GpuFact, condition: GpuCo
 
 
 def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, count: int) -> None:
-    """What follows from a fault that is new."""
+    """Carry out what follows from a new fault."""
     condition = node.gpu_conditions[gpu.uuid]
     times = "" if count == 1 else f", {counted(count, 'time')}"
     if fault.kind == FaultClass.INFO:
@@ -133,7 +132,7 @@ def _take(ctx: Context, node: NodeEntry, gpu: GpuFact, fault: GpuFaultFact, coun
 
 
 def _is_worth_telling(fault: GpuFaultFact, count: int) -> bool:
-    """A storm is told when its number has doubled, not with each report."""
+    """True if a storm's count has doubled since it was last logged."""
     return (fault.count - count).bit_length() < fault.count.bit_length()
 
 
@@ -143,7 +142,7 @@ def _is_worth_telling(fault: GpuFaultFact, count: int) -> bool:
 def _suspect(
     ctx: Context, node: NodeEntry, uuid: GpuUuid, condition: GpuCondition, fault: GpuFaultFact
 ) -> None:
-    """Remember on whose account a fault was; several programs that fail on one GPU point at it."""
+    """Remember which program had the fault; several programs with faults make a GPU suspect."""
     programs = _programs(ctx, node, uuid)
     kept = [one for one in condition.suspicions if one.program not in programs]
     kept += [Suspicion(program, ctx.now_s) for program in programs]
@@ -168,7 +167,9 @@ def _suspect(
 
 
 def _programs(ctx: Context, node: NodeEntry, uuid: GpuUuid) -> list[str]:
-    """Whose work was on a GPU: trials of one app are one program, and so are tries of one job."""
+    """The program that ran on a GPU: trials of one app are one program, and so are tries of one
+    job.
+    """
     slot = next((slot for slot in node.gpus if slot.uuid == uuid), None)
     jobs = [ctx.job(key.job_id) for key in keys_of(slot)] if slot is not None else []
     found = {f"{job.tenant}/{job.spec.app}" if job.spec.app else job.job_id for job in jobs if job}
@@ -224,7 +225,7 @@ def out_count(node: NodeEntry) -> int:
 
 
 def most_out(ctx: Context, gpus: int) -> int:
-    """So many of the cell's GPUs may be out by themselves."""
+    """The number of the cell's GPUs that may be out without an operator."""
     return max(ctx.settings.gpus_out_min, int(ctx.settings.gpus_out_ratio_max * gpus))
 
 
@@ -260,7 +261,7 @@ def _changed(ctx: Context, node: NodeEntry) -> None:
 
 
 def rebooted(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A new boot has reset its GPUs; those that are reported clean are in use again."""
+    """A reboot has reset the GPUs; those reported clean are in use again."""
     facts = {gpu.uuid: gpu for gpu in event.gpus}
     for uuid, condition in sorted(node.gpu_conditions.items()):
         condition.counts = {}

@@ -1,13 +1,11 @@
-"""Nodes that say nothing: LOST at first, and what has certainly ended there later. Must not know
-how silence is measured.
+"""Silent nodes: LOST after a timeout, and later the workers that have certainly ended there.
 
-Silence proves nothing: workers of a LOST node are unknown, not dead, and hold their job
-until the node is heard, an operator vouches for its death, or the job's own `stop_after_s` has
-ended them. The last is a lease, counted on two clocks: an agent tells its shims when it *sent* the
-last report that a leader answered, and a shim stops its worker `stop_after_s` after that instant,
-with its grace. A leader answers no report that it has not heard, and counts from the last one that
-it heard, or from when it began to lead. What it counts from therefore never lies before what a
-shim counts from.
+Silence proves nothing. Workers of a LOST node are unknown, not dead. They hold their job until the
+node reports, an operator confirms its death, or the job's own `stop_after_s` has ended them. The
+last is a lease, counted on two clocks. An agent tells its shims when it *sent* the last report that
+a leader answered; a shim stops its worker `stop_after_s` after that instant, plus its grace. A
+leader answers only reports that it received, and counts from the last one, or from the start of its
+leadership. The leader's count therefore never starts before the shim's.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ CLOCK_DRIFT_RATIO = 0.002
 def certain_end_s(settings: EngineSettings, spec: JobSpec) -> float | None:
     """Seconds without an answered report after which a node runs no worker of a job; None: never.
 
-    `stop_after_s`, then the whole grace, then the margin for a shim that is late and the drift of
-    the clocks.
+    `stop_after_s`, then the whole grace, then the margin for a late shim and the drift of the
+    clocks.
     """
     if spec.stop_after_s is None:
         return None

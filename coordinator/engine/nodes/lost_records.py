@@ -1,8 +1,7 @@
-"""Records that a damaged journal lost: jobs that may run unseen wait until every node has reported.
+"""Records lost from a damaged journal: jobs that may still run wait until all nodes have reported.
 
 The lost records may have started, moved or ended any job. A node's report and its ledger show what
-runs there, so a waiting job starts again only after all nodes of that time have shown it. Must not
-know journals.
+runs there, so a waiting job starts again only after all nodes of that time have reported.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def is_held(state: ClusterState, job_id: JobId) -> bool:
 
 
 def may_run_unseen(state: ClusterState, job: JobEntry) -> bool:
-    """Whether a lost record may have ordered a gang to run on a node that was not heard since.
+    """True if a lost record may have ordered a gang to run on a node that has not reported since.
 
-    What the state says of the orders and phases of such a gang proves nothing.
+    The orders and phases of this gang in the state prove nothing.
     """
     if job.job_id not in state.doubted_jobs:
         return False
@@ -99,9 +98,9 @@ def confirm_dead(state: ClusterState, name: NodeName) -> None:
 
 
 def settle(ctx: Context) -> None:
-    """Release the jobs whose workers are known, as soon as every node has shown what it holds.
+    """Release the jobs whose workers are known, as soon as every node has reported what it holds.
 
-    What such a job stopped meanwhile is left now, if no node can run it.
+    Reservations that such a job gave up meanwhile are released now, if no node can run them.
     """
     state = ctx.state
     for name in list(state.doubted_nodes):

@@ -1,16 +1,12 @@
-"""Drains: a node takes no more work, and what runs there may go on until a deadline, if it has one.
+"""Maintenance: drain a node, and remove a node from the cell.
 
-The deadline is an instant of engine time, kept in the state: it outlives every leader and replays.
-It is an order, not a decision, so it also holds while the cell is frozen. Must not know who ordered
-it, nor what a node is drained for.
+A drained node takes no more work. Its running work may continue until the drain's deadline, if it
+has one. The deadline is an instant of engine time, kept in the state, so it survives a change of
+leader and replays. It is an order, not a decision, so it also holds while the cell is frozen.
 
-Taking a node out of the cell for good: when it may be, and what is forgotten of it. Must not
-know who ordered it.
-
-Only what nobody hears may go, and only when nothing hangs on it: a worker that may still run, a
-loan, or work that the cell knows from it alone. Whoever vouches for the end of these says so by
-`confirm_dead` first. What is removed is no ban: a node of this name that reports again has joined
-anew, and is told nothing of before.
+Only a silent node with no dependents may be removed: no worker that may still run, no loan, no work
+that the cell knows from it alone. An operator first ends these by `confirm_dead`. Removal is no
+ban: a node of this name that reports again joins as a new node.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ def why_not(state: ClusterState, node: NodeEntry) -> str:
 
 def _held(state: ClusterState, node: NodeEntry) -> str:
     left = {left.key for left in node.left_reservations}  # these never run
-    job_ids = {key.job_id for key in keys_on(node) - left}  # also of those that are to come
+    job_ids = {key.job_id for key in keys_on(node) - left}  # also of workers that are still to come
     for job in state.live():
         workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
         if any(worker.node == node.name for worker in workers):
@@ -71,10 +67,10 @@ def _unread(state: ClusterState, node: NodeEntry) -> str:
 
 
 def remove(ctx: Context, node: NodeEntry, said: str) -> None:
-    """Carry out the order, or tell why nothing was changed.
+    """Carry out the order, or return why nothing was changed.
 
     Args:
-        said: by whom, and why.
+        said: the operator, and the reason.
     """
     why = why_not(ctx.state, node)
     if why:
@@ -84,7 +80,7 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     # An agent of this name may be alive after all, and obeys nothing that is older than its orders.
     state.least_generation = max(state.least_generation, node.generation)
     del state.nodes[name]
-    # What was said of lending it goes with the next loan pass, as of any node that is lost.
+    # Its loan recommendations go with the next loan pass, as for any lost node.
     state.drains.pop(name, None)
     state.unknown_loads.pop(name, None)
     state.closed_until_s.pop(name, None)
@@ -96,10 +92,10 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
 def begin(ctx: Context, node: NodeEntry, said: str, deadline_s: float | None) -> None:
     """Drain a node that was cordoned; an earlier drain of it is forgotten.
 
-    Flexible workers leave at once in any case: they cost their jobs no restart.
+    Flexible workers leave at once in any case, because they cost their jobs no restart.
 
     Args:
-        said: by whom, and why.
+        said: the operator, and the reason.
         deadline_s: seconds for which base workers may go on; None: they are preempted at once.
     """
     reason = f"{node.name} is drained {said}"
@@ -113,7 +109,7 @@ def begin(ctx: Context, node: NodeEntry, said: str, deadline_s: float | None) ->
 
 
 def end(ctx: Context, node: NodeEntry) -> None:
-    """The node may be used again; whoever still runs there runs on."""
+    """The node may be used again; workers that still run there run on."""
     node.is_draining = False
     ctx.state.drains.pop(node.name, None)
 

@@ -1,8 +1,7 @@
-"""Where nodes belong: to a pool and a service by their agents' settings, which the cell must know.
+"""Membership of nodes: their pool and service, by the agents' settings, which the cell must know.
 
-Settings change while nodes are lent: an agent starts again in another pool or for another service,
-or a coordinator whose settings have a service no more. No loan pass sees such a loan, and nothing
-would ever end it. Must not know policies, nor where settings come from.
+Settings may change while nodes are lent: an agent restarts in another pool or for another service,
+or the coordinator's settings drop a service. No loan pass sees such a loan, so this module ends it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ NAMED = 8
 
 
 def leader_started(ctx: Context) -> None:
-    """Other settings may hold: loans of services that are in none end, and nodes that name such a
-    service are told of, service by service."""
+    """Settings may have changed: loans of services without settings end.
+
+    Nodes that name such a service are logged, service by service.
+    """
     for name in sorted(ctx.state.nodes):
         settle(ctx, ctx.state.nodes[name])
     for service, by in unknown_services(ctx.state, ctx.settings):
@@ -60,7 +61,7 @@ def moved(
 
 
 def _other_pool(ctx: Context, node: NodeEntry, old_pool: Pool) -> None:
-    """What was wanted of it in the other pool is wanted no more; a loan of it is over."""
+    """Drop the desired state that the node had in the other pool; a loan of it is over."""
     ctx.log_event(
         node.name, f"moved: {old_pool} -> {node.home_pool}", "its agent's settings say so"
     )

@@ -1,8 +1,8 @@
-"""Gangs that are rebuilt from ledgers and miss a node: whom they wait for, and how that ends.
+"""Gangs rebuilt from ledgers that miss a node: which nodes they wait for, and how the wait ends.
 
-Each order names the nodes of its gang, so that a ledger that is read after the journal was lost
-says who else belongs to it. Such a node may compute although nobody hears it, so only its report or
-an operator's word ends the wait. Must not know how ledgers are read.
+Each order names the nodes of its gang. A ledger read after the journal was lost therefore names the
+missing nodes. A missing node may still compute, so only its report or an operator's confirmation
+ends the wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 
 
 def gang_nodes(job: JobEntry) -> tuple[NodeName, ...]:
-    """Nodes of a job's workers, and those that it waits for."""
+    """Nodes of a job's workers, and the missing nodes that it waits for."""
     if len(job.workers) == 1 and not job.awaited_nodes:
         return tuple([worker.node for worker in job.workers.values()])
     return tuple(sorted({*(worker.node for worker in job.workers.values()), *job.awaited_nodes}))
@@ -57,9 +57,10 @@ def heard(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> None:
 
 
 def confirm_dead(ctx: Context, name: NodeName, by: str) -> None:
-    """An operator vouches that nothing runs there: gangs that waited for nobody else queue again.
+    """An operator confirms that nothing runs there: gangs that waited only for this node queue
+    again.
 
-    While another node of the gang is awaited, its workers may still compute.
+    While another node of the gang is missing, its workers may still compute.
     """
     for job_id in list(ctx.state.live_jobs):
         job = ctx.state.jobs[job_id]

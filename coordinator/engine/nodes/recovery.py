@@ -1,7 +1,4 @@
-"""What a node's ledger tells of jobs that the journal lost: they are rebuilt, worker by worker.
-
-Must not know policies, nor how ledgers are read.
-"""
+"""Recovery from ledgers: jobs that the journal lost are rebuilt worker by worker."""
 
 from __future__ import annotations
 
@@ -54,9 +51,11 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     aside = {o.key.job_id for o in event.orders if o.is_suspended and o.key in found}
     gpu_sharing.found_together(ctx, node, {key.job_id for key in found}, aside)
     ordered = {order.key for order in event.orders}
-    # What the ledger has and does not fit stays unknown: the node's next report judges it again.
+    # An entry of the ledger that does not fit stays unknown: the node's next report judges it
+    # again.
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
-    for key in sorted(unknown - ordered):  # nobody knows it any more: let the node forget it
+    # the state does not know it any more: let the node forget it
+    for key in sorted(unknown - ordered):
         acknowledge(ctx, node, key)
     if found or unknown - ordered:
         # Only then: an order makes the node report, and what stayed unknown would be asked again.
@@ -65,8 +64,9 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
 
 
 def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
-    """A job as one worker's order tells it; none of its workers is here yet."""
-    gang = order.spec.prerun.gang or order.spec  # whose work it is, also while its pre-run is on
+    """A job rebuilt from one worker's order, without workers yet."""
+    # the gang that owns the work, also during a pre-run
+    gang = order.spec.prerun.gang or order.spec
     return JobEntry(
         job_id=order.key.job_id,
         spec=order.spec,
@@ -87,11 +87,11 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
 
 
 def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
-    """Whether a rebuilt gang may run, by what its workers were ordered.
+    """Whether a rebuilt gang may run, by the orders of its workers.
 
-    One that was ordered to run is proof that the whole gang had been ready. Without it nobody
-    runs before as many base workers as it needs are found and ready. The others may compute on a
-    node that is not heard, so time proves nothing as long as they are missing.
+    A worker that was ordered to run proves that the whole gang had been ready. Without that proof
+    no worker runs until as many base workers as the job needs are found and ready. The others may
+    compute on a node that does not report, so time proves nothing while they are missing.
     """
     if order.key.is_store:
         return  # it was ordered with the reservations, and proves nothing of the gang
@@ -131,7 +131,7 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
 
 
 def _drop_older_attempt(ctx: Context, job: JobEntry) -> None:
-    """What the journal still knows of a rebuilt job is over; what it had lost stays booked."""
+    """The journal's entries of a rebuilt job are over; losses already booked stay."""
     old = ctx.job(job.job_id)
     if old is None:
         return

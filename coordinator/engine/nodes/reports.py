@@ -1,6 +1,6 @@
-"""What nodes say: their role, their GPUs, the workers they hold. Must not know policies.
+"""Node reports: role, GPUs and held workers of a node enter the state here.
 
-A node's report is the truth about what is held; the journal is the truth about what is wanted.
+A node's report is the truth about what it holds; the journal is the truth about what is wanted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOST, _SERVING, _RESERVING = NodeRole.LOST, NodeRole.SERVING, WorkerPhase.RESER
 
 
 Said = dict[NodeName, tuple[GpuFact, ...]]
-"""What each node said of its GPUs last, in order to see at a glance that it says it again."""
+"""What each node last reported of its GPUs, to recognise a repeated report quickly."""
 
 
 def reported(ctx: Context, event: NodeReported, said: Said) -> None:
@@ -84,7 +84,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
 
 
 def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
-    """Whether policies see a node anew for where and how large it is, or as it was not heard."""
+    """True if policies must see a node again: its location or size changed, or it was not heard."""
     return (
         not node.is_heard
         or node.home_pool != event.home_pool
@@ -96,7 +96,7 @@ def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
 
 
 def _standing(node: NodeEntry) -> tuple[NodeRole, float | None, bool, bool]:
-    """What else a report can change of a node as policies see it, its GPUs and workers aside."""
+    """The other facts of a report that change a node for policies, except GPUs and workers."""
     return node.role, node.serving_since_s, bool(node.unknown_workers), bool(node.ledger_error)
 
 
@@ -116,8 +116,10 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
 
 
 def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A node that cannot write down what it begins takes nothing new, nor one for which two agents
-    answer: nobody knows which machine that would be. Told when it changes."""
+    """Close a node that cannot write its ledger, or for which two agents answer. Logged on change.
+
+    With two agents it is unknown which machine a new worker would reach.
+    """
     error = event.rival or event.ledger_error
     if bool(node.ledger_error) != bool(error):
         ctx.log_event(node.name, "takes nothing new" if error else "takes new work again", error)
@@ -127,7 +129,7 @@ def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> No
 
 def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -> None:
     if said.get(node.name) == event.gpus and len(node.gpus) == len(event.gpus):
-        return  # what is known of its GPUs changes here alone
+        return  # only here does the knowledge of its GPUs change
     said[node.name] = event.gpus
     ctx.changed_nodes[node.name] = None
     known = {slot.uuid: slot for slot in node.gpus}
@@ -162,8 +164,11 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
 def _tell_health(
     ctx: Context, node: NodeEntry, changed: Sequence[tuple[GpuSlot, GpuHealth]], *, count: int
 ) -> None:
-    """What became of some of so many GPUs, and what each was before. Where all became the same at
-    once it has one cause, such as a driver that did not answer in time, and is one line."""
+    """Log the new health of some of a number of GPUs, and what each was before.
+
+    Where all changed at once there is one cause, such as a driver that did not answer in time, and
+    one line.
+    """
     alike = {(was, slot.health) for slot, was in changed}
     if len(alike) == 1 and 1 < len(changed) == count:
         [(was, now)] = alike
@@ -174,7 +179,7 @@ def _tell_health(
 
 
 def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A GPU that fell out of its node, or was put in, is told once."""
+    """A GPU that fell out of its node, or was added, is logged once."""
     before = {slot.uuid for slot in node.gpus if not slot.is_gone}
     now = {gpu.uuid for gpu in event.gpus}
     count = counted(len(now), "GPU")
@@ -223,10 +228,10 @@ def _reboot(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 
 def _move(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """One step of the table, or a jump, which is told.
+    """One step of the table, or a jump, which is logged.
 
-    A jump is taken as the role of a node that was silent meanwhile: reports can be lost, and what
-    a node says of itself is the truth about what it holds, however it came there.
+    A jump is taken as the role of a node that was silent meanwhile. Reports can be lost, and a
+    node's report is the truth about what it holds, by whatever path.
     """
     old, path = node.role, node_path(node.role, event.role)
     if len(path) == 1:
@@ -274,9 +279,10 @@ def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_
 
 
 def _is_told_again(ctx: Context, node: NodeEntry, fact: WorkerFact) -> bool:
-    """Whether a report says of a live worker what the last one said, as it mostly does.
+    """True if a report repeats the last one of a live worker, as it mostly does.
 
-    One that ended is not live any more: it was taken from its job when its node said so first.
+    A worker that ended is not live any more: it was taken from its job at the first report of its
+    end.
     """
     worker = ctx.worker(fact.key)
     return (
@@ -312,7 +318,7 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
             node.unknown_workers.append(key)
         elif is_over:
             if key.attempt == job.attempt and job.state == JobState.PENDING:
-                progress.last_word(ctx, job, fact)  # its node had been given up before it said so
+                progress.last_word(ctx, job, fact)  # its node had been given up before this report
             acknowledge(ctx, node, key)
         else:
             _stop_stale(ctx, node, key, "a newer attempt or no job wants it")

@@ -1,13 +1,12 @@
-"""Nodes that refuse to start one worker after the other: they are left alone for a while. Must not
-know policies, nor how a node starts anything.
+"""Nodes on which one worker after another fails to start: they are closed for a while.
 
-A node that can start nothing is idle, so it is what every policy takes first: it would draw one job
-after the other of the whole cell ("black hole node"), each free of charge and none of them told. A
-job leaves such a node alone by itself (`retrying.node_fault`); here the node is closed to all of
-them. It is tried again after `retry_backoff_max_s`, with one job, and opens for good once a worker
-has started on it; also when it boots anew, or when an operator says so (uncordon).
+A node that can start nothing is idle, so every policy prefers it. It would draw one job after
+another of the whole cell (a "black hole node"), each free of charge. A single job avoids the node
+by itself (`retrying.node_fault`); here the node is closed to all jobs. It is tried again after
+`retry_backoff_max_s`, with one job, and reopens once a worker has started on it. A reboot or an
+operator (uncordon) also reopens it.
 
-Storage that does not answer may be one job's own, which takes its fault along wherever it goes: it
+Storage that does not respond may be one job's own, and that fault follows the job to every node. It
 closes a node only where the directories of two jobs hang there within that time.
 """
 
@@ -22,11 +21,13 @@ from coordinator.engine.state.tables import ClusterState, HungStart, NodeEntry, 
 from coordinator.policies.contract.text import counted
 
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Of a job's PATH, what is its node's all the same."""
+"""The part of a job's PATH that is its node's in any case."""
 HUNG_KEPT = 8
-"""Of one node; who hangs there more often is not news."""
+"""Per node; a further hang there is no news."""
 MOST = 3
-"""So many refusals in a row close a node: a single one may be chance, as while systemd reloads."""
+"""This number of refusals in a row closes a node. One may be chance, for example while systemd
+reloads.
+"""
 
 
 def heard(
@@ -43,15 +44,15 @@ def heard(
 
 
 def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
-    """Whether it was placed on what is not there: that says nothing of the rest of the node."""
+    """True if it was placed on a missing GPU: that is no evidence against the rest of the node."""
     there = {slot.uuid for slot in node.gpus if not slot.is_gone}
     return not there.issuperset(worker.gpu_uuids)
 
 
 def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> None:
-    """An attempt counts once, however many workers it has there, and only where its gang was ready:
-    what a node says of a reserve may come of the job's own storage, and the jobs of one user would
-    close one node after the other.
+    """An attempt counts once, however many workers it has there, and only if its gang was ready. A
+    node's report on a reserved worker may be due to the job's own storage, and the jobs of one
+    user would close one node after another.
     """
     key, last = worker.key, node.refused_last
     if worker.order != OrderPhase.RUN:
@@ -80,8 +81,8 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFac
 def _begins_in(spec: JobSpec) -> str:
     """The storage that a worker needs to begin and that need not be its node's; empty: none.
 
-    It begins in its directory and runs its program, which is looked for along its own PATH if it
-    has one; its node looks at its checkpoint before. Which of them hangs is not told.
+    A worker begins in its directory and runs its program, which is looked up along its own PATH if
+    it has one; its node checks its checkpoint before. The report does not name the one that hangs.
     """
     if spec.workdir != "/":
         return spec.workdir
@@ -101,13 +102,13 @@ def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> 
 
 
 def forget(ctx: Context, node: NodeEntry, why: str) -> None:
-    """What kept it from starting workers is gone, or may be."""
+    """The cause of its failed starts is gone, or may be."""
     _open(ctx, node, why)
     node.refused_starts, node.refused_last, node.hung_starts = 0, None, []
 
 
 def settle(ctx: Context) -> None:
-    """Try nodes again that were left alone for long enough; one more refusal closes them again."""
+    """Try nodes again that were closed for long enough; one more refusal closes them again."""
     for name, until_s in sorted(ctx.state.closed_until_s.items()):
         if ctx.now_s >= until_s:
             _open(ctx, ctx.state.nodes[name], "it is tried again")

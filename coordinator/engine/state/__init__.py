@@ -1,4 +1,4 @@
-"""Tables, events and commands: the data of the engine.
+"""Tables, events and commands: the engine's data.
 
-Start at `tables`; `events` go in, `commands` come out, a handler gets a `context`.
+Start at `tables`. `events` go in, `commands` come out, and each handler gets a `context`.
 """

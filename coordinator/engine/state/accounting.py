@@ -1,10 +1,10 @@
-"""What the figures mean, defined once for the live system and the simulator. Pure.
+"""Definitions of the reported figures, shared by the live system and the simulator. Pure.
 
-Queueing time is submitted -> first start, plus every later wait (glossary), of every job that was
-submitted: what a job that still waits has waited so far counts, else a full cell would look quick.
-JCT is finished - submitted, of jobs that succeeded. A deadline is due once its job has ended or its
-time is over, and met if it succeeded in time. Utilisation here is GPUs held by workers over
-GPUs schedulable, integrated over time.
+Queueing time is submitted -> first start, plus every later wait (glossary), over all submitted
+jobs. A job that still waits counts with its wait so far; otherwise a full cell would look quick.
+JCT is finished - submitted, over jobs that succeeded. A deadline is due once its job has ended or
+its time is over, and met if the job succeeded in time. Utilisation is GPUs held by workers over
+schedulable GPUs, integrated over time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Quantiles(Struct, frozen=True, kw_only=True):
 
 
 class Durations(Struct, frozen=True, kw_only=True):
-    """Mean, median and 95th percentile in seconds of what may not have happened yet; None: it has
-    not, and 0 would be read as a time that somebody measured."""
+    """Mean, median and 95th percentile in seconds. None: nothing to measure yet, because 0 would be
+    read as a measured time.
+    """
 
     mean: float | None = None
     p50: float | None = None
@@ -37,8 +38,9 @@ class Durations(Struct, frozen=True, kw_only=True):
 
 
 class ReclaimTimes(Struct, frozen=True, kw_only=True):
-    """Seconds from the reclaim order, or from the lapse of a lease, to serving again; None where
-    nobody has come home so."""
+    """Seconds from the reclaim order, or from the lapse of a lease, to serving again; None if no
+    node has come home that way.
+    """
 
     p50: float | None = None
     max: float | None = None
@@ -119,7 +121,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def durations(values_s: Sequence[float]) -> Durations:
-    """Mean, p50 and p95 of lengths in seconds; None of nothing."""
+    """Mean, p50 and p95 of lengths in seconds; None without values."""
     if not values_s:
         return Durations()
     found = quantiles(values_s)
@@ -227,9 +229,9 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
 
 
 def with_overdue(known: Figures, state: ClusterState, now_s: float) -> Figures:
-    """The figures with what is late already and not home: it may never come, and it is late.
+    """The figures with loans that are late and not home: these may never come home.
 
-    One of which nobody knows whether it has left its service is a reclaim as long as that is so.
+    A loan counts as a reclaim while it is unknown whether its node has left its service.
     """
     overdue = [loan for loan in state.loans.values() if loan_outcome.overdue_s(loan, now_s) > 0]
     lapses = sum(map(loan_outcome.is_lapse, overdue))
@@ -255,9 +257,9 @@ def _times(took_s: list[float]) -> ReclaimTimes:
 
 
 def deadlines(jobs: Iterable[JobEntry], now_s: float) -> list[bool]:
-    """Of each job whose deadline is due at an instant, whether it succeeded in time.
+    """For each job whose deadline is due at an instant: whether it succeeded in time.
 
-    What its user took back is neither met nor missed.
+    A job that its user cancelled is neither met nor missed.
     """
     found: list[bool] = []
     for job in jobs:

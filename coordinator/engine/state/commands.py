@@ -1,4 +1,4 @@
-"""What the engine orders its driver to do. Must not know how it is done."""
+"""Commands that the engine returns to its driver."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from coordinator.policies.contract.decisions import Decision
 class PushDesired(Struct, frozen=True, tag="push_desired"):
     """Send a node its desired state, until its report shows that generation.
 
-    `Engine.desired` says what it is when it leaves: of several orders the last is enough. A driver
-    that keeps a journal asks before the engine takes what is not in it yet.
+    `Engine.desired` gives the state at the time of sending: of several orders the last is enough. A
+    driver with a journal asks for it before the engine takes facts that are not journaled yet.
     """
 
     node: NodeName
 
 
 class AskLedger(Struct, frozen=True, tag="ask_ledger"):
-    """A node holds workers that nobody here knows: ask it for their specs."""
+    """A node holds workers that the state does not know: ask it for their specs."""
 
     node: NodeName
 
@@ -37,7 +37,7 @@ class Refused(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True):
     """The answer to one event.
 
-    wake_at_s: the engine wants a pass at this instant at the latest; None has no wish.
+    wake_at_s: the engine wants a pass at this instant at the latest; None: no wake-up.
     """
 
     commands: tuple[Command, ...] = ()

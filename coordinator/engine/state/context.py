@@ -1,11 +1,9 @@
-"""What one call of the engine works with: the state, the instant, and what came of it.
+"""The context of one engine call: the state, the instant, and the results so far.
 
-Handlers get a context and change the state through it; must not know policies or drivers.
+Handlers change the state through it.
 
-What the engine forgets: a cell lives for years. Must not know how things end.
-
-The oldest go first and what is live stays. Room for as many again is left before the next look
-through all of them, so that an end costs nothing most times.
+It also bounds the state, because a cell lives for years. The oldest ended entries go first; live
+ones stay. A trim leaves room for as many entries again, so that most ends cost nothing.
 """
 
 from __future__ import annotations
@@ -54,9 +52,12 @@ NONE_BARRED = frozenset[GpuUuid]()
 class Context:
     """The scratch pad of one event.
 
-    changed_nodes: what they are or hold has changed. dirty_nodes: what is wanted of them has.
-    changed_jobs: anything of them has. Whoever changes a table marks it here: views, tallies and
-    deadlines are made anew for the marked ones only.
+    changed_nodes: their state or their workers changed.
+    dirty_nodes: their desired state changed.
+    changed_jobs: any field of them changed.
+
+    A handler that changes a table marks it here: views, tallies and deadlines are rebuilt only for
+    marked entries.
     """
 
     __slots__ = (
@@ -87,7 +88,7 @@ class Context:
         self.needs_loan_pass = False
 
     def ago(self, seconds: float) -> float:
-        """The instant that was so many seconds ago, as whoever saw it counted them."""
+        """The instant a number of seconds ago, as the reporter counted them."""
         return self.now_s - max(0.0, seconds)
 
     def touch(self, node: NodeName) -> None:
@@ -119,7 +120,7 @@ class Context:
         return job.workers.get(key.worker_index)
 
     def loan_of(self, name: NodeName | None) -> LoanEntry | None:
-        """The loan that a node is under or was promised to; None when it is not lent."""
+        """The loan that a node is under or was promised to; None if it is not lent."""
         node = None if name is None else self.state.nodes.get(name)
         if node is None or node.lease is None:
             return None
@@ -127,7 +128,7 @@ class Context:
 
 
 def is_leaving(ctx: Context, node: NodeEntry, key: WorkerKey) -> bool:
-    """Whether the worker was told to stop, so that its GPUs on a node come free by themselves."""
+    """True if the worker was ordered to stop, so that its GPUs come free by themselves."""
     worker = ctx.worker(key)
     if worker is not None:
         return worker.stop is not None
@@ -162,8 +163,9 @@ def slots_of(node: NodeEntry, key: WorkerKey) -> list[GpuSlot]:
 
 
 def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
-    """GPUs that can be promised now: free ones first, then those that are being vacated. None on
-    which a process sits that nobody was granted: its node would wait for that to end."""
+    """GPUs that can be promised now: free ones first, then those being vacated. A GPU with a
+    foreign process is left out: its node would wait for that process to end.
+    """
     free: list[GpuSlot] = []
     vacated: list[GpuSlot] = []
     last: WorkerKey | None = None
@@ -185,7 +187,7 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
 
 
 def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
-    """GPUs of a node that come free for nobody whoever leaves: `free_slots` never has them."""
+    """GPUs of a node that do not come free whichever worker leaves: `free_slots` never has them."""
     healthy, trespassed = GpuHealth.OK, node.trespassed
     out = node.out_uuids if node.gpu_conditions else NONE_BARRED
     found = [
@@ -200,7 +202,7 @@ def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
 
 
 def mark_holders(ctx: Context, node: NodeEntry) -> None:
-    """What is known of a node's GPUs has changed, and with it what its workers would free."""
+    """The state of a node's GPUs changed, and with it what its workers would free."""
     ctx.changed_jobs.update(dict.fromkeys(sorted(key.job_id for key in keys_on(node))))
 
 
@@ -221,12 +223,12 @@ def hold_gpus(
     shared: Collection[GpuUuid] = (),
     kind: str | None = None,
 ) -> tuple[GpuUuid, ...]:
-    """Give a worker GPUs of a node; on those that are being vacated it is the nominee.
+    """Give a worker GPUs of a node; on those being vacated it is the nominee.
 
-    The caller has looked that there are enough. What is held for it already is what it gets.
+    The caller has checked that there are enough. GPUs already held for the worker are used.
 
-    shared: on exactly these it is a guest, if anybody has them.
-    kind: GPUs of this type; None: of any.
+    shared: on exactly these it is a guest, if they have a holder. kind: GPUs of this type; None: of
+        any.
     """
     slots = slots_of(node, key)
     if slots:

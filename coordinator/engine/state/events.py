@@ -1,4 +1,4 @@
-"""Facts that enter the engine, as the journal holds them. Must not know how they arrived."""
+"""Events: the facts that enter the engine, as the journal holds them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
     epoch: int
     holder: str
     settings: EngineSettings | None = None
-    """What it decides by from here on; None keeps what was."""
+    """The settings in force from here on; None keeps the old ones."""
     clock: ClockMark | None = None
     """How its time is told, for the next one; None: virtual time."""
 
@@ -60,7 +60,7 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
 
 
 class FaultClass(StrEnum):
-    """What follows from a fault of a GPU; see `gpu_faults`."""
+    """The consequence of a GPU's fault; see `gpu_faults`."""
 
     INFO = "info"  # nothing
     JOB = "job"  # the program's own fault
@@ -69,10 +69,11 @@ class FaultClass(StrEnum):
 
 
 class GpuFaultFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kind of fault that a GPU had, as the catalogue of this cell has it.
+    """One kind of fault of a GPU, as this cell's catalogue has it.
 
-    what: such as `XID 79`. count: how often, since its agent started; for ECC, since its driver was
-    loaded. The rest as in an entry of the catalogue.
+    what: for example `XID 79`.
+    count: occurrences since its agent started; for ECC, since its driver was loaded. The rest as in
+        an entry of the catalogue.
     """
 
     what: str
@@ -85,7 +86,9 @@ class GpuFaultFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuFact(Struct, frozen=True):
-    """What matters of a GPU to a scheduler; `recovery`: None: its driver does not tell."""
+    """The facts of a GPU that matter to a scheduler; `recovery`: None: its driver does not report
+    it.
+    """
 
     uuid: GpuUuid
     gpu_type: str
@@ -96,7 +99,7 @@ class GpuFact(Struct, frozen=True):
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What matters of a worker to a scheduler."""
+    """The facts of a worker that matter to a scheduler."""
 
     key: WorkerKey
     phase: WorkerPhase
@@ -104,22 +107,22 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None
     stop_reason: StopReason | None = None
     error: str = ""
-    """Why it ended, or what it waits for while its node makes ready; of no other is it asked."""
+    """Why it ended, or what it waits for while its node makes it ready; empty in other phases."""
     progress: Progress | None = None
-    """Its last word, once it has ended: nobody asks it again."""
+    """Its last progress, once it has ended: it is not polled again."""
     checkpoint: Checkpoint | None = None
     failure: Failure | None = None
     fault: Fault = Fault.NONE
     """Whose fault its end is."""
     refused_for: str = ""
-    """What its job names that its node refused it for, and is not to blame for."""
+    """The field of its job for which its node refused it, through no fault of the node."""
     ended_ago_s: float = 0.0
     """How long before this fact it ended, and claimed its checkpoint; 0 also when not known."""
     saved_ago_s: float = 0.0
 
 
 class TrespassFact(Struct, frozen=True, order=True):
-    """A process on a GPU that nobody was granted it for."""
+    """A foreign process on a GPU."""
 
     pid: int
     gpu_uuid: GpuUuid
@@ -128,7 +131,7 @@ class TrespassFact(Struct, frozen=True, order=True):
 
 
 class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
-    """A node's report said something new: the whole of what matters, never raw telemetry."""
+    """A node's report had news: all the facts that matter, never raw telemetry."""
 
     node: NodeName
     boot_id: str
@@ -151,7 +154,7 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     """That another agent reports as this node and is not heard, in words."""
     stage_durations_s: dict[str, float] = {}
     home_ago_s: float | None = None
-    """How long before this fact its latest way home was over; None: not known."""
+    """How long before this fact its latest return ended; None: not known."""
     turned_back: TurnBack | None = None
     """Its latest loan was given up by the node itself; None: it was not."""
     is_move_heard: bool = False
@@ -175,9 +178,9 @@ class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported")
 
 
 class ProgressStopped(Fact, frozen=True, kw_only=True, tag="progress_stopped"):
-    """A running attempt tells no new step and no new save, though all its nodes are heard.
+    """A running attempt reports no new step and no new save, though all its nodes report.
 
-    quiet_s: for how long the reports of its nodes show that. What nobody reported is not in it.
+    quiet_s: for how long the reports of its nodes show that. Time without reports does not count.
     """
 
     job_id: JobId
@@ -186,10 +189,11 @@ class ProgressStopped(Fact, frozen=True, kw_only=True, tag="progress_stopped"):
 
 
 class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
-    """No report of a node for lost_after_s, and again when so much silence proves something.
+    """No report of a node for lost_after_s, and again when that much silence proves something.
 
-    unanswered_s: seconds in which certainly no leader answered a report of it: since the last one,
-        or since this leader began if that was later, on its boot clock; 0 is not known.
+    unanswered_s: seconds in which certainly no leader answered a report of it: since the last
+        answered one, or since this leader began if that was later, on its boot clock; 0 is not
+        known.
     """
 
     node: NodeName
@@ -200,8 +204,8 @@ class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
 class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
     """Offered load of a service over the last folding window, in requests per second.
 
-    is_known: whether any node that serves was measured. If not, `load` is the sum of what was last
-        known, and no sample.
+    is_known: whether any serving node was measured. If not, `load` is the sum of the last known
+        loads, and no sample.
     """
 
     service: ServiceName
@@ -210,7 +214,7 @@ class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
 
 
 class LoadUnknown(Fact, frozen=True, kw_only=True, tag="load_unknown"):
-    """The load of a node that serves is unknown from now on; or no longer, where `why` is empty.
+    """The load of a serving node is unknown from now on; or no longer, where `why` is empty.
 
     unknown_s: how long before this fact its metrics page was last read.
     last_load: its last known load, in requests per second; None: it never had one.
@@ -225,14 +229,14 @@ class LoadUnknown(Fact, frozen=True, kw_only=True, tag="load_unknown"):
 
 
 class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
-    """What a node's ledger holds in full: rebuilds jobs that the journal does not know."""
+    """The full contents of a node's ledger: rebuilds jobs that the journal does not know."""
 
     node: NodeName
     orders: tuple[WorkerOrder, ...]
 
 
 class OperatorAction(StrEnum):
-    """What an operator can order."""
+    """The orders of an operator."""
 
     FREEZE = "freeze"
     THAW = "thaw"
@@ -251,7 +255,7 @@ class OperatorAction(StrEnum):
 class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     """A human action; `target` is a node, a service or empty for the whole cell.
 
-    deadline_s: of a drain, how long what runs there may go on; None: not at all.
+    deadline_s: of a drain, how long running work may go on; None: not at all.
     """
 
     action: OperatorAction
@@ -263,13 +267,13 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
 
 
 class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
-    """Records of the journal are gone, found when a leader began or by the one that leads.
+    """Records of the journal are gone, found when a leader began or by the present leader.
 
-    first, last: their numbers; `last` below `first`: it is not known how many.
+    first, last: their numbers; `last` below `first`: the count is not known.
     from_s: engine time of the last record before them.
     until_s: engine time of the first record after them; None: there is none.
     is_state_whole: the leader has their effect in memory, and saved it.
-    lines: number of the last story line that is known from elsewhere; 0: of none.
+    lines: number of the last event line that is known from elsewhere; 0: none.
     """
 
     first: int

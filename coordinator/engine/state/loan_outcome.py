@@ -1,11 +1,9 @@
-"""How loans end, defined once for counters, figures and rows: what is a reclaim, what a lapse, what
-a turn-back, and which was late. Pure; must not know why a node was lent or called back.
+"""Outcomes of loans, for counters, figures and rows: reclaim, lapse or turn-back, and late or not.
 
-A reclaim was ordered, whatever brought the node home in the end: its lease may lapse while the
-order waits for jobs. A lapse is the end of a lease by its TTL without an order; a turn-back is a
-loan that its node gave up before it began, such as for a GPU that does not come free, likewise
-without an order. A node that had left its service has a promise of how long its way home may take;
-to the others that is of no use.
+A reclaim is an ordered end, even if the lease lapses while the order waits for jobs. A lapse is the
+end of a lease by its TTL without an order. A turn-back is a loan that its node gave up before it
+began, for example because a GPU did not become free, also without an order. Only a node that had
+left its service has a promised time for its return.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ class Tally(Struct, frozen=True, kw_only=True):
 
 
 def tally(loans: Iterable[LoanEntry], now_s: float) -> Tally:
-    """How some loans ended, those included that are on their way or overdue."""
+    """Outcomes of loans, including those under way or overdue."""
     reclaims: list[bool] = []
     lapses: list[bool] = []
     turn_backs: list[bool] = []
@@ -52,12 +50,12 @@ def tally(loans: Iterable[LoanEntry], now_s: float) -> Tally:
 
 
 def has_left(loan: LoanEntry) -> bool:
-    """Whether its node is known to have left its service, so that its way home is a return.
+    """True if its node is known to have left its service, so that its way home is a return.
 
-    A loan that was called back first may have begun all the same, between two reports. A node that
-    only drains is out of the routing: one that is called back then and serves again in time was
-    hardly missed, and one that is heard to drain until after its deadline was away like any other.
-    Of one that nobody heard meanwhile nobody knows for how long it drained.
+    A loan that was recalled first may still have begun between two reports. A draining node is out
+    of the routing. If it is recalled then and serves again in time, its service hardly missed it.
+    If it is reported draining past its deadline, it was away like any other. For a node without
+    reports meanwhile, the length of the drain is unknown.
     """
     return loan.begun_at_s is not None or loan.is_server_stopped or loan.is_drain_late
 
@@ -68,18 +66,19 @@ def is_reclaim(loan: LoanEntry) -> bool:
 
 
 def is_lapse(loan: LoanEntry) -> bool:
-    """Whether its lease ended by its TTL and nobody had ordered its node home."""
+    """True if its lease ended by its TTL without an order to return."""
     return loan.is_lapsed and loan.reclaim_ordered_at_s is None
 
 
 def is_turn_back(loan: LoanEntry) -> bool:
-    """Whether its node gave it up before it began, and nobody had ordered it home."""
+    """True if its node gave it up before it began, without an order to return."""
     return bool(loan.turned_back) and loan.reclaim_ordered_at_s is None
 
 
 def reclaim_s(loan: LoanEntry) -> float | None:
-    """From the order to serving again; None of what is no reclaim, and of a node that is not home
-    or will not come home by this loan."""
+    """Seconds from the order to serving again. None if it is no reclaim, or if its node is not home
+    or will not come home by this loan.
+    """
     if not is_reclaim(loan) or loan.ended_reason or loan.returned_at_s is None:
         return None
     assert loan.reclaim_ordered_at_s is not None
@@ -87,24 +86,24 @@ def reclaim_s(loan: LoanEntry) -> float | None:
 
 
 def lapse_s(loan: LoanEntry) -> float | None:
-    """From the end of a lease without an order to serving again; None of any other loan."""
+    """Seconds from a lease's end without an order to serving again; None for any other loan."""
     return loan.lapse_s if is_lapse(loan) else None
 
 
 def turn_back_s(loan: LoanEntry) -> float | None:
-    """From the turn of a node without an order to serving again; None of any other loan."""
+    """Seconds from a turn-back without an order to serving again; None for any other loan."""
     return loan.turn_back_s if is_turn_back(loan) else None
 
 
 def is_late(loan: LoanEntry) -> bool:
-    """Whether a return that is over broke a promise; never of a node that had not left.
+    """True if a finished return broke a promise; never for a node that had not left.
 
-    From the order it has the deadline. A lapse has what the TTL leaves of it: nobody asked the node
-    back, but its service has the promise from the last renewal on: a node is lent only where TTL
-    and way home fit into the deadline. A turn-back has all of it: its service, which might have
-    asked at that time, had not begun to. Both promises hold for an order that waited when the lease
-    lapsed or the node turned back. A loan that ended otherwise was late if a deadline was over by
-    then.
+    From the order it has the deadline. A lapse has the rest of it after the TTL: no order was
+    given, but its service has the promise from the last renewal on. A node is lent only where TTL
+    and return fit into the deadline. A turn-back has all of it: its service, which might have
+    ordered the return at that time, had not begun to. Both promises hold for an order that waited
+    when the lease lapsed or the node turned back. A loan that ended otherwise was late if a
+    deadline was over by then.
     """
     if not has_left(loan) or loan.returned_at_s is None:
         return False
@@ -112,10 +111,9 @@ def is_late(loan: LoanEntry) -> bool:
 
 
 def overdue_s(loan: LoanEntry, now_s: float) -> float:
-    """Seconds for which a node that was asked back, whose lease ended by itself or that turned back
-    has been later than its deadline; 0: it is not.
+    """Seconds past its deadline of a node that was recalled, lapsed or turned back; 0: not late.
 
-    One that is home is not overdue any more, however late it came.
+    A node that is home is not overdue any more, however late it came.
     """
     if loan.returned_at_s is not None:
         return 0.0

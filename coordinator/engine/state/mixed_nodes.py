@@ -1,9 +1,9 @@
-"""Nodes with GPUs of several types, as policies see them: a part for each type. Pure.
+"""Nodes with GPUs of several types, as policies see them: one part for each type. Pure.
 
-A policy knows nodes of one type. A training node of several is therefore several nodes to it, each
-with the GPUs of one type and its share of CPUs and memory. The part of the type of which there are
-most has the node's own name, any other one a name that no node can have: `NODE/TYPE`. Of a node
-that serves only the first part is ever lent: its server runs on all of them.
+A policy knows nodes of one type. A training node of several types is therefore several nodes to it,
+each with the GPUs of one type and its share of CPUs and memory. The part of the most frequent type
+has the node's own name. Every other part has a name that no node can have: `NODE/TYPE`. Of a
+serving node only the first part is ever lent: its server runs on all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an operator can set of the engine; every duration has its unit in its name.
+"""Settings of the engine that an operator can change; each duration has its unit in its name.
 
-Read from files by `common.settings`; this module must not know where the values came from.
+`common.settings` reads them from files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tenant, and what is promised to it; GPUs count whatever their type."""
+    """One tenant and its guarantee; GPUs count whatever their type."""
 
     name: Annotated[Token, Meta(description="name that its users submit under")]
     parent: Annotated[str, Meta(description="tenant that it is part of; empty: none")] = ""
@@ -276,9 +276,9 @@ def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
 
 
 def overpromised(tenants: tuple[TenantSettings, ...], training_gpus: int) -> str:
-    """That the cell's own GPUs are too few for all guarantees together; empty where they are not.
+    """A warning if the cell's own GPUs are too few for all guarantees together; else empty.
 
-    No error: nodes come and go, and lent ones help out, but nobody may count on those.
+    It is no error: nodes come and go, and lent ones help out, but no guarantee may rely on those.
     """
     roots = [tenant for tenant in tenants if not tenant.parent]
     promised = sum(tenant.guarantee_gpus for tenant in roots)

@@ -1,17 +1,8 @@
-"""The mutable tables, owned by the engine alone; nothing else may write them.
+"""The engine's mutable tables; only the engine writes them.
 
-Plain structs, so that one encode call is a snapshot. Must not hold behaviour beyond lookups.
-
-The tables' entries of loans: those made, awaited, only watched, or recommended. Data only.
-
-Like all of `coordinator.engine.state.tables` they are the engine's; nothing else may write them.
-
-How workers end, what a job keeps of failures and of waiting, what a GPU had, how time is told:
-data only.
-
-How long a job's steps take with one worker count, from its own words. Must not know policies.
-
-Totals of a cell since its journal began. Must not know what they are used for.
+They are plain structs, so that one encode call is a snapshot; methods are lookups only.
+`ClusterState` is the root: nodes and GPUs, jobs and attempts, step times by worker count, loans
+(made, delayed, shadow, recommended), and totals of the cell since its journal began.
 """
 
 from __future__ import annotations
@@ -91,11 +82,13 @@ class Counters(Struct, kw_only=True):
 
 
 class StepTimes(Struct, kw_only=True):
-    """What was measured of one job.
+    """Measured step times of one job.
 
-    step_time_s: seconds a step with `workers` workers on `gpu_type`, between two words of one
-        attempt and one worker count; None before. told_at_s: when it last said how far it is.
-    anchor_of: attempt and resizes at the word from which is measured, and where and when it was.
+    step_time_s: seconds per step with `workers` workers on `gpu_type`, between two reports of one
+        attempt and one worker count; None before.
+    told_at_s: its last progress report.
+    anchor_of: attempt and resizes at the report from which it is measured, with its step and
+        instant.
     """
 
     step_time_s: float | None = None
@@ -126,10 +119,11 @@ class StepTimes(Struct, kw_only=True):
 class Ending(Struct, frozen=True, kw_only=True):
     """How a worker ended.
 
-    ended_at_s: when, as its node says; None: when that was heard.
-    said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
-    log says; None where nothing is known.
-    refused: what the job names that its node refused it for, as `workdir`; empty: it did not.
+    ended_at_s: by its node's report; None: the time of the report.
+    said_reason: the reason for which its node stopped it by itself.
+    failure: why it failed by itself, by its log; None: not known.
+    refused: the field of the job for which its node refused it, such as `workdir`; empty: it did
+        not.
     has_begun: it was not refused, for whatever reason.
     """
 
@@ -149,8 +143,9 @@ class Ending(Struct, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """Its error for people, with whose fault it is where its node knows that; of what a job
-        names and one node only misses the words say enough."""
+        """Its error for people, with the party at fault where its node knows it. For a field of the
+        job that one node alone lacks, the error is enough.
+        """
         if not self.is_node_fault or self.refused:
             return self.error
         return f"{NODE_FAULT}: {self.error}" if self.error else NODE_FAULT
@@ -164,11 +159,12 @@ class HungStart(Struct, frozen=True):
 
 
 class TrespassStory(Struct, kw_only=True):
-    """What was told of processes of nobody's on one GPU that belong together; see `trespassing`.
+    """Logged foreign processes on one GPU that belong together; see `nodes.foreign_processes`.
 
-    owner: their user and program, as the first of them had it. pids: the latest of them.
-    left_at_s: when none was there any more; None: one is.
-    untold_count: those that came since the one that was told.
+    owner: their user and program, as the first of them had it.
+    pids: the latest of them.
+    left_at_s: when the last of them left; None: one is there.
+    untold_count: processes seen since the last one that was logged.
     """
 
     gpu_uuid: GpuUuid
@@ -179,10 +175,12 @@ class TrespassStory(Struct, kw_only=True):
 
 
 class GpuOut(Struct, frozen=True, kw_only=True):
-    """Why nothing new begins on a GPU, and who ends that; see `gpu_faults`.
+    """Why no work begins on a GPU, and what ends that; see `gpu_faults`.
 
-    what: the fault, such as `XID 79`. is_node: nor on its node. needs_repair: it stays out when its
-    node boots anew. is_drivers: as long as its driver asks for a recovery.
+    what: the fault, for example `XID 79`.
+    is_node: nor on its node.
+    needs_repair: it stays out when its node reboots.
+    is_drivers: while its driver asks for a recovery.
     """
 
     since_s: float
@@ -203,10 +201,10 @@ class Suspicion(Struct, frozen=True):
 
 
 class GpuCondition(Struct, kw_only=True):
-    """What is known of the faults of one GPU.
+    """The known faults of one GPU.
 
-    counts: how often each was told, as in `GpuFaultFact`. held_back: it would be out, but for the
-    breaker.
+    counts: how often each was logged, as in `GpuFaultFact`.
+    held_back: it would be out, but for the breaker.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -226,13 +224,14 @@ class Avoided(Struct, frozen=True):
 
 
 class RetryEntry(Struct, kw_only=True, omit_defaults=True):
-    """What the failures of a job say of its next try; see `retrying`.
+    """The failures of a job as they affect its next try; see `jobs.retry`.
 
-    failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
+    failure: why its latest own fault came, by its node's report.
+    attempt: in which attempt that was.
     counts: its own faults so far, by reason.
     is_charged: the latest one counts on the job's budget.
-    in_a_row: so many own faults since an attempt ran well; the pause grows with it.
-    forgiven: so many charged ones count on the budget no more, by `retry.reset_after_s`.
+    in_a_row: number of own faults since an attempt ran well; the pause grows with it.
+    forgiven: number of charged faults that no longer count on the budget, by `retry.reset_after_s`.
     peer_left_at_s: when a flexible worker last left while its gang went on.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
@@ -280,9 +279,9 @@ class ClockMark(Struct, frozen=True):
 
 
 class WaitEntry(Struct, kw_only=True):
-    """What a job has waited for, in seconds by kind, as its policy said; see `waiting`.
+    """The waiting time of a job, in seconds by pending reason as its policy reported it.
 
-    kind: of its present waiting, counted from `since_s` on; empty while nothing is said.
+    kind: of its present waiting, counted from `since_s` on; empty while none is reported.
     """
 
     kind: str = ""
@@ -303,15 +302,17 @@ class LoanEntry(Struct, kw_only=True):
     """Its node stopped its server for it, and was called back or turned back before it was heard to
     be on loan; `coordinator.engine.state.loan_outcome.has_left`."""
     is_drain_late: bool = False
-    """Its node was called back while it drained, and was heard to drain, out of its service's
-    routing, until after its deadline."""
+    """Its node was recalled while it drained, and was reported draining, out of its service's
+    routing, until after its deadline.
+    """
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
     decide_s: float = 0.0
     """How old the load was that the policy decided the order by; 0 of an operator's order."""
     called_home_at_s: float | None = None
-    """When its node was told, which is after the order if the order waits for jobs."""
+    """When its node got the order; later than the order itself if a delayed reclaim waits for jobs.
+    """
     called_home_boot_id: str = ""
     """That of its node then."""
     returned_at_s: float | None = None
@@ -322,7 +323,7 @@ class LoanEntry(Struct, kw_only=True):
     lapsed_at_s: float | None = None
     """When that was heard."""
     lapse_s: float | None = None
-    """From the lease's end to serving again, once it does; None of a node that had not left."""
+    """From the lease's end to serving again, once it does; None for a node that had not left."""
     lapse_deadline_s: float | None = None
     """The longest that may be: what the lease's TTL leaves of the service's reclaim deadline."""
     turned_back: str = ""
@@ -330,7 +331,7 @@ class LoanEntry(Struct, kw_only=True):
     turned_back_at_s: float | None = None
     """When that was heard."""
     turn_back_s: float | None = None
-    """From then to serving again, once it does; None of a node that had not left."""
+    """From then to serving again, once it does; None for a node that had not left."""
     turn_back_deadline_s: float | None = None
     """The longest that may be: the service's reclaim deadline, as if it had asked at that time."""
     predicted_preemptions: int = 0
@@ -338,7 +339,7 @@ class LoanEntry(Struct, kw_only=True):
     realised_preemptions: int = 0
     realised_cost_gpu_s: float = 0.0
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its way home; see `coordinator.engine.loans.lifecycle`."""
+    """The stages of its return; see `coordinator.engine.loans.lifecycle`."""
 
 
 class ShadowLoan(Struct, kw_only=True):
@@ -368,10 +369,10 @@ class Recommendation(Struct, frozen=True, kw_only=True):
 class GpuSlot(Struct):
     """One GPU. holder: who may run on it now. nominee: who gets it when the holder is gone.
 
-    guests: workers that have it together with the holder, packed or in turns; see `sharing`.
-    memory_bytes: 0: not told.
-    is_gone: its node does not report it any more. It is kept while somebody holds it, and nobody
-        else gets it.
+    guests: workers that share it with the holder, packed or in turns; see `jobs.gpu_sharing`.
+    memory_bytes: 0: not reported.
+    is_gone: its node does not report it any more. It is kept while it has a holder, and no other
+        worker gets it.
     """
 
     uuid: GpuUuid
@@ -387,7 +388,8 @@ class GpuSlot(Struct):
 class LeftReservation(Struct, frozen=True, kw_only=True):
     """A worker that its job gave up before it was ordered to run; its node may hold its GPUs.
 
-    generation: of the node's desired state that first told it to stop; see `reservations`.
+    generation: of the node's desired state that first ordered it to stop; see
+        `jobs.gang_reservations`.
     """
 
     key: WorkerKey
@@ -397,7 +399,7 @@ class LeftReservation(Struct, frozen=True, kw_only=True):
 
 
 class NodeEntry(Struct, kw_only=True):
-    """A node: what it says of itself, and what we want of it."""
+    """A node: its reported state and its desired state."""
 
     name: NodeName
     home_pool: Pool
@@ -406,7 +408,7 @@ class NodeEntry(Struct, kw_only=True):
     service: ServiceName | None = None
     rack: str = ""
     cpus: int = 0
-    """Logical CPUs, and memory below; 0: not told."""
+    """Logical CPUs, and memory below; 0: not reported."""
     memory_bytes: int = 0
     gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
     detail: str = ""
@@ -418,7 +420,7 @@ class NodeEntry(Struct, kw_only=True):
     refused_last: WorkerKey | None = None
     """The latest of them, or of those below."""
     hung_starts: list[HungStart] = field(default_factory=list[HungStart])
-    """Those since then for which a job's storage did not answer, the latest ones."""
+    """The latest starts since then that failed because a job's storage did not respond."""
     closed_reason: str = ""
     """Why nothing new may begin on it until `ClusterState.closed_until_s`: it refused too many."""
     heard_at_s: float = 0.0
@@ -430,35 +432,37 @@ class NodeEntry(Struct, kw_only=True):
     desired_role: NodeRole
     validation: int = 0
     """The latest order to leave quarantine: its second, or one more than the one before; so it is
-    new to an agent even where a journal was lost. 0: none."""
+    new to an agent even where a journal was lost. 0: none.
+    """
     lease: Lease | None = None
     last_lease_id: LeaseId | None = None
     """Its latest loan, which it may be on its way home from."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of its latest way home, as it said last."""
+    """The stages of its latest return, as it reported last."""
     reclaim_at_s: float | None = None
     is_awaited: bool = False
     """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
     serving_since_s: float | None = None
     is_server_down: bool = False
-    """Its server, which nobody stopped, was heard to be down; only while it is there to serve."""
+    """Its server is down without an order to stop it; only while the node serves."""
     silent_since_s: float | None = None
     """When its last report came, or when this leader began if that was later; only while LOST."""
     is_cordoned: bool = False
     is_draining: bool = False
     cordon_reason: str = ""
     stores: list[WorkerKey] = field(default_factory=list[WorkerKey])
-    """Rendezvous stores that it holds or was ordered; they have no GPU that would name them."""
+    """Rendezvous stores that it holds or was ordered; no GPU names them."""
     stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
     left_reservations: list[LeftReservation] = field(default_factory=list[LeftReservation])
     acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
     trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
-    """GPUs that somebody uses to whom nobody granted them, each with one such process, by its last
-    report; no worker would begin there."""
+    """GPUs with a foreign process, by its last report, each with one such process; no worker would
+    begin there.
+    """
     trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
-    """What was told of them in this boot, so that a crowd of them is told once."""
+    """Foreign processes logged in this boot, so that a crowd of them is logged once."""
     gpu_conditions: dict[GpuUuid, GpuCondition] = field(default_factory=dict[GpuUuid, GpuCondition])
-    """Of GPUs that had faults; see `gpu_faults`."""
+    """GPUs that had faults; see `gpu_faults`."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
@@ -495,13 +499,14 @@ class NodeEntry(Struct, kw_only=True):
 
     @property
     def home_role(self) -> NodeRole:
-        """The role that it has when nothing is wanted of it."""
+        """The role that it has when it is not lent, drained or quarantined."""
         return NodeRole.TRAINING if self.home_pool == Pool.TRAINING else NodeRole.SERVING
 
 
 class DrainEntry(Struct, frozen=True, kw_only=True):
     """A drain whose deadline is not over: until when base workers may go on, and why they then end;
-    see `draining`."""
+    see `nodes.maintenance`.
+    """
 
     until_s: float
     reason: str
@@ -518,18 +523,18 @@ class WorkerEntry(Struct, kw_only=True):
     """Its node has another GPU type than the attempt, which spans several."""
     order: OrderPhase = OrderPhase.RESERVE
     phase: WorkerPhase | None = None
-    """What its node says; None before the node has said anything."""
+    """Its node's report; None before the first one."""
     waits_for: str = ""
-    """What keeps its node from making ready for it, in the node's words; empty: not told."""
+    """The reason why its node has not made it ready, in the node's words; empty: not reported."""
     stop: StopReason | None = None
     stop_ordered_at_s: float = 0.0
-    """When it was told to stop, while `stop` is set."""
+    """When it was ordered to stop, while `stop` is set."""
     stop_grace_s: float = 0.0
     endpoint: str = ""
     generation: int = 0
     """Generation of the node's desired state that first carried it."""
     share: float = 1.0
-    """Part of its GPUs' time that is its own while it computes: 1 over those that compute there."""
+    """Its share of its GPUs' time while it computes: 1 over the number of workers there."""
 
 
 class EndedWorker(Struct, frozen=True):
@@ -540,7 +545,7 @@ class EndedWorker(Struct, frozen=True):
 
 
 class AfterVacating(StrEnum):
-    """What becomes of a job when its last worker is gone."""
+    """The next state of a job when its last worker has ended."""
 
     REQUEUE = "requeue"
     CANCEL = "cancel"
@@ -552,14 +557,14 @@ class LossEntry(Struct, kw_only=True):
     """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
 
     gpu_s: float
-    """What was computed up to the order and is not saved, in GPU-seconds."""
+    """Work computed up to the order and not saved, in GPU-seconds."""
     since_s: float | None
     """The order, while its gang computes on. None: nothing is added any more."""
     ordered_at_s: float = 0.0
     gpus: float = 0.0
     """On how many it computed then."""
     after_gpu_s: float = 0.0
-    """What was computed since, in GPU-seconds; below 0 where it ended before the order."""
+    """Work computed since, in GPU-seconds; below 0 where it ended before the order."""
     lease_id: LeaseId | None = None
     """The loan that bears it."""
     is_booked: bool = False
@@ -591,13 +596,13 @@ class JobEntry(Struct, kw_only=True):
     ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
     """Workers of the latest attempt that ran and are gone, and its store; the newest only."""
     earlier_workers: list[EndedWorker] = field(default_factory=list[EndedWorker])
-    """Those of the attempts before it, oldest first; see `ended`."""
+    """Ended workers of earlier attempts, oldest first; see `jobs.ended_workers`."""
     next_worker_index: int = 0
     gpu_type: str | None = None
     endpoint: str = ""
     after_vacating: AfterVacating | None = None
     cancelled_by: str = ""
-    """Who asked for its end; empty: nobody."""
+    """The person who asked for its end; empty: no one did."""
     pending_since_s: float
     """Since when it waits to run: its submission, or the end of its latest attempt that ran."""
     started_at_s: float | None = None
@@ -612,7 +617,7 @@ class JobEntry(Struct, kw_only=True):
     preempted_at_s: float | None = None
     preemption_count: int = 0
     back_off: BackOff | None = None
-    """Of its stops for guarantees in a row; see `borrowing`."""
+    """Its stops for guarantees in a row; see `jobs.borrower_backoff`."""
     node_fault_count: int = 0
     own_fault_count: int = 0
     retry: RetryEntry = field(default_factory=RetryEntry)
@@ -632,18 +637,19 @@ class JobEntry(Struct, kw_only=True):
     """GPU-seconds of computing in all attempts up to `worker_s_at_s`."""
     measured_left_s: float | None = None
     """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
-    attempt's were spent; None without progress."""
+    attempt's were spent; None without progress.
+    """
     measured_worker_s: float = 0.0
     measured_work_s: float | None = None
     """Worker-seconds of the whole job by the latest progress of any attempt; None without any."""
     longest_work_s: float = 0.0
     """Worker-seconds of the longest attempt that was over before the job."""
     first_step: int = 0
-    """Of its first word since its gang changed: the step, what was spent, the work of the job."""
+    """The first report since its gang changed: the step, the work spent, the work of the job."""
     first_worker_s: float = 0.0
     first_work_s: float | None = None
     is_rejected: bool = False
-    """It ended because what it asks for could not be promised."""
+    """It ended because its deadline could not be promised."""
     is_promised: bool = False
     """Its deadline had been promised to it when it started for the first time."""
     steps: StepTimes = field(default_factory=StepTimes)
@@ -655,28 +661,30 @@ class JobEntry(Struct, kw_only=True):
     lost_gpu_s: float = 0.0
     """GPU-seconds that its preemptions and resizes cost; see `losses`. `resizes` has the latter."""
     loss: LossEntry | None = None
-    """Of its latest preemption, until the next attempt is placed."""
+    """The loss of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
     is_packed: bool = False
     """It may compute on GPUs on which one other worker computes."""
     packed_speed_ratio: float = 1.0
-    """Part of its speed alone that it is thought to make beside whoever computes on its GPUs."""
+    """The estimated fraction of its speed alone that it reaches next to the other jobs on its GPUs.
+    """
     suspended_at_s: float | None = None
     """Since when it is suspended; None while it is not."""
     suspended_s: float = 0.0
     """Time suspended in all, up to its last resumption."""
     suspended_before_s: float = 0.0
-    """Of it, what was before its present or latest attempt ran."""
+    """The part of it before its present or latest attempt ran."""
     suspension_count: int = 0
     migration: Migration | None = None
     migration_count: int = 0
     saved_gpu_s: float = 0.0
     """GPU-seconds attained when its last verified save was made, or else when its attempt began;
-    with what was booked as lost since."""
+    with the losses booked since.
+    """
     progress_gpu_s: float = 0.0
-    """GPU-seconds attained when it last said how far it is."""
+    """GPU-seconds attained at its last progress report."""
     is_recovered: bool = False
-    """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
+    """Rebuilt from ledgers: its workers that have not been reported yet are adopted, not stale."""
     awaited_nodes: list[NodeName] = field(default_factory=list[NodeName])
     """Nodes of a rebuilt gang from which nothing was heard, while its base is not complete."""
 
@@ -686,7 +694,7 @@ class JobEntry(Struct, kw_only=True):
 
     @property
     def running_workers(self) -> int:
-        """Workers that compute now: ordered to run and not told to stop."""
+        """Workers that compute now: ordered to run and not ordered to stop."""
         count, run = 0, OrderPhase.RUN
         for worker in self.workers.values():
             if worker.stop is None and worker.order == run:
@@ -695,21 +703,22 @@ class JobEntry(Struct, kw_only=True):
 
 
 class ServiceEntry(Struct, kw_only=True):
-    """What changes of a service; its settings are the engine's."""
+    """The changing part of a service; its settings are the engine's."""
 
     name: ServiceName
     mode: Mode
     configured_mode: Mode
-    """What the file said last; `service mode` overrides it until the file changes."""
+    """The last value of the file; `service mode` overrides it until the file changes."""
     reclaim_deadline_s: float | None = None
-    """The last promise of the file: what was lent under it comes home by it, whatever became of the
-    service since."""
+    """The last promise of the file: loans made under it return by it, whatever changed at the
+    service since.
+    """
     is_recalled: bool = False
     load: list[LoadSample] = field(default_factory=list[LoadSample])
     season: Season = Season()
-    """What is remembered of the load beyond the samples that are kept."""
+    """The memory of the load beyond the kept samples."""
     unknown_since_s: float | None = None
-    """Since when the load of none of its serving nodes is known; None: of one it is."""
+    """Since when the load of all its serving nodes is unknown; None: at least one is known."""
     shadow_loan_count: int = 0
     shadow_reclaim_count: int = 0
     shadow_late_count: int = 0
@@ -729,11 +738,13 @@ class ClusterState(Struct, kw_only=True):
 
     now_s: float = 0.0
     clock: ClockMark | None = None
-    """How whoever leads, or led last, tells the time."""
+    """The clock of the present, or last, leader."""
     epoch: int = 0
     is_frozen: bool = False
     is_recalled: bool = False
-    """All of it: a service that its settings gain before that ends is recalled as well."""
+    """Recall of the whole cell: a service that its settings gain before that ends is recalled as
+    well.
+    """
     nodes: dict[NodeName, NodeEntry] = field(default_factory=dict[NodeName, NodeEntry])
     jobs: dict[JobId, JobEntry] = field(default_factory=dict[JobId, JobEntry])
     loans: dict[LeaseId, LoanEntry] = field(default_factory=dict[LeaseId, LoanEntry])
@@ -757,7 +768,7 @@ class ClusterState(Struct, kw_only=True):
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
     least_generation: int = 0
-    """The highest of a node that was removed: whoever joins is ordered nothing that is older."""
+    """The highest generation of a removed node: a node that joins gets no older order."""
     pass_id: int = 0
     policy_memory: bytes = b""
     policy_memory_of: str = ""

@@ -1,22 +1,22 @@
-"""Nodes kept for jobs that waited too long, so that none starves. Must not know who else waits.
+"""Aged claims: nodes kept for jobs that waited too long, so that no job starves.
 
-Shortest first with skipping starts whatever fits, and a large gang may never find room: what comes
-free is taken by smaller jobs. A job that has aged claims the nodes on which it could start soonest,
-by what the jobs there have left, if that is soon enough for how long it has waited: a longer wait
-may keep nodes for longer. Until then they take only base work that is over by that instant, and
-flexible workers, which go at once. This is EASY backfilling (Lifka, JSSPP'95) with patience: nodes
-are not kept idle for days on behalf of a job that arrived just now.
+Shortest job first with skipping starts every job that fits, and a large gang may never find room:
+smaller jobs take the GPUs that come free. A job that has aged claims the nodes on which it could
+start soonest, by the estimated remaining time of the jobs there, if that is soon enough for its
+wait so far. A longer wait may keep nodes for longer. Until then these nodes take only base work
+that ends by that instant, and flexible workers, which leave at once. This is EASY backfilling
+(Lifka, JSSPP'95) with patience: a job that arrived just now keeps no node idle for days.
 
-The bound: let R be the longest that a job which runs has left on its base gang alone, and T the
-shortest running time of a job that is the oldest to have aged. It claims at the latest when it has
-waited for the larger of R / ratio and stretch x T (ten times that with one worker), and while
-estimates hold the claim never moves back, so it starts within R more. Whoever has not aged yet, or
-is younger, waits for its turn before.
+The bound: let R be the longest remaining time of any running job on its base gang alone, and T the
+shortest running time of a job that is the oldest to have aged. The job claims at the latest when it
+has waited for the larger of R / ratio and stretch x T (ten times that with one worker). While
+estimates hold, the claim never moves back, so the job starts within R more. A younger job, or one
+that has not aged, waits for its turn first.
 
-With ratio 0.5 and stretch 30 that is the larger of 2 R and 30 T, and R more; of 2 R and 300 T with
-one worker, however many GPUs it has; and never before `AGED_S`. The bound is in
-proportion to the job's length: it keeps wide short jobs from starving, and is no promise that long
-ones start soon.
+With ratio 0.5 and stretch 30 the bound is the larger of 2 R and 30 T, plus R. With one worker of
+any GPU count it is the larger of 2 R and 300 T, plus R. It is never below `AGED_S`. The bound is
+proportional to the job's length: it protects wide short jobs from starving, and does not promise
+that long ones start soon.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from coordinator.policies.contract.estimates import base_runtime_s, best_rate
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 SLACK_S = 60.0
-"""A job on claimed nodes must be over so long before they are wanted: a start takes time."""
+"""A job on claimed nodes must end this long before the claim needs them: a start takes time."""
 
 
 AGED_S = 600.0
 """A job that has waited for less has not aged, and takes its turn by the order alone."""
 
 NARROW = 10.0
-"""A job of one worker waits for shorter ones, never for room in many places at once: it ages by so
-many times as much."""
+"""A job of one worker waits for shorter jobs, never for room in many places at once: it ages this
+many times more slowly.
+"""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -65,10 +66,10 @@ class Claims:
     """The claims of one pass, oldest job first.
 
     Args:
-        ratio: nodes are kept for as long as this part of the time that the job has waited.
-        stretch: a job claims once it has waited so many times its shortest running time.
-        most: so many jobs claim nodes of a GPU type at a time.
-        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+        ratio: nodes are kept for this fraction of the time that the job has waited.
+        stretch: a job claims once it has waited this many times its shortest running time.
+        most: the number of jobs that claim nodes of a GPU type at a time.
+        trusts_profiles: jobs are as fast as their profiles state; else linear in their workers.
     """
 
     def __init__(
@@ -127,11 +128,11 @@ class Claims:
             self.made.append(best)
 
     def may_use_loans(self, job: JobView) -> bool:
-        """Nodes that are lent besides are nobody's claim."""
+        """Further lent nodes are claimed by no job."""
         return True
 
     def why(self, job: JobView) -> str:
-        """Whose claims keep a job away, in a sentence; empty when none does."""
+        """The jobs whose claims keep a job away, as a sentence; empty if there are none."""
         return "; ".join(
             f"{len(claim.nodes)} nodes of type {claim.gpu_type} are kept for {claim.job.job_id}, "
             f"which has waited {self._now_s - claim.job.submitted_at_s:.0f} s and can have them "
@@ -149,7 +150,7 @@ class Claims:
         return places
 
     def barred_flexible(self, job: JobView) -> int:
-        """Flexible workers go at once when they are told to, and are in nobody's way."""
+        """Flexible workers leave at once when they are asked to, so no node is barred to them."""
         return 0
 
     def _on(self, room: PlacementState, job: JobView, gpu_type: str) -> Claim | None:

@@ -1,4 +1,4 @@
-"""Why a waiting job does not start: every blocker, in sentences. Must not change anything."""
+"""Reasons why a waiting job does not start: every blocker, as a sentence. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def holds(
     *,
     strict: Hosts | None = None,
 ) -> list[PendingReason]:
-    """One for each held job; jobs of one shape share the work of looking.
+    """One pending reason for each held job; jobs of one shape share the computation.
 
-    strict: the first that waits for a GPU type which could host it blocks the others that want that
-        type; None: it blocks nobody.
+    strict: the first job that waits for a GPU type which could host it blocks the others that want
+        that type; None: it blocks none.
     """
     seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
@@ -52,11 +52,11 @@ def holds(
 def beyond_the_policy(
     snapshot: ClusterSnapshot, found: Iterable[PendingReason]
 ) -> tuple[PendingReason, ...]:
-    """The same, with what no policy decides.
+    """Add the reasons that no policy decides.
 
-    Of jobs that could not run in the fleet as it is that alone: whatever else a policy says of
-    these, it is not what they wait for. Of those that would not fit though nobody else were on the
-    nodes that are open, also which nodes are not: not lent, cordoned, or closed.
+    An infeasible job gets that reason alone, whatever a policy reports of it. A job that would not
+    fit even on empty open nodes also gets the nodes that are not open: not lent, cordoned, or
+    closed.
     """
     fleet, jobs = Fleet(snapshot), {job.job_id: job for job in snapshot.jobs}
     said: list[PendingReason] = []
@@ -132,7 +132,7 @@ def _of_type(
 
 
 def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
-    """Nodes of a type that a job is given nothing of now, whoever else is there."""
+    """Nodes of a type that are closed to a job now, whatever runs on them."""
     found: list[str] = []
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
@@ -157,7 +157,7 @@ def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
 
 
 def _unusable(nodes: list[NodeView]) -> list[str]:
-    """GPUs that look free on open nodes and are nobody's to have."""
+    """GPUs that look free on open nodes and are not available to any job."""
     open_nodes = [node for node in nodes if node.is_schedulable]
     sick = [(node, node.sick_gpus) for node in open_nodes if node.sick_gpus]
     taken = [(node, node.trespassed_gpus) for node in open_nodes if node.trespassed_gpus]

@@ -1,4 +1,4 @@
-"""What a scheduling pass settled, as decisions with their reasons. Must not choose anything."""
+"""The decisions of a scheduling pass, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Elastic jobs as phase 2 sees them: what each has, wants and gains. Must not choose anything.
+"""Elastic jobs as phase 2 sees them: their workers, demand and gain.
 
-Phase 2 of Lyra, EuroSys'23, section 5.2, gives out flexible workers; `scaling` does so.
+Phase 2 of Lyra, EuroSys'23, section 5.2, distributes flexible workers; `scaling` does so.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Weigh = Callable[[JobView, str], float]
 
 
 class Share:
-    """One elastic job in phase 2: what it has, and what this pass changes.
+    """One elastic job in phase 2: its workers, and the changes of this pass.
 
     removed: flexible workers that base demand or another job took.
-    added: where it grows. A job never does both in one pass, so that removals can be carried out
-        first, all of them, whatever they make room for.
+    added: where it grows. A job never does both in one pass, so that all removals can be carried
+        out first, whatever they make room for.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Share:
         self._rates: tuple[float, ...] | None = None if self._has_curve else ()
         self._most: int | None = None if self._has_curve else self.span.max - self.span.min
 
-    # Worked out when they are first asked for: of a job that has all it can use nobody asks. By
-    # hand, as `cached_property` takes a lock each time that it works one out.
+    # Computed at first use: a job that has all it can use is never asked. By hand, because
+    # `cached_property` takes a lock each time it computes one.
 
     @property
     def work_s(self) -> float:
@@ -90,13 +90,13 @@ class Share:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has just what it can use, or may not grow any more in this pass."""
+        """True if it has all that it can use, or may not grow any more in this pass."""
         if self.removed:
             return True
         return self.current == self.most if self._has_curve else self.current >= self.most
 
     def rate(self, count: int) -> float:
-        """Worker-seconds of work a second with so many flexible workers on its GPU type."""
+        """Worker-seconds of work per second with this many flexible workers on its GPU type."""
         return self.rates[count] if self.rates else self.span.min + count
 
     def best(self, low: int, high: int) -> int:
@@ -106,19 +106,19 @@ class Share:
         return max(range(low, high + 1), key=lambda count: (self.rate(count), -count))
 
     def next_count(self, count: int) -> int:
-        """To how many flexible workers it grows from so many, which are fewer than `most`."""
+        """The next useful number of flexible workers above the given one, which is below `most`."""
         if not self.rates:
             return count + 1
         group = self._group(0.0, current=count, most=self.most, is_free=True)
         return next(iter(ladder(group, count)), self.most)
 
     def left_s(self, count: int, *, spans_types: bool) -> float:
-        """Running time left with so many flexible workers."""
+        """Running time left with this number of flexible workers."""
         ratio = self.job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
         return self.work_s / (ratio * self.rate(count))
 
     def saved_s(self, count: int) -> float:
-        """Running time that so many flexible workers save."""
+        """Running time saved by this number of flexible workers."""
         return self.work_s / self.rate(0) - self.work_s / self.rate(count)
 
     def loss_s(self, worker_count: int) -> float:
@@ -128,8 +128,10 @@ class Share:
         return self.weight * (self.saved_s(self.count) - self.saved_s(left))
 
     def change_cost_s(self, resize_cost_s: float, count: int) -> float:
-        """Running time that a change by so many workers costs: what was measured of its resizes,
-        else `resize_cost_s` for each worker. A job that starts in this pass pays nothing."""
+        """Running time that a change by this number of workers costs: the measured cost of its
+        resizes, else `resize_cost_s` for each worker. A job that starts in this pass pays
+        nothing.
+        """
         if self.is_new or not count:
             return 0.0
         measured_s = self.job.resize_cost_s
@@ -166,7 +168,7 @@ class Share:
 class Shares(Mapping[JobId, Share]):
     """Every running job whose flexible workers may change now, by id.
 
-    Of most jobs nobody asks for the share in a pass, so it is made when somebody does.
+    Most jobs' shares are never used in a pass, so each is made at first use.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Shares(Mapping[JobId, Share]):
         trusts_profiles: bool = True,
     ) -> None:
         self.jobs = {job.job_id: job for job in jobs}
-        """Those jobs."""
+        """The ids of those jobs."""
         self._now_s = now_s
         self._held = held
         self._weigh = weigh
@@ -225,7 +227,7 @@ class Shares(Mapping[JobId, Share]):
 
     @property
     def made(self) -> dict[JobId, Share]:
-        """Those that somebody asked for; nothing can have changed of any other."""
+        """Shares made so far; no other one can have changed."""
         return self._made
 
 
@@ -251,9 +253,9 @@ def shares_of(
 def that_may_grow(
     snapshot: ClusterSnapshot, shares: Shares, growable: Iterable[JobView], new: Iterable[Share]
 ) -> list[Share]:
-    """Running jobs that have rested, on GPU types on which anybody at all could use more workers.
+    """Running jobs past their cooldown, on GPU types on which any job could use more workers.
 
-    On any other type all have what they can use, and nobody would have to shrink for anybody.
+    On any other type all jobs have what they can use, and none would have to shrink for another.
     """
     types = {job.gpu_type for job in growable} | {share.gpu_type for share in new}
     if not types:

@@ -1,4 +1,4 @@
-"""Which GPU types a job tries, and how many GPUs a worker has on each. Must not know who waits."""
+"""The GPU types that a job tries, and the GPUs per worker on each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The multiple-choice knapsack of flexible demand, pure numbers. Must not know jobs or nodes.
+"""The multiple-choice knapsack of flexible demand. Pure numbers.
 
-Lyra, EuroSys'23, section 5.2: one group per elastic job, item k is k flexible workers, weight
-k * GPUs per worker, value the running time that they save; at most one item per group. Beyond the
-paper a group may have measured rates instead of linear ones, rising and falling as they were found.
+Lyra, EuroSys'23, section 5.2: one group per elastic job; item k is k flexible workers, with weight
+k * GPUs per worker and value the running time that they save; at most one item per group. Beyond
+the paper, a group may have measured rates instead of linear ones, which may rise and fall.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def solve(
 
 
 def _best_alone(group: Group) -> int:
-    """What a group climbs to where there is room for all, by the steps of `solve_greedy`."""
+    """The size that a group climbs to with room for all, by the steps of `solve_greedy`."""
     if group.is_curved:
         return solve_greedy([group], group.extra_max * group.gpus_per_worker)[0]
     count, value_s = 0, group.value_s(0)
@@ -149,8 +149,8 @@ def climb(groups: Sequence[Group], counts: list[int], take: Callable[[int, int],
     """Offer workers to the group with the largest gain per GPU, one at a time where rates are
     linear, else as many as `ladder` has for a step.
 
-    `take(index, more)` gives so many workers, changing `counts[index]`, or as many of them as fit
-    and help, and says whether it were all; else that group is offered no more.
+    `take(index, more)` gives that number of workers, or as many of them as fit and help, and
+    changes `counts[index]`. It returns whether it gave all; else that group is offered no more.
     """
     heap: list[tuple[float, int, int]] = []
     ladders = {

@@ -1,6 +1,6 @@
-"""When nodes come free, by what the jobs there have left. Must not know who wants them, nor why.
+"""When nodes come free, by the estimated remaining time of their jobs.
 
-Flexible workers count as room from the start: they go at once when they are told to.
+Flexible workers count as room from the start, because they leave at once when they are asked to.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Openings:
         *,
         not_before_s: Callable[[int], float],
     ) -> list[Opening]:
-        """The openings that a base gang could take first, one for each worker; none where it never
-        would find as many.
+        """The openings that a base gang could take first, one for each worker; none if it never
+        finds enough.
 
-        not_before_s: until when a place is somebody else's, on the snapshot's clock.
+        not_before_s: until when a place is reserved for another job, on the snapshot's clock.
         """
         size, count, avoided = job.gpus_per_worker, job.workers_on(gpu_type).min, room.avoided(job)
         found = [

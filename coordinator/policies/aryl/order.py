@@ -1,9 +1,9 @@
-"""Which waiting job starts next, and room for its base gang. Must not know flexible demand's size.
+"""Phase 1: which waiting jobs start, in which order, and room for their base gangs.
 
-Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first; what does not fit is
-left out of this pass and the next one is tried. Flexible workers count as room: no flexible
-worker keeps a base gang waiting that fits in its place. Once it is known who starts, the gangs
-are placed by best-fit decreasing (section 5.3).
+Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first. A job that does not fit
+is left out of this pass and the next one is tried. Flexible workers count as room: no flexible
+worker keeps a base gang waiting that fits in its place. Once the starts are known, the gangs are
+placed by best-fit decreasing (section 5.3).
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def admit(
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
-    strict: the first that does not fit blocks all behind it that want the GPU types that it waits
-        for (head of the line, one line per type), which are those that could host it some day:
-        what can never run keeps nobody waiting. None: it blocks nobody.
-    find_last: another way to find room, tried in the end for those that would still wait.
-    claims: what is kept for jobs that have aged, which are tried before all others.
-    reservations: what is set aside for gangs that have waited too long, which are tried before
-        these.
+
+    strict: the first job that does not fit blocks all jobs behind it that want the GPU types that
+        it waits for (head of the line, one line per type). These are the types that could host it
+        some day: an infeasible job blocks none. None: it blocks none.
+    find_last: another way to find room, tried last for jobs that would still wait.
+    claims: nodes kept for aged jobs, which are tried before all others.
+    reservations: GPUs reserved for gangs that waited too long, which are tried before these.
     """
     before = _save(room, shares)
     gangs = [] if reservations is None else _take_waited(room, reservations, shares)
@@ -236,10 +236,10 @@ def _may_fit(room: PlacementState, job: JobView) -> bool:
 
 
 def _pack_again(room: PlacementState, gangs: list[Gang], shares: Shares, before: _Before) -> bool:
-    """Place admitted gangs anew, the largest workers first (best-fit decreasing).
+    """Place the admitted gangs again, the largest workers first (best-fit decreasing).
 
-    Who starts and on which GPU type stays: that is the order's business. False, and nothing is
-    changed, when they are in that order already or would not all fit in it.
+    The jobs that start and their GPU types stay: the order decided them. Returns False and changes
+    nothing if the gangs are in that order already or would not all fit in it.
     """
     order = sorted(range(len(gangs)), key=lambda index: -gangs[index].job.gpus_per_worker)
     if order == list(range(len(gangs))):
@@ -336,7 +336,7 @@ def _evict_for(
 
 
 class _Toll:
-    """What it costs to clear room on nodes, while nothing is changed yet."""
+    """The cost of clearing room on nodes, while nothing is changed yet."""
 
     def __init__(
         self, room: PlacementState, shares: Mapping[JobId, Share], free: dict[NodeName, int]
@@ -353,7 +353,7 @@ class _Toll:
         self._evicted: list[WorkerView] = []
 
     def _by_value(self, workers: Iterable[WorkerView]) -> list[WorkerView]:
-        """Those that free nothing are not among them: they would go in vain."""
+        """Workers that free no GPU are not among them: removing them would be useless."""
         return sorted(
             (worker for worker in workers if worker.freed_gpus),
             key=lambda worker: (
@@ -409,7 +409,9 @@ class _Toll:
         return stale
 
     def settle(self) -> tuple[WorkerView, ...]:
-        """Who goes in the end: a later room on the same node can spare an earlier worker."""
+        """The workers that leave in the end: a later room on the same node can spare an earlier
+        worker.
+        """
         kept: list[WorkerView] = []
         for worker in self._evicted:
             if self._free[worker.node] >= worker.freed_gpus:

@@ -1,15 +1,15 @@
-"""Which nodes take the workers: best fit, groups on lent nodes. Must not know order or value.
+"""Placement of workers: best fit, with separate groups of lent nodes.
 
-For policies that are made of rules; those that decide jointly place on a `floor`. The rules (Lyra,
-EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, an empty node is
-opened last; base and flexible workers of elastic jobs go to separate groups of lent nodes, so that
+Policies made of rules place here; those that decide jointly place on `free_gpus`. The rules (Lyra,
+EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, and an empty node is
+opened last. Base and flexible workers of elastic jobs go to separate groups of lent nodes, so that
 the flexible group can go home without a preemption.
 
 Deviation: the paper puts elastic base demand on lent nodes first. A base worker there is the only
 source of preemptions, so by default it goes to training nodes while they fit
 (`elastic_base_prefers_loan` restores the paper's rule).
 
-What a rule that keeps jobs away from nodes looks like. Must not know any such rule.
+Rules that keep jobs away from nodes implement the form of a placement filter, also here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PlacementFilter(Protocol):
         ...
 
     def why(self, job: JobView) -> str:
-        """What keeps a job away, as a sentence; empty when nothing does."""
+        """The reason why a job stays away, as a sentence; empty if there is none."""
         ...
 
 
@@ -109,8 +109,9 @@ class PlacementState:
 
     @property
     def free(self) -> Mapping[NodeName, int]:
-        """Free GPUs of every usable node. Made when it is asked for: a room that kept it would be
-        part of a cycle, and hold what it saw of the cluster until garbage is looked for."""
+        """Free GPUs of every usable node. Computed on demand: a stored copy would be part of a
+        reference cycle, and keep the snapshot alive until the garbage collector runs.
+        """
         return _Free(self)
 
     @property
@@ -240,7 +241,7 @@ class PlacementState:
         return job.grace_s <= self.max_grace_s(service)
 
     def max_grace_s(self, service: ServiceName | None) -> float:
-        """Longest grace on lent nodes of a service; below zero when nobody may run there."""
+        """Longest grace on lent nodes of a service; below zero if no worker may run there."""
         if service is None or service not in self.services:
             return -1.0
         return self.services[service].max_grace_s
@@ -304,9 +305,9 @@ class PlacementState:
     def has_places(
         self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False, but: int = 0
     ) -> bool:
-        """Whether that many base workers would find a place, flexible workers making room.
+        """True if that many base workers would find a place, with flexible workers making room.
 
-        if_unbarred: if no node were; to whom one is depends on more than a job's shape.
+        if_unbarred: assume that no node is barred; bars depend on more than a job's shape.
         but: places that do not count, as bits.
         """
         size = job.gpus_per_worker

@@ -1,9 +1,9 @@
-"""What it counts that a job is over sooner where others wait. Must not know who is next.
+"""The value for waiting jobs of an earlier end of a running job.
 
-Lyra's knapsack (EuroSys'23, section 5.2) counts the time that a worker more saves the job itself.
-But a job that ends a second sooner also gives the g GPUs of its base gang back a second sooner: by
-g / G seconds the line for the G GPUs of its type gets shorter, for each of the n jobs in it.
-Flexible workers keep nobody waiting themselves: they go at once for a base gang that fits.
+Lyra's knapsack (EuroSys'23, section 5.2) counts the time that one more worker saves the job itself.
+But a job that ends a second sooner also frees the g GPUs of its base gang a second sooner. The
+queue for the G GPUs of its type gets shorter by g / G seconds, for each of the n jobs in it.
+Flexible workers delay no job themselves: they leave at once for a base gang that fits.
 """
 
 from __future__ import annotations

@@ -1,32 +1,31 @@
-"""GPUs set aside for a gang that has waited long enough, so that its wait is bounded.
+"""Backfill reservations: GPUs set aside for a gang that waited long enough, to bound its wait.
 
-Shortest first with skipping starts whatever fits. A gang that needs many GPUs at one time may
-never find them: what comes free is taken by others. Once a gang has waited `after_s` without room,
-the training nodes on which it can start soonest are *reserved* for it, by what runs there has left.
-That is EASY backfilling (Lifka, JSSPP'95; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001): until the
-instant of the reservation, its shadow time, base work may run on the reserved GPUs if it is over by
-then; base work that is not may use the GPUs of these nodes that the gang leaves over.
+Shortest job first with skipping starts every job that fits. A gang that needs many GPUs at one time
+may never find them: other jobs take what comes free. Once a gang has waited `after_s` without room,
+the training nodes on which it can start soonest are *reserved* for it, by the estimated remaining
+time of the jobs there. This is EASY backfilling (Lifka, JSSPP'95; Mu'alem and Feitelson, IEEE TPDS
+12(6), 2001). Until the instant of the reservation, its shadow time, base work may use the reserved
+GPUs if it ends by then. Longer base work may use the GPUs of these nodes that the gang leaves over.
 
 Unlike in EASY, a reservation is remembered from pass to pass:
 
 - it keeps its nodes, and moves only to nodes that are free sooner, before its instant;
-- its instant never moves back. After it nothing else begins on the reserved GPUs.
+- its instant never moves back. After it, no other work begins on the reserved GPUs.
 
-So the wait is bounded whatever the estimates are worth. From its instant on, the gang waits for
-what already runs on the reserved GPUs and for nothing else. With R the longest that this really
-runs on, the gang starts at the latest R after the instant, and the instant is no further away than
-the estimates said when the reservation was made.
+So the wait is bounded however wrong the estimates are. From its instant on, the gang waits only for
+the work that already runs on the reserved GPUs. With R the longest real remaining time of that
+work, the gang starts at the latest R after the instant. The instant is no further away than the
+estimates gave when the reservation was made.
 
-One gang of each GPU type has a reservation at a time: the most important, then whoever has one,
-then the longest waiting. A gang waits for those before it as well, of which there are only so many.
-A job has none that is no wider than any other which runs on its GPU type or waits for it: whatever
-comes free would do, and only the order keeps it waiting, shorter jobs first, as it is meant to. A
-reservation is on training nodes: lent ones may go home before. Nodes that close, or that the job is
-to avoid, end it, and it is made anew elsewhere.
+One gang of each GPU type has a reservation at a time: the most important, then one that already has
+a reservation, then the longest waiting. A gang waits for those before it as well, which are limited
+in number. A job gets no reservation if no other job that runs on its GPU type or waits for it is
+narrower. Any GPUs that come free would do for it, and only the order (shorter jobs first) keeps it
+waiting, as intended. A reservation is on training nodes, because lent ones may go home before. It
+ends when its nodes close or the job is to avoid them, and is made again elsewhere.
 
-Flexible workers go when they are told to, but not again within the cooldown of a resize, so none is
-added on the reserved GPUs from so long before the instant on. More important jobs pass. Must not
-know the order of the others.
+Flexible workers leave when they are asked to, but not again within the cooldown of a resize. So
+none is added on the reserved GPUs from that long before the instant. More important jobs pass.
 """
 
 from __future__ import annotations
@@ -47,15 +46,17 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 
 SLACK_S = 60.0
-"""Work on reserved GPUs must be over so long before the instant: a start takes time. A reservation
-moves only to nodes that are free sooner by as much."""
+"""Work on reserved GPUs must end this long before the instant: a start takes time. A reservation
+moves only to nodes that are free sooner by as much.
+"""
 
 
 class Reservation(Struct, frozen=True, kw_only=True):
-    """What is set aside for one job; remembered from pass to pass.
+    """The reservation of one job; remembered from pass to pass.
 
-    nodes: which, and how many GPUs of each. since_s: when the job first had a reservation in this
-    wait. ready_at_s: the shadow time: when it can start by the estimates, never moved back.
+    nodes: the reserved nodes, with the number of GPUs on each.
+    since_s: when the job first had a reservation in this wait.
+    ready_at_s: the shadow time: when it can start by the estimates, never moved back.
     """
 
     job_id: JobId
@@ -70,7 +71,7 @@ _NOTHING: _Memory = ()
 
 
 def remembered(memory: bytes) -> _Memory:
-    """What the last pass set aside; nothing where that cannot be read."""
+    """The reservations of the last pass; none if the memory cannot be read."""
     if not memory:
         return _NOTHING
     try:
@@ -96,9 +97,9 @@ class Reservations:
     """The reservations of one pass.
 
     Args:
-        after_s: a gang has one once it has waited so long.
+        after_s: a gang has one once it has waited this long.
         memory: as the pass before returned it, see `memory`.
-        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+        trusts_profiles: jobs are as fast as their profiles state; else linear in their workers.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Reservations:
         self._narrowest: dict[str, int] = {}
         self._before = {each.job_id: each for each in remembered(memory)}
         self._kept = [self._before[job] for job in sorted(self._before.keys() & snapshot.unseen)]
-        """Of jobs that the policy is not to start now: they keep nothing from others."""
+        """Reservations of hidden jobs: they keep nothing from others."""
         self._held: dict[str, _Held] = {}
         """By GPU type."""
         for job in self._in_turn():
@@ -140,7 +141,7 @@ class Reservations:
 
     @property
     def memory(self) -> bytes:
-        """What the next pass is to be told."""
+        """The memory for the next pass."""
         found = {each.job_id: each for each in (*self._kept, *self.made)}
         return msgspec.msgpack.encode(tuple(found.values())) if found else b""
 
@@ -158,8 +159,9 @@ class Reservations:
                 yield job
 
     def starts(self, job: JobView) -> None:
-        """It has room, so nothing is set aside any more; should its start be refused, the next pass
-        goes on with what it had."""
+        """The job has room, so its reservation ends. If its start is refused, the next pass uses
+        the old one.
+        """
         held = self._of(job)
         if held is not None:
             del self._held[held.made.gpu_type]
@@ -215,11 +217,13 @@ class Reservations:
         return places
 
     def may_use_loans(self, job: JobView) -> bool:
-        """Nodes that are lent besides are nobody's reservation."""
+        """Further lent nodes are in no reservation."""
         return True
 
     def why(self, job: JobView) -> str:
-        """What is reserved for a job, or for whom what it may not use is; in a sentence."""
+        """The job's own reservation, or the jobs for which its barred GPUs are reserved; as a
+        sentence.
+        """
         mine = self._of(job)
         if mine is not None:
             return self._of_its_own(mine.made)
@@ -256,7 +260,7 @@ class Reservations:
         runtime_s = base_runtime_s(job, made.gpu_type, self._now_s)
         return self._now_s + runtime_s + SLACK_S > made.ready_at_s
 
-    # --- what is set aside ----------------------------------------------------------------------
+    #   --- making reservations --------------------------------------------------------------------
 
     def _in_turn(self) -> list[JobView]:
         return sorted(
@@ -274,13 +278,14 @@ class Reservations:
         return [name for name in types_in_order(room, job) if name in room.home_types]
 
     def _is_open(self, job: JobView, gpu_type: str) -> bool:
-        """Whether a type's reservation may be this job's: nobody's, its own, or a lesser one's."""
+        """True if the reservation of a type may be this job's: free, its own, or a lesser job's."""
         held = self._held.get(gpu_type)
         return held is None or held.job.job_id == job.job_id or job.priority > held.job.priority
 
     def _is_wide(self, job: JobView, gpu_type: str) -> bool:
-        """Whether somebody who runs on a GPU type or waits for it has a smaller gang, so that what
-        comes free there may be less than this job needs."""
+        """True if a job that runs on a GPU type or waits for it has a smaller gang, so that GPUs
+        that come free there may be fewer than this job needs.
+        """
         if gpu_type not in self._narrowest:
             waits = (line[0] for line in self._room.index.lines if line[0].accepts(gpu_type))
             runs = (job for job in self._jobs if job.gpu_type == gpu_type)
@@ -327,7 +332,7 @@ class Reservations:
         )
 
     def _in_pass(self, made: Reservation, job: JobView) -> _Held:
-        """What of its nodes others could use for longer, by the estimates."""
+        """GPUs of its nodes that others could use for longer, by the estimates."""
         index, tight, spare = self._room.index, 0, dict[int, tuple[int, int]]()
         for name, gpus in made.nodes:
             place = index.places[name]
@@ -359,6 +364,6 @@ def _gpus(made: Reservation) -> int:
 
 
 def kept(memory: bytes, snapshot: ClusterSnapshot) -> bytes:
-    """What is remembered where no job waits in sight: only what belongs to those out of sight."""
+    """The memory where no visible job waits: only the reservations of hidden jobs."""
     found = [each for each in remembered(memory) if each.job_id in snapshot.unseen]
     return msgspec.msgpack.encode(tuple(found)) if found else b""

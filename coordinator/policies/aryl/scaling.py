@@ -1,13 +1,13 @@
-"""How many flexible workers each elastic job gets, and where. Must not know who waits.
+"""Phase 2: how many flexible workers each elastic job gets, and on which nodes.
 
-Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each
-pass. Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less
-must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one
-job shrinks for another only when the net gain is positive after both have paid. Of a job whose
-resizes were measured the price is known: each resize must save that, however many workers it moves.
+Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each pass.
+Unlike in the paper a change is not free: it costs a rendezvous, so each added or removed worker
+must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one job
+shrinks for another only when the net gain is positive after both have paid. A job whose resizes
+were measured has a known cost, and each resize must save that, however many workers it moves.
 
-A job whose profile tells its speed at each size is worth what that says, not what the paper's
-linear rule would: it is offered no size that is no faster than a smaller one.
+A job with a speed profile is valued by the profile, not by the paper's linear rule. It is offered
+no size that is no faster than a smaller one.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ def _value_s(pool: Sequence[Share], groups: Sequence[Group]) -> float:
 
 
 def _movable(room: PlacementState, share: Share) -> list[WorkerView]:
-    """Flexible workers that may go, first to go first: from training nodes, then the youngest.
+    """Flexible workers that may leave, in the order of leaving: from training nodes, then the
+    youngest.
 
-    Those on another GPU type than the attempt's are of no use to the pool, and those who have a GPU
-    that comes free for nobody bring it less than they are worth; they count as fixed.
+    Workers on another GPU type than the attempt's are of no use to the pool. Workers on GPUs that
+    stay barred bring it less than they are worth. Both count as fixed.
     """
     gone = {worker.worker_index for worker in share.removed}
     mine = [
@@ -115,7 +116,7 @@ def _apply(
     movable: Sequence[list[WorkerView]],
     wanted: Sequence[int],
 ) -> None:
-    """Shrink to the targets, grow to them, fill what is left, give back what nobody used."""
+    """Shrink to the targets, grow to them, fill the free GPUs, give back unused ones."""
     released: list[tuple[Share, Group, list[WorkerView]]] = []
     for share, group, workers, want in zip(pool, groups, movable, wanted, strict=True):
         gone = workers[: max(0, share.count - want)]
@@ -153,7 +154,9 @@ def _add(room: PlacementState, share: Share, group: Group, count: int) -> int:
 def _take_back(
     room: PlacementState, share: Share, group: Group, workers: Iterable[WorkerView]
 ) -> None:
-    """Removed workers stay whose GPUs nobody took; of a job with a profile no more than help."""
+    """Removed workers stay if their GPUs were not taken; a job with a profile keeps no more than
+    help.
+    """
     back: list[WorkerView] = []
     for worker in workers:
         if room.free[worker.node] >= worker.freed_gpus:
@@ -168,7 +171,7 @@ def _take_back(
 
 
 def _grow(room: PlacementState, pool: Sequence[Share], groups: Sequence[Group]) -> None:
-    """Hand out free GPUs worker by worker, so that none waits that somebody can use."""
+    """Hand out free GPUs worker by worker, so that no usable GPU stays idle."""
     counts = [share.count for share in pool]
     full: set[tuple[int, str, float]] = set()  # shapes that no node fits: free only falls here
 
@@ -189,9 +192,9 @@ def _grow(room: PlacementState, pool: Sequence[Share], groups: Sequence[Group]) 
 def give_back(
     room: PlacementState, shares: Iterable[Share], *, resize_cost_s: float = RESIZE_COST_S
 ) -> None:
-    """Let every removed worker stay whose GPUs nobody took, the most valuable first.
+    """Let every removed worker stay whose GPUs were not taken, the most valuable first.
 
-    Of a job that its profile says to be faster without them, only if that is not worth its cost.
+    A worker that slows its job down by the profile stays only if its removal is not worth the cost.
     """
     removed = [share for share in shares if share.removed]
     removed.sort(key=lambda each: (-each.job.priority, each.loss_s(-1), each.job.job_id))

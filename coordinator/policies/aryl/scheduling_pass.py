@@ -1,7 +1,7 @@
-"""One pass by rules: who starts where, how large, and what is lent or taken back. Knows no names.
+"""One scheduling pass by rules: which jobs start and where, their sizes, loans and reclaims.
 
-A bundle's rules choose among the same parts: order (queueing), size (scaling), place (placement),
-loan (loaning, forecast) and reclaim (reclaiming). Must not know the engine.
+A policy's rules choose among the same parts: `order`, `scaling`, `placement`, `lending` and
+`reclaim`.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ What another policy has lent comes home under any one, by what the loan knobs ar
 
 
 def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    """One scheduling pass: base demand in order, then flexible demand on what is left.
+    """One scheduling pass: base demand in order, then flexible demand on the remaining GPUs.
 
-    Decisions come in the order in which they can be carried out: flexible workers go, gangs
+    Decisions come in the order in which they can be carried out: flexible workers leave, gangs
     start on the room, others grow. A frozen cell gets none.
     """
     if snapshot.is_frozen:
@@ -166,10 +166,11 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     snapshot = replace(snapshot, index=index)
     decisions: tuple[Decision, ...] = ()
     jobs = index.resizable if rules.is_scaling else ()
-    if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
+    if index.lines or (jobs and index.growable):  # otherwise no job wants anything, which is common
         room, shares, new, gangs = _settled(rules, snapshot, memory)
         memory = _memory_after(room, memory)
-        room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
+        # breaks the reference cycle: both would stay until the garbage collector runs
+        room.bars.clear()
         gone, grown = resizes(shares, gangs, resize_cost_s=rules.resize_cost_s)
         decisions = (*gone, *starts(gangs, new, trusts_profiles=rules.trusts_profiles), *grown)
     elif rules.reservation_after_s is not None:
@@ -179,7 +180,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
 
 
 def _memory_after(room: PlacementState, memory: bytes) -> bytes:
-    """What is remembered after a pass: what is set aside, where the rules set anything aside."""
+    """The memory after a pass: the reservations, if the rules make any."""
     found = (bar.memory for bar in room.bars if isinstance(bar, Reservations))
     return next(found, memory)
 
@@ -187,7 +188,7 @@ def _memory_after(room: PlacementState, memory: bytes) -> bytes:
 def _settled(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[PlacementState, Shares, dict[JobId, Share], list[Gang]]:
-    """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
+    """Both phases: the room after them, the shares of running and of new jobs, and the starts."""
     room, shares, gangs = _admitted(rules, snapshot, memory)
     new = {
         gang.job.job_id: shares.of_new(gang.job, gang.gpu_type)
@@ -207,9 +208,9 @@ def _settled(
 
 
 def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
-    """What a scheduling pass now would leave over.
+    """The demand that a scheduling pass now would leave unmet.
 
-    It is not told what is set aside already: as many GPUs are anew, maybe on other nodes.
+    It does not get the present reservations: as many GPUs are reserved again, maybe on other nodes.
     """
     room, shares, new, gangs = _settled(rules, snapshot, b"")
     started = {gang.job.job_id for gang in gangs}
@@ -237,7 +238,7 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
 def _admitted(
     rules: Rules, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[PlacementState, Shares, list[Gang]]:
-    """Phase 1: who starts, and the room and the shares after it."""
+    """Phase 1: the starts, and the room and the shares after it."""
     room = PlacementState(
         snapshot,
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
@@ -320,7 +321,7 @@ def tell(rules: Rules, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) 
     return why_not_larger(snapshot, shares[job_id], resize_cost_s=cost_s, is_barred=is_barred)
 
 
-# --- what is lent and what comes home -------------------------------------------------------
+#   --- lending and reclaiming -----------------------------------------------------------------
 
 
 def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
@@ -364,7 +365,7 @@ def _balance_service(
     else:
         watched = ()
     if have.shortfall:
-        # In every mode: what is lent was lent in mode act, and the promise outlives the mode.
+        # In every mode: the loan was made in mode act, and the promise outlives the mode.
         return (*take_back(service, have.shortfall, because), *watched)
     if not rules.is_loaning or service.mode == Mode.OBSERVE or snapshot.is_frozen:
         return watched
@@ -384,7 +385,7 @@ def _watched(
     have: Balance,
     demand: Demand | None,
 ) -> tuple[Decision, ...]:
-    """What would be lent or taken back if all that was watched so far had been done."""
+    """The loans and returns that would follow if all shadow loans so far had been made."""
     lent = [node for node in have.ready if node.shadow == Shadow.LENT]
     have = replace(
         have,

@@ -1,4 +1,4 @@
-"""Why a job has the size that it has, in sentences. Must not choose anything."""
+"""Reasons for the size of a job, as sentences."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from coordinator.policies.contract.text import counted
 def why_not_larger(
     snapshot: ClusterSnapshot, share: Share, *, resize_cost_s: float, is_barred: bool
 ) -> tuple[str, ...]:
-    """Why a running job has no more workers after a pass that was tried; nothing of one that has
-    all that it may have.
+    """Why a running job has no more workers after a tried pass; empty for one that has all it may
+    have.
 
-    is_barred: nobody grows, since jobs wait.
+    is_barred: no job grows, because jobs wait.
     """
     job = share.job
     if share.current >= share.span.max - share.span.min and share.current <= share.most:
@@ -68,7 +68,7 @@ def is_faster_with_fewer(share: Share) -> bool:
 
 
 def _at_best(share: Share, resize_cost_s: float) -> str:
-    """Of a job that has as many workers as make it fastest by its profile, or more."""
+    """The reason of a job that has as many workers as make it fastest by its profile, or more."""
     if share.current == share.most:
         return f"it does not grow: it {at_best(share)}"
     base, saved_s = share.span.min, -share.loss_s(share.current - share.most)

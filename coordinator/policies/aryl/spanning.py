@@ -1,11 +1,10 @@
-"""Gangs and growth over several GPU types, on what one type alone leaves over. Knows no order.
+"""Spanning: gangs and growth over several GPU types, on the GPUs that one type leaves over.
 
 Lyra, EuroSys'23, section 6: a heterogeneous job has its base on training nodes and its flexible
-workers on inference nodes where possible, and comes last. On another type a worker has as many
-more GPUs as the job's multipliers say, and the gang goes at `heterogeneous_speed_ratio` of its full
-speed ("at most 70 % of ideal", section 7.1). The paper keeps such jobs out of the passes of others;
-here they take their turn on one type as any job does, so that none of them starves, and only
-spanning comes last.
+workers on inference nodes where possible, and comes last. On another type a worker has as many more
+GPUs as the job's multipliers say. The gang runs at `heterogeneous_speed_ratio` of its full speed
+("at most 70 % of ideal", section 7.1). The paper keeps these jobs out of the passes of others. Here
+they take their turn on one type like any job, so that none starves; only spanning comes last.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def grow_spanning(room: PlacementState, shares: Iterable[Share], *, resize_cost_
             gpus = _gpus(room, share, placements)
             wishes.append((-saved_s / gpus, share.job.job_id, share))
     for *_, share in sorted(wishes, key=lambda wish: wish[:2]):
-        placements = _wish(room, share)  # what is left now
+        placements = _wish(room, share)  # the remaining room
         if _saved_s(share, placements, resize_cost_s) > 0:
             hold(room, share.job, share.gpu_type, placements)
             share.spans_types = True
@@ -94,7 +93,7 @@ def _wish(room: PlacementState, share: Share) -> list[Placement]:
 
 
 def _seats(room: PlacementState, share: Share, left: int) -> list[Placement]:
-    """Where up to so many workers go on other types."""
+    """Seats for up to this number of workers on other types."""
     job = share.job
     placements: list[Placement] = []
     for other, each in other_types(room, job, share.gpu_type):

@@ -1,4 +1,4 @@
-"""What a policy reads and returns: snapshot, decisions, estimates.
+"""The contract: what a policy reads and returns.
 
 Start at `snapshot` and `decisions`; `index` and `free_gpus` answer what a snapshot implies.
 """

@@ -1,10 +1,11 @@
-"""Jobs that were preempted or resized lately, and when they may be again. Knows no policy.
+"""Cooldowns: jobs that were preempted or resized recently, and when they may be again.
 
-The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
-stopped over and over, and who was stopped runs for so long once it runs again), and with it the
-start that was to have the GPUs. So a policy is told beforehand, and is asked again when the first
-of them may be stopped. A resize rests likewise (`resize_cooldown_s`, and longer where resizes of
-the job were measured to be dear), but no policy is kept to that. Must not know the engine.
+The engine refuses to preempt a job for another one's turn too soon (`min_runtime_s`). So no job is
+stopped over and over, and a stopped job runs for at least that long once it runs again. With the
+preemption the engine refuses the start that needed the GPUs. A policy therefore sees the cooldown
+beforehand, and wakes when the first job may be stopped. A resize has a cooldown too
+(`resize_cooldown_s`, longer where the job's resizes were measured to be expensive). The engine does
+not enforce that one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 RESTS_PER_COST = 10.0
-"""A job rests so many times what a resize of it costs: growing takes up a tenth of its time."""
+"""A cooldown is this many times the cost of a resize: growing takes up a tenth of the job's time.
+"""
 
 
 def allocated(

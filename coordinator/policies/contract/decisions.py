@@ -1,7 +1,4 @@
-"""What a policy may propose: values, each with a reason. Must not know the engine.
-
-What waiting jobs wait for, in a word: data only.
-"""
+"""Decisions: what a policy may propose, each with a reason; and the kinds of pending reasons."""
 
 from __future__ import annotations
 
@@ -13,19 +10,21 @@ from msgspec import Struct
 from common.model import GpuUuid, JobId, NodeName, ServiceName
 
 FAIR_SHARE = "fair_share"
-"""A kind of waiting: its tenant has what is its due (Philly study, ATC'19, section 3.1)."""
+"""A pending reason: its tenant already has its entitlement (Philly study, ATC'19, section 3.1)."""
 FRAGMENTATION = "fragmentation"
 """Another: its tenant is below its due, but its gang has no place with the locality it asks for."""
 
 OTHERS_GUARANTEE = "others_guarantee"
-"""Another: what it would take is covered by another tenant's guarantee, and it by none."""
+"""A pending reason: another tenant's guarantee covers the GPUs that it would take, and none covers
+the job.
+"""
 
 GUARANTEE = "guarantee"
 """Another: its tenant's guarantee covers it, and what borrowers hold cannot be taken back now."""
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """What some waiting jobs wait for until the next pass: one word of the policy's own."""
+    """The pending reason of some jobs until the next pass: one word of the policy's own."""
 
     kind: str
     jobs: tuple[JobId, ...]
@@ -75,7 +74,7 @@ class Start(Proposal, frozen=True, kw_only=True, tag="start"):
     estimated_runtime_s: float
     estimate_source: str
     is_packed: bool = False
-    """On named GPUs: it may compute beside one other; else nobody else may compute there."""
+    """On named GPUs: it may compute beside one other worker; else it computes there alone."""
     is_promised: bool = False
     """Its deadline was promised to it."""
 
@@ -114,7 +113,7 @@ class Suspend(Proposal, frozen=True, kw_only=True, tag="suspend"):
 class Resume(Proposal, frozen=True, kw_only=True, tag="resume"):
     """Let a suspended job compute again.
 
-    is_packed: beside one other worker per GPU; else nobody else may compute on its GPUs.
+    is_packed: beside one other worker per GPU; else it computes alone on its GPUs.
     """
 
     job_id: JobId
@@ -168,14 +167,14 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
 
 
 class Advice(StrEnum):
-    """What is only recommended or watched; to take back is only watched (mode observe)."""
+    """A decision in mode observe or recommend. A return is only ever recorded (mode observe)."""
 
     LEND = "lend"
     RECLAIM = "reclaim"
 
 
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
-    """What a service in mode recommend should do, or one in mode observe would have done."""
+    """A decision for a service in mode recommend, or a hypothetical one in mode observe."""
 
     action: Advice
     node: NodeName
@@ -188,11 +187,12 @@ Decision = (
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """What one scheduling pass decided, and what the policy wants to remember.
+    """The decisions of one scheduling pass, and the memory that the policy wants to keep.
 
-    wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
-        changes; None has no wish.
-    waits: what jobs wait for, where the policy tells that apart; the seconds are summed by kind.
+    wake_at_s: the next pass is wanted at this instant at the latest, for a change by time alone;
+        None: no wish.
+    waits: pending reasons of jobs, where the policy distinguishes them; the seconds are summed by
+        kind.
     """
 
     decisions: tuple[Decision, ...]

@@ -1,13 +1,11 @@
-"""Where an estimate comes from, and how far off each source may be. Must not know jobs or costs.
+"""Estimates: their sources and error bounds, and the speed of a job by worker count.
 
-The engine words its sources by this enumeration, with details behind them, and policies ask here;
-so a new source is a guess until it says otherwise, and no policy reads words of its own.
+The engine names its sources by this enumeration, with details behind them, and policies ask here. A
+new source therefore counts as a guess until this module lists it.
 
-How fast a job goes with so many workers, and for how long: by its profile, else in proportion.
-
-Lyra (EuroSys'23, section 5) takes throughput for linear in workers; its section 8 names measured
-curves as the way on. `JobProfile` reads such a curve; here it is put into the units of a GPU type.
-Must not know nodes, nor who grows.
+Lyra (EuroSys'23, section 5) takes throughput as linear in workers; its section 8 names measured
+curves as future work. `JobProfile` reads such a curve. This module converts it to the units of a
+GPU type; without a profile, speed is proportional to workers.
 """
 
 from __future__ import annotations
@@ -26,8 +24,9 @@ def has_curve(job: JobView, *, trusts_profiles: bool = True) -> bool:
 def rate_on(
     job: JobView, gpu_type: str, workers: int, *, trusts_profiles: bool = True
 ) -> int | float:
-    """Worker-seconds of work a second that so many workers of a GPU type do, in workers of that
-    type: of a type that needs twice the workers, twice as many do what they did."""
+    """Worker-seconds of work per second of a number of workers of a GPU type, in workers of that
+    type: of a type that needs twice the workers, twice as many do the same work.
+    """
     if not has_curve(job, trusts_profiles=trusts_profiles):
         return workers
     factor = job.gpu.worker_multiplier.get(gpu_type, 1)
@@ -54,7 +53,7 @@ def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
 
 
 def runtime_on(job: JobView, gpu_type: str, workers: int, now_s: float) -> float:
-    """Running time left with so many workers of a GPU type, in seconds."""
+    """Running time left with this number of workers of a GPU type, in seconds."""
     return work_on(job, gpu_type, now_s) / rate_on(job, gpu_type, workers)
 
 
@@ -72,13 +71,13 @@ class Source(StrEnum):
     EARLIER = "progress of an earlier attempt"
     DECLARED = "declared"
     HISTORY = "history"
-    """Of the same tenant, name and command."""
+    """From jobs of the same tenant, name and command."""
     SIZE = "median"
-    """Of other jobs of the size: a guess."""
+    """From other jobs of the size: a guess."""
     OUTLIVED = "an earlier attempt that outlived the estimate"
     """A guess: how much longer it takes is not known."""
     LEDGER = "recovered from a node's ledger"
-    """What was done before is not known: a guess."""
+    """The work done before is not known: a guess."""
     DEFAULT = "default"
     """A guess."""
 
@@ -90,9 +89,10 @@ LATE_RATIOS = {
     Source.DECLARED: 1.5,
     Source.HISTORY: 2.0,
 }
-"""How many times its estimate a job may take and still be waited for, by the estimate's source.
-An earlier attempt was measured, but may have had another GPU type. What is not named here is a
-guess, and nobody waits for it."""
+"""How many times its estimate a job may take and still be waited for, by the estimate's source. An
+earlier attempt was measured, but may have had another GPU type. A source that is not named here
+is a guess, and no reclaim waits for it.
+"""
 
 
 def late_ratio(source: str) -> float | None:

@@ -1,9 +1,7 @@
-"""Where GPUs are: what a pass can give away by node, and placing rules.
+"""Free GPUs by node during a pass, placement rules, and the shapes of gangs.
 
-For policies that decide jointly. Those that are made of rules place on `placement.Room` instead,
-where lent nodes have groups of their own. Must not know the engine, nor who deserves what.
-
-What of a waiting job decides where its base gang has room. Must not know nodes.
+Policies that decide jointly place here. Those made of rules use `aryl.placement` instead, where
+lent nodes have groups of their own. The shape of a gang is what decides where it has room.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ GangShape = tuple[object, ...]
 
 
 def gang_shape(job: JobView) -> GangShape:
-    """Of two jobs with the same one both have room on some GPUs, on nodes of one type, or none."""
+    """Two jobs of equal shape both have room on given GPUs on nodes of one type, or neither has."""
     multipliers = job.gpu.worker_multiplier
     factors = tuple(sorted(multipliers.items())) if multipliers else ()
     return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.avoid_nodes
@@ -38,7 +36,7 @@ Place = Callable[["FreeGpus", JobView, str, int], tuple[Placement, ...]]
 class FreeGpus:
     """GPUs per node that this pass can give away.
 
-    takes_lent: also those of lent nodes; else whoever lent them fills and empties them.
+    takes_lent: also those of lent nodes; else the lending code fills and empties them.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, *, takes_lent: bool = False) -> None:
@@ -51,7 +49,7 @@ class FreeGpus:
         self._jobs = snapshot.jobs
         self._staying: dict[GpuUuid, int] | None = None
         self.avoided: tuple[NodeName, ...] = ()
-        """Nodes that whoever is placed now leaves alone: no room is there."""
+        """Nodes without room for the job that is being placed."""
 
     @cached_property
     def gpu_types(self) -> list[str]:
@@ -81,12 +79,14 @@ class FreeGpus:
                     for worker in (*job.placed, *job.held):
                         counts.update(() if worker.is_leaving else worker.gpu_uuids)
                         for uuid in worker.barred_uuids:
-                            del counts[uuid]  # it comes free for nobody
+                            del counts[uuid]  # it stays barred when it comes free
             self._staying = {uuid: count for uuid, count in counts.items() if count > 1}
         return self._staying
 
     def vacate(self, workers: Iterable[WorkerView]) -> None:
-        """Workers go: what they free here can be given away, shared GPUs with the last of them."""
+        """Workers leave: GPUs that they free here can be given away, shared ones with the last
+        worker.
+        """
         sharers = self._sharers
         for worker in workers:
             if worker.node in self.free and not worker.is_leaving:
@@ -106,7 +106,7 @@ class FreeGpus:
                         sharers[uuid] += 1
 
     def _alone(self, worker: WorkerView) -> int:
-        """GPUs that a worker that goes frees, and that nobody has who stays."""
+        """GPUs that a leaving worker frees and that no staying worker shares."""
         if not self._sharers:
             return worker.freed_gpus
         return worker.freed_gpus - sum(self._sharers.get(uuid, 0) > 0 for uuid in worker.gpu_uuids)
@@ -120,7 +120,7 @@ class FreeGpus:
         return held
 
     def goes_on(self, workers: Sequence[WorkerView]) -> bool:
-        """Workers that were to go stay after all, if nobody was given what they hold."""
+        """Workers that were to leave stay after all, if their GPUs were given to no job."""
         if any(self.free[name] < gpus for name, gpus in self.needed(workers).items()):
             return False
         self.stay(workers)
@@ -148,7 +148,7 @@ class FreeGpus:
 
 
 def gpus_of(node: NodeView) -> int:
-    """GPUs of a node, without those that come free for nobody and that nobody has."""
+    """GPUs of a node, without those that stay barred and have no holder."""
     if not node.barred_gpus:
         return node.gpus
     stay = (worker for worker in node.workers if not worker.is_leaving)
@@ -157,7 +157,7 @@ def gpus_of(node: NodeView) -> int:
 
 
 def takers(floor: FreeGpus, job: JobView, gpus: Mapping[NodeName, int]) -> set[NodeName]:
-    """Nodes that can take a worker of a job, of these with so many GPUs."""
+    """Nodes that can take a worker of a job, among those with a number of GPUs."""
     kinds = job.gpu.types or floor.gpu_types
     return {
         name
@@ -202,7 +202,7 @@ def fewest_nodes(floor: FreeGpus, job: JobView, gpu_type: str, count: int) -> tu
 
 
 def nodes_needed(sizes: Iterable[int], count: int) -> int:
-    """How many nodes that take so many workers each are the fewest for all; else all of them."""
+    """The fewest nodes for all workers, each taking the given number; else all nodes."""
     needed = 0
     for size in sorted(sizes, reverse=True):
         if count <= 0:
@@ -257,17 +257,19 @@ def fill(
 
 
 def is_movable(job: JobView) -> bool:
-    """Whether a policy may stop it for others: it runs, agreed to it, and nothing is under way.
+    """True if a policy may stop the job for others: it runs, agreed to it, and no change is under
+    way.
 
-    One that is suspended would run. What was stopped lately rests first. A gang that still starts
-    may be the nominee of GPUs that somebody is leaving: to stop it would free them for nobody yet.
+    A suspended job also counts as running. A job stopped recently is in its cooldown. A gang that
+    still starts may be the nominee of GPUs that are being vacated: stopping it would free them for
+    no job yet.
     """
     runs = job.state in (JobState.RUNNING, JobState.SUSPENDED) and not job.is_resting
     return runs and job.preemptibility == Preemptibility.FULL
 
 
 def present_workers(job: JobView) -> int:
-    """Workers that it has and that were not told to stop."""
+    """Its workers that were not ordered to stop."""
     return sum(not worker.is_leaving for worker in job.placed)
 
 
@@ -278,7 +280,7 @@ def can_grow(job: JobView) -> bool:
 
 
 def spare_workers(job: JobView) -> tuple[WorkerView, ...]:
-    """Workers that it can go on without and may give now, the newest first."""
+    """Workers that the job can spare and may give now, the newest first."""
     if not job.is_resizable:
         return ()
     flexible = (worker for worker in job.placed if worker.is_flexible and not worker.is_leaving)
@@ -286,5 +288,7 @@ def spare_workers(job: JobView) -> tuple[WorkerView, ...]:
 
 
 def barred_gpus(job: JobView) -> int:
-    """GPUs of its workers that stay which come free for nobody: it goes on with them, or not."""
+    """GPUs of its staying workers that stay barred when freed: the job goes on with them, or not at
+    all.
+    """
     return sum(each.gpus - each.freed_gpus for each in job.placed if not each.is_leaving)

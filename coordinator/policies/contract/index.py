@@ -1,12 +1,8 @@
-"""A snapshot sorted for fast answers: nodes by free GPUs, waiting jobs by shape. Decides nothing.
+"""Indexes of a snapshot: nodes by free GPUs, jobs by shape, nodes of each service.
 
-All of it follows from the nodes and jobs of a snapshot. Whoever makes snapshots often keeps an
-index up to date change by change; `index_of` makes one from nothing, and both are equal.
-
-The nodes of each service, sorted for its balance while they change one by one. Knows no load.
-
-Whoever makes snapshots often keeps a sorter up to date; `nodes_of` makes one for a snapshot that
-has no index. Both answer the same.
+Each follows from the nodes and jobs of the snapshot alone. The engine, which makes snapshots often,
+keeps its indexes up to date change by change. `index_of` and `nodes_of` build one from scratch.
+Both ways give equal results.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ class _Kept(Struct):
 
 
 class ServiceSorter:
-    """Keeps the nodes of services apart by what they do."""
+    """Keeps the nodes of services apart by their roles."""
 
     def __init__(self) -> None:
         self._seen: dict[NodeName, NodeView] = {}
@@ -92,7 +88,7 @@ class ServiceSorter:
         if view.is_drained_by_operator:
             into = None
         elif view.role == NodeRole.SERVING:
-            # Where the server is down the role alone serves nobody: another node is wanted for it.
+            # Where the server is down the role alone serves no load: another node is needed for it.
             into = kept.ready if view.serving_since_s is not None else None
         elif view.role == NodeRole.DRAINING:
             into = kept.draining
@@ -211,7 +207,7 @@ class NodeSorter:
         self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
         self._made: tuple[Occupied | None, ...] | None = None
-        """Those, as the last index has them; None where one has changed since."""
+        """Those of the last index; None if one has changed since."""
         self._joined: dict[NodeName, Occupied | None] = {}
         self._left: set[NodeName] = set()
         """Nodes without a place yet, and nodes that give theirs up."""
@@ -258,7 +254,7 @@ class NodeSorter:
         """Give every node its place, once for all that joined or left since the last index."""
         if not (self._joined or self._left):
             return
-        self._stale.update(self._spots)  # whose places may be others now
+        self._stale.update(self._spots)  # their places may have changed
         found = {name: self._nodes[place] for name, place in self._places.items()}
         for name in self._left:
             del found[name]
@@ -374,7 +370,7 @@ def _occupied(view: NodeView) -> Occupied:
 
 
 class _Parts(Struct, frozen=True):
-    """What an index has of jobs."""
+    """The jobs of an index."""
 
     lines: tuple[tuple[JobView, ...], ...]
     resizable: tuple[JobView, ...]
@@ -474,7 +470,7 @@ class JobSorter:
 
 
 Use = tuple[int, int, int]
-"""Of one node: free GPUs, base workers, flexible workers."""
+"""One node: free GPUs, base workers, flexible workers."""
 
 
 def removable(index: Index, usable: Set[ServiceName | None]) -> Flexible:

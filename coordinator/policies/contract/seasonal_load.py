@@ -1,11 +1,11 @@
-"""How high a load may rise, by quantile: its day, its week, and how wrong that was so far. Pure.
+"""Quantiles of a future load: from its day, its week, and its past forecast errors. Pure.
 
-Must not know services, nodes or jobs. The model is additive and learns as the load is measured: a
-level per quarter of an hour of the day, an offset per hour of the week, and the present deviation
-from both, which fades. What it says of the next quarters is kept until their time has come and
-then compared: the errors of each lead time are counted in a histogram that forgets, and a quantile
-is the level plus that quantile of the errors. No distribution is assumed, and nothing is said of a
-lead time that was not tested. All levels are of a quarter's peak: peaks are what a lender carries.
+The model is additive and learns as the load is measured: a level per quarter of an hour of the day,
+an offset per hour of the week, and the present deviation from both, which decays. Its predictions
+for the next quarters are kept and later compared with the load. The errors of each lead time go
+into a histogram that forgets, and a quantile is the level plus that quantile of the errors. No
+distribution is assumed, and untested lead times have no quantile. All levels are peaks of a
+quarter: a lender must carry the peaks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OPEN_PER_LEAD = 8
 """Forecasts of one lead time that wait for their time at once, about."""
 
 DAY_WEIGHT = 0.3
-"""Of the newest day in the level of a quarter; a quarter that is new takes what it sees."""
+"""Weight of the newest day in the level of a quarter; a new quarter takes its first value."""
 
 WEEK_WEIGHT = 0.4
-"""Of the newest week in the offset of an hour."""
+"""Weight of the newest week in the offset of an hour."""
 
 WEEKS_MOST = 4
 """Weeks after which an hour's offset is believed as much as it ever will be."""
@@ -55,13 +55,15 @@ CLIP = 0.5
 
 _STEPS = tuple(0.002 * 1.22**k for k in range(30))
 EDGES = (*(-step for step in reversed(_STEPS)), *_STEPS)
-"""Of the classes of errors, as parts of the highest level: +-0.2 % to +-64 %, finer near zero."""
+"""Bounds of the classes of errors, as fractions of the highest level: +-0.2 % to +-64 %, finer near
+zero.
+"""
 
 
 class Test(Struct, frozen=True, array_like=True):
-    """What was said of the quarters from `first` on; compared when they are over.
+    """The predictions for the quarters from `first` on; compared when these are over.
 
-    said, peak: loads. scale: the highest level when it was said.
+    said, peak: loads. scale: the highest level at the time of the prediction.
     """
 
     lead: int
@@ -101,7 +103,7 @@ class Season(Struct, frozen=True, kw_only=True):
         known = [lead for lead, n in zip(LEADS, self.counted, strict=True) if n >= ERRORS_LEAST]
         return known[-1] * BIN_S if known else 0.0
 
-    # --- what it says -----------------------------------------------------------------------
+    #   --- predictions ------------------------------------------------------------------------
 
     def level(self, place: int) -> float | None:
         """Expected peak of a quarter (counted from instant 0); None when it was never measured."""
@@ -147,8 +149,8 @@ class Season(Struct, frozen=True, kw_only=True):
     def quantile(self, q: float, *, now_s: float, horizon_s: float) -> float | None:
         """Quantile `q` of the highest load from now until `horizon_s` later, in its own unit.
 
-        Never below the last load; it does not fall when `q` or the horizon grows. None when the
-        horizon is longer than what was tested (`known_s`).
+        Never below the last load; it does not fall when `q` or the horizon grows. None if the
+        horizon is longer than the tested ones (`known_s`).
         """
         return self.quantiles(q, now_s=now_s, horizons_s=(horizon_s,))[0]
 
@@ -172,7 +174,7 @@ class Season(Struct, frozen=True, kw_only=True):
     # --- how it learns ----------------------------------------------------------------------
 
     def after(self, at_s: float, load: float) -> Season:
-        """What is known after one more sample; one that is not later than the last is left out."""
+        """The model after one more sample; one that is not later than the last is ignored."""
         if self.at_s is None:
             return structs.replace(self, at_s=at_s, load=load, peak=load)
         if at_s <= self.at_s:
@@ -227,9 +229,9 @@ def _counted(weights: Sequence[float], where: int, count: int) -> tuple[float, .
 
 
 def _asked(known: Season, place: int) -> Season:
-    """After a quarter, say what comes next, to be tested; long lead times less often.
+    """After a quarter, record the next predictions, to be tested; long lead times less often.
 
-    Only of quarters that were seen before: to be wrong about others is no measure of the model.
+    Only for quarters that were seen before: errors on others are no measure of the model.
     """
     ahead = known.seen_ahead(place + 1)
     asked: list[Test] = []

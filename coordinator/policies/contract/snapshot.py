@@ -1,13 +1,4 @@
-"""The frozen view that policies decide on.
-
-Must not know who took the snapshot or what becomes of a decision.
-
-An inference service as policies see it. Must not know nodes, jobs, or who forecasts its load.
-
-What is alike to a placement: groups of nodes, and jobs of one shape. Values only.
-
-Must not know a snapshot, nor which nodes and jobs there are.
-"""
+"""The frozen snapshot that policies decide on: nodes, jobs, services, tenants. Values only."""
 
 from __future__ import annotations
 
@@ -35,7 +26,7 @@ from coordinator.policies.contract.seasonal_load import Season
 
 
 class Tag(IntEnum):
-    """What is on a node: base workers (or any, on a training node), only flexible ones, nothing."""
+    """The workers on a node: base workers (or any, on a training node), only flexible, none."""
 
     BASE = 0
     FLEXIBLE = 1
@@ -166,21 +157,21 @@ class ServiceView(Struct, frozen=True, kw_only=True):
     unknown_load_s: float = 120.0
     """How long a load may be unknown before lent nodes come home for it."""
     season: Season = Season()
-    """What is remembered of its load beyond the samples."""
+    """The memory of its load beyond the samples."""
     quantile: float | None = None
-    """Of the load that is to be carried; None forecasts without one. Set by the policy."""
+    """The quantile of the load to carry; None forecasts without one. Set by the policy."""
     is_recalled: bool = False
 
 
-ROUNDING_S = 1e-6  # worker-seconds that are none: what is used up is seldom exactly 0
+ROUNDING_S = 1e-6  # worker-seconds below this count as none: used-up work is seldom exactly 0
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
     """One worker of a job on a node.
 
-    freed_gpus: so many of its GPUs others could have if it left. Those that are not well, or that a
-        process sits on that nobody was granted, come free for nobody.
-    is_leaving: it was told to stop; its GPUs come free by themselves.
+    freed_gpus: the number of its GPUs that others could have if it left. Unhealthy GPUs, and those
+        with a foreign process, stay barred.
+    is_leaving: it was ordered to stop; its GPUs come free by themselves.
     is_other_type: its node has another GPU type than the attempt, which spans several.
     """
 
@@ -195,7 +186,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     gpu_uuids: tuple[GpuUuid, ...] = ()
     """The very GPUs that it has, so that others can be placed on them."""
     barred_uuids: tuple[GpuUuid, ...] = ()
-    """Of those, the ones that `freed_gpus` leaves out."""
+    """The GPUs that `freed_gpus` leaves out."""
 
 
 class Shadow(StrEnum):
@@ -209,17 +200,17 @@ class Shadow(StrEnum):
 class NodeView(Struct, frozen=True, kw_only=True):
     """One node.
 
-    free_gpus: healthy GPUs that nobody holds or was promised, counting those that leaving
-        workers will free and that are not yet promised to another worker.
+    free_gpus: healthy GPUs without holder or nominee, including those that leaving workers will
+        free and that are not promised to another worker yet.
     is_schedulable: workers may start here (training or on loan, heard, not cordoned, not leaving).
-    takes_nothing: neither a worker nor a loan: it cannot write down what would begin here, or could
-        not start what began last.
-    sick_gpus: so many of its GPUs are not well, or not there any more. It is not lent then: its
-        server runs on them, and might not come back once it was stopped.
-    trespassed_gpus: on so many computes a process that nobody was granted; no worker gets them, and
-        it is not lent.
-    barred_gpus: so many are one or the other, or both: no worker gets them.
-    is_reclaimed: on loan, but told to come home.
+    takes_nothing: neither a worker nor a loan: it cannot write its ledger, or failed to start its
+        last workers.
+    sick_gpus: the number of its GPUs that are unhealthy or missing. It is not lent then: its server
+        runs on them, and might not come back once it was stopped.
+    trespassed_gpus: the number with a foreign process; no worker gets them, and the node is not
+        lent.
+    barred_gpus: the number that are one or the other, or both: no worker gets them.
+    is_reclaimed: on loan, but recalled.
     """
 
     name: NodeName
@@ -244,16 +235,16 @@ class NodeView(Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...] = ()
     rack: str = ""
     cpus: int = 0
-    """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not told."""
+    """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not reported."""
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
 
 
 class BackOff(Struct, frozen=True, kw_only=True):
-    """How often in a row guarantees called back what a job borrowed, and until when it borrows
-    nothing of these again.
+    """How often in a row guarantees reclaimed GPUs from a job, and until when it borrows none of
+    these.
 
-    tenants: whose guarantees. count: stops in a row. since_s: the latest of them.
+    tenants: the owners of the guarantees. count: stops in a row. since_s: the latest of them.
     until_s: not after `since_s` while they are too few.
     """
 
@@ -268,12 +259,13 @@ class JobView(Struct, frozen=True, kw_only=True):
 
     remaining_work_s: worker-seconds left at `as_of_s` by the best estimate, on its reference GPU
         type; running time at n workers is that / n. It falls by `work_rate` a second, not below
-        `least_work_s`, and grows once its estimate is outlived: `work_left_s` says how it stands.
+        `least_work_s`, and grows once its estimate is outlived: `work_left_s` gives it at any
+        instant.
     lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
         by `unsaved_gpus` a second: `lost_gpu_s`.
     has_saved: its present attempt has verified a checkpoint.
-    saves_when_asked: it says that it saves within its grace when it is stopped.
-    wasted_gpu_s: GPU-seconds that its stops so far threw away, for all that it says.
+    saves_when_asked: it declares that it saves within its grace when it is stopped.
+    wasted_gpu_s: GPU-seconds that its stops so far lost, whatever it declares.
     grace_s: how long it may take to stop.
     whole_work_s: worker-seconds of the whole job by the estimate at its submission.
     attained_gpu_s: GPU-seconds that it has computed in all its attempts at `as_of_s`; they grow by
@@ -282,17 +274,18 @@ class JobView(Struct, frozen=True, kw_only=True):
     first_started_at_s: when its first attempt ran; None before.
     deadline_at_s: when its user wants it done; None: no deadline.
     app: the group of trials that it belongs to; None: it stands for itself.
-    workers, profile: as far as the GPUs of the fleet reach. most_on: the most workers on a GPU type
-        that has room for fewer than `workers` with its multiplier.
-    cpus_per_worker, memory_bytes_per_worker: 0: not told.
+    workers, profile: limited by the GPUs of the fleet. most_on: the most workers on a GPU type that
+        has room for fewer than `workers` with its multiplier.
+    cpus_per_worker, memory_bytes_per_worker: 0: not declared.
     estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
         outlived it; `remaining_work_s` is never less than that without its sign.
-    step_time_s: seconds a step, measured with `step_time_workers` workers on `step_time_gpu_type`
-        (empty: not known); None before two words of one worker count. steps_left: at `as_of_s`, by
-        its last word.
-    behind: while a pre-run is on, or waits, all else is of that; None: there is none.
+    step_time_s: seconds per step, measured with `step_time_workers` workers on `step_time_gpu_type`
+        (empty: not known); None before two reports of one worker count. steps_left: at `as_of_s`,
+        by its last report.
+    behind: during or before a pre-run, the gang behind it, and all other fields are of the pre-run;
+        None: no pre-run.
 
-    A view is good until something happens to the job, however late: snapshots share such views.
+    A view is valid until an event changes the job, however late: snapshots share such views.
     """
 
     job_id: JobId
@@ -341,14 +334,15 @@ class JobView(Struct, frozen=True, kw_only=True):
     back_off: BackOff | None = None
     """It was called back by guarantees; None: never, or not since it did well."""
     wants_no_loan: bool = False
-    """Nodes could not start it just now, maybe for its own storage: what is lent it may have, but
-    no further node is to be lent for it."""
+    """Nodes could not start it just now, maybe because of its own storage: it may use lent nodes,
+    but no further node is to be lent for it.
+    """
     preempted_at_s: float | None = None
     is_packed: bool = False
     """It may compute beside one other on its GPUs; see `decisions.Resume`."""
     suspended_at_s: float | None = None
     progress_step: int | None = None
-    """Where it was when it last said so, and the GPU-seconds that it had attained by then."""
+    """Its progress at its last report, and the GPU-seconds that it had attained by then."""
     progress_gpu_s: float = 0.0
     estimated_left_s: float | None = None
     step_time_s: float | None = None
@@ -377,7 +371,9 @@ class JobView(Struct, frozen=True, kw_only=True):
         )
 
     def work_left_s(self, now_s: float) -> float:
-        """Worker-seconds left at an instant; what it has outlived its estimate by counts again."""
+        """Worker-seconds left at an instant; an overrun of the estimate counts again as remaining
+        work.
+        """
         done_s = self.work_rate * max(0.0, now_s - self.as_of_s)
         over_s = 0.0 if self.estimated_left_s is None else done_s - self.estimated_left_s
         return max(self.least_work_s, self.remaining_work_s - done_s, over_s)
@@ -385,8 +381,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     def estimate_left_s(self, now_s: float) -> float:
         """Worker-seconds left at an instant by the estimate alone, while that is above zero.
 
-        What has outlived its estimate has left what `work_left_s` says; so has what is about to by
-        less than rounding, as views of different instants would else tell unlike stories.
+        A job that has outlived its estimate has `work_left_s` left. So has one that is about to by
+        less than rounding; otherwise views of different instants would disagree.
         """
         if self.estimated_left_s is None:
             return self.work_left_s(now_s)
@@ -398,11 +394,13 @@ class JobView(Struct, frozen=True, kw_only=True):
         return self.lost_if_preempted_gpu_s + self.unsaved_gpus * max(0.0, now_s - self.as_of_s)
 
     def rate(self, workers: int) -> float:
-        """Worker-seconds of work per second with so many workers, by its profile; else linear."""
+        """Worker-seconds of work per second with this number of workers, by its profile; else
+        linear.
+        """
         return self.profile.rate(workers, base=self.workers.min)
 
     def runtime_s(self, workers: int, now_s: float) -> float:
-        """Seconds that it still takes with so many workers of its reference GPU type."""
+        """Remaining seconds with this number of workers of its reference GPU type."""
         return self.work_left_s(now_s) / self.rate(workers)
 
     def attained_service_gpu_s(self, now_s: float) -> float:
@@ -434,7 +432,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
 
 class Occupied(Struct, frozen=True):
-    """What a placement wants to know of one node that takes workers."""
+    """The facts of one node with workers that a placement needs."""
 
     node: NodeView
     service: ServiceName | None
@@ -450,7 +448,7 @@ Flexible = dict[NodeName, tuple[WorkerView, ...]]
 by job and index."""
 
 Spot = tuple[str, ServiceName | None, int, int, int]
-"""Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
+"""A group of like nodes: GPU type, service, free GPUs, GPUs that these workers hold, location."""
 
 
 class ServiceNodes(Struct, frozen=True, kw_only=True):
@@ -505,12 +503,12 @@ class Index(Struct, frozen=True, kw_only=True):
 
 
 class TenantView(Struct, frozen=True, kw_only=True):
-    """One tenant, and what is promised to it.
+    """One tenant and its guarantee.
 
-    parent: the tenant that it is part of; empty: none.
-    weight: its part of what is left over once guarantees are met, against its siblings'.
+    parent: the tenant that contains it; empty: none.
+    weight: its share of the capacity left over after guarantees, relative to siblings.
     guarantee_gpus: its quota, with that of its children.
-    borrow_limit_gpus: what it may use beyond its guarantee; None: whatever nobody else is due.
+    borrow_limit_gpus: what it may use beyond its guarantee; None: no limit but others' guarantees.
     lend_limit_gpus: what others may use of its idle guarantee; None: all of it.
     """
 
@@ -525,12 +523,12 @@ class TenantView(Struct, frozen=True, kw_only=True):
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
-    min_runtime_s: a job that was preempted runs for so long before it is for another one's turn.
-    start_s, restart_s, resize_s: at most, as the operator says: a start until the first step, what
-        a restart takes beyond that, how long a gang stands still when its worker count changes.
-    unseen: jobs that are live and not in `jobs`: they wait, and the policy is not to start them.
-    tenants: none where the cell has no settings of any; then nothing is promised to anybody.
-    index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
+    min_runtime_s: a preempted job runs for this long before it is preempted for another one's turn.
+    start_s, restart_s, resize_s: maxima set by the operator: a start until the first step, the
+        extra time of a restart, the pause of a gang when its worker count changes.
+    unseen: live jobs that are not in `jobs`: they wait, and the policy is not to start them.
+    tenants: none where the cell has no settings of any; then there are no guarantees.
+    index: the same nodes and jobs, sorted for fast answers; None leaves it to the caller.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""Words in what people read: a count and what is counted. Must not know what the words are for."""
+"""Text helpers: a count with its noun."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ def counted(count: int | Fraction, one: str, many: str = "") -> str:
     """`1 node`, `2 nodes`, `0 nodes`.
 
     Args:
-        one: what is counted, as one of it is called, with all that changes with the number:
-            `counted(1, "node takes", "nodes take")`.
-        many: the same of several; by default with an s.
+        one: the noun in the singular, with all that changes with the number: `counted(1, "node
+            takes", "nodes take")`.
+        many: the plural; by default with an s.
     """
     return f"{number(count)} {one}" if count == 1 else f"{number(count)} {many or one + 's'}"
 
 
 def some(names: Sequence[str], most: int) -> str:
-    """`a`, `a, b`, `a, b and 2 more` where so many are named at most; empty of nobody."""
+    """`a`, `a, b`, `a, b and 2 more` with at most a number of names; empty without names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 MOST_NAMES = 3
-"""Of more only so many are named in a sentence."""
+"""The most names in one sentence."""
 
 
 def listed(names: Sequence[str], one: str, many: str) -> str:
     """`a takes`, `a and b take`, `a, b, c and 2 others take`, `nobody takes`.
 
     Args:
-        one, many: the verb of one name, and of several.
+        one, many: the verb for one name, and for several.
     """
     if len(names) < 2:
         return f"{names[0] if names else 'nobody'} {one}"
@@ -47,9 +47,9 @@ def listed(names: Sequence[str], one: str, many: str) -> str:
 
 
 def unsaved(gpu_s: float) -> str:
-    """Of a job that is to stop: the work that its next start lacks unless it saves it now.
+    """For a job that is to stop: the work that its next start lacks unless it saves it now.
 
-    Not called lost: a job that saves when it is asked to loses none of it.
+    It is not called lost: a job that saves when it is asked to loses none of it.
 
     Args:
         gpu_s: since its last checkpoint, in GPU-seconds.

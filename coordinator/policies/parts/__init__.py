@@ -1,5 +1,5 @@
-"""What at least two schedulers share.
+"""Parts that at least two schedulers share.
 
-Start at `grants`, which places what a scheduler gave; `memory` is what a policy keeps between
+Start at `grants`, which places a scheduler's allocations. `memory` is a policy's state between
 passes.
 """

@@ -1,7 +1,4 @@
-"""Why each job that waits does not start: one answer for each, whatever a pass left open. Pure.
-
-Must not know who decides.
-"""
+"""One pending reason for each waiting job, even where a pass left it open. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +18,10 @@ def answers(
     holds: Iterable[PendingReason],
     notes: Mapping[JobId, str],
 ) -> tuple[PendingReason, ...]:
-    """What the placing of grants says, else what the policy noted, both in the policy's own order.
+    """The reasons of the placement, else those that the policy noted, both in the policy's own
+    order.
 
-    A job of which neither says anything competes for no GPUs, and stands last.
+    A job without either competes for no GPUs, and stands last.
     """
     started = {decision.job_id for decision in decisions if isinstance(decision, Start)}
     waiting = [

@@ -1,10 +1,10 @@
-"""Room for workers where free GPUs are in pieces: others move to the pieces. Knows no policy.
+"""Defragmentation: moves workers so that free GPUs on several nodes become room on one node.
 
-A worker needs all its GPUs on one node. Where enough are free, but no node has enough, the one is
-cleared that costs least: a flexible worker there is replaced by one elsewhere, a job with its base
-gang there goes as a whole (ElasticFlow packs by buddy allocation and migrates, ASPLOS 2023, section
-4.3). Whoever moves takes GPUs that are no room for such a worker, so that none is lost by it. Must
-not know the engine, nor why a job is worth the move.
+A worker needs all its GPUs on one node. Where enough GPUs are free, but no node has enough, the
+cheapest node is cleared. A flexible worker there is replaced by one elsewhere; a job with its base
+gang there moves as a whole (ElasticFlow packs by buddy allocation and migrates, ASPLOS 2023,
+section 4.3). A moved worker takes free GPUs that are too few for the waiting worker, so that no
+room is lost.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.setbacks import loss_gpu_s
 
 RESTS = 10
-"""Who moved stays where it is for so many times what that took: at most so small a part of its time
-is lost by moves, however often others need room."""
+"""A moved job stays where it is for this many times the length of the move: moves take at most that
+small a part of its time, however often others need room.
+"""
 
 MOST_REFUSED = 32
-"""After so many jobs that may not move no other one is asked in a pass: to ask takes time."""
+"""After this many jobs that may not move, a pass asks no other one: asking takes time."""
 
 MayMove = Callable[[JobView, float], bool]
-"""(job, seconds for which it would stand still) -> whether it may; who is told so does move."""
+"""(job, seconds for which it would stand still) -> whether it may; a job with a yes does move."""
 
 
 class _Unit(Struct, frozen=True, kw_only=True):
     """What moves at once: a flexible worker, or a job with all its workers.
 
-    gpus: that it frees on the node to be cleared. pause_s: its job stands still for so long.
-    cost_gpu_s: GPU-seconds that this is, and of work that is done over.
+    gpus: the number that it frees on the node to be cleared.
+    pause_s: its job stands still for this long.
+    cost_gpu_s: that pause in GPU-seconds, plus the work that is repeated.
     """
 
     job: JobView
@@ -91,7 +93,7 @@ class Clearing:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What is to be done, in this order, after everything that makes GPUs free."""
+        """The moves, in this order, after all decisions that free GPUs."""
         return [self._decision(job_id, moves) for job_id, moves in self._moves.items()]
 
     def make(
@@ -104,9 +106,9 @@ class Clearing:
         count: int,
         busy: Collection[JobId],
     ) -> bool:
-        """Let others move until so many workers of a job find room, or as many as can.
+        """Let others move until a number of workers of a job find room, or as many as can.
 
-        Where these are fewer than `least`, or no more than without, nobody moves.
+        Where these are fewer than `least`, or no more than without moves, no job moves.
 
         busy: jobs that stay where they are.
         """
@@ -133,7 +135,7 @@ class Clearing:
             self._takers[name] = job.job_id
         return True
 
-    # --- which node, and who goes -------------------------------------------------------------
+    #   --- which node, and which workers --------------------------------------------------------
 
     def _clear_one(
         self, floor: FreeGpus, job: JobView, gpu_type: str, busy: Collection[JobId]
@@ -163,7 +165,7 @@ class Clearing:
         return []
 
     def _are_allowed(self, units: Sequence[_Unit]) -> bool:
-        """Whoever is refused is not asked again; whoever moves in vain only loses slack."""
+        """A refused job is not asked again; a useless move only loses slack."""
         by_job = {unit.job.job_id: unit for unit in units}
         if not self._stays.isdisjoint(by_job):
             return False
@@ -233,7 +235,7 @@ class Clearing:
             cost_gpu_s=cost_gpu_s,
         )
 
-    # --- what they do -------------------------------------------------------------------------
+    #   --- the moves ----------------------------------------------------------------------------
 
     def _decision(self, job_id: JobId, moves: Sequence[_Move]) -> Decision:
         unit, cost_gpu_s = moves[0].unit, sum(move.unit.cost_gpu_s for move in moves)
@@ -268,7 +270,7 @@ def _is_steady(job: JobView) -> bool:
 
 
 def _cheapest(units: Iterable[_Unit], missing: int) -> list[_Unit]:
-    """Units that free so many GPUs, the cheapest by GPU first, none of them in vain; or none."""
+    """Units that free a number of GPUs, the cheapest per GPU first, all of them needed; or none."""
     found: list[_Unit] = []
     for unit in sorted(units, key=lambda each: (each.cost_gpu_s / each.gpus, each.price)):
         if sum(each.gpus for each in found) >= missing:

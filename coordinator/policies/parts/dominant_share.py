@@ -1,8 +1,8 @@
-"""Dominant shares of tenants, over their tree: who has the least of what it has most of.
+"""Dominant shares of tenants over their tree: the largest of a tenant's shares of each resource.
 
 Sources: DRF (Ghodsi et al., NSDI'11, section 4.1) for one level; H-DRF (Bhattacharya et al.,
 *Hierarchical Scheduling for Diverse Datacenter Workloads*, SoCC'13) for what parts count for their
-whole. Must not know the engine, nor what is decided on them.
+whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
 
 
 class Sibling(Struct, frozen=True):
-    """One of several parts: what it has, its weight, and whether it could use more."""
+    """One of several parts: its use, its weight, and whether it could use more."""
 
     used: Vector
     weight: float = 1.0
@@ -31,19 +31,19 @@ class Sibling(Struct, frozen=True):
 
 
 def together(siblings: Iterable[Sibling], total: Vector) -> Vector:
-    """What siblings have, as it counts for what they are part of (H-DRF, SoCC'13).
+    """What siblings have, as it counts for the tenant that contains them (H-DRF, SoCC'13).
 
-    Where the hungry ones have different dominant resources, each counts as scaled down to the
-    least dominant share over weight among them: else one that has much of a resource that its
-    siblings do not want makes their parent look rich, and they starve. Whoever could use no more
-    (nothing of it waits, or nothing that fits) counts with all that it has, and is no measure for
-    the others: its siblings would be given all the rest for it.
+    Where the hungry siblings have different dominant resources, each counts as scaled down to the
+    least dominant share over weight among them. Otherwise a sibling that has much of a resource
+    that the others do not want would make their parent look rich, and they would starve. A sibling
+    that could use no more (it has no waiting job, or none that fits) counts with all that it has
+    and is no measure for the others. Otherwise its siblings would get all the rest for it.
 
-    Where they have a dominant resource in common the plain sum is exact, and is taken: scaled down,
-    whoever has many parts would be ahead by a whole gang of each.
+    Where they have a dominant resource in common the plain sum is exact, and is taken. Scaled down,
+    a parent with many parts would be ahead by a whole gang of each.
 
-    The paper also leaves resources out of which nothing is free. Here every job wants some of each
-    resource that there is, so that nobody could use more then.
+    The paper also leaves out resources of which nothing is free. Here every job wants some of each
+    resource, so no sibling could use more then.
     """
     found, open_ = Vector(), list[tuple[Sibling, Vector]]()
     for each in siblings:
@@ -67,7 +67,7 @@ def together(siblings: Iterable[Sibling], total: Vector) -> Vector:
 
 
 class _Uses:
-    """What tenants have, at each level of their tree."""
+    """The use of tenants, at each level of their tree."""
 
     def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
         self.tree = Tree(snapshot)
@@ -77,13 +77,13 @@ class _Uses:
             self.count(job, present_workers(job))
 
     def count(self, job: JobView, workers: int) -> None:
-        """So many workers of a job come, or with a negative number go."""
+        """Add this number of workers of a job, or remove them if the number is negative."""
         for name in self.tree.path(job.tenant):
             before = self.used.get(name, Vector())
             self.used[name] = before.plus(wanted(job, self.total), workers)
 
     def of(self, name: str) -> Vector:
-        """What one has."""
+        """The use of one tenant."""
         return self.used.get(name, Vector())
 
     def share(self, name: str, used: Vector) -> float:
@@ -92,11 +92,11 @@ class _Uses:
 
 
 class AddedShares:
-    """Dominant share of each tenant over its weight, plus that of each thing which a pass adds.
+    """Dominant share of each tenant over its weight, plus that of each addition of a pass.
 
-    At least the dominant share of all together, and just that where one resource is dominant of
-    all: cheaper, and on the safe side for whoever is to be served last. At each level it is that of
-    all below, as in Mesos' sorter of roles.
+    At least the dominant share of all together, and exactly that where one resource dominates
+    everywhere. It is cheaper, and on the safe side for the tenant that is served last. At each
+    level it is that of all below, as in Mesos' sorter of roles.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
@@ -109,11 +109,11 @@ class AddedShares:
         return self._at(self._tree.path(tenant)[0])
 
     def turn(self, tenant: str) -> Turn:
-        """Who is served first."""
+        """The key of a tenant; the least is served first."""
         return self._tree.turn(tenant, self._at)
 
     def turns(self, heads: Waiting) -> Callable[[str], Turn]:
-        """Who is served first, of those who wait."""
+        """The order in which waiting tenants are served."""
         since_s = self._tree.since(heads)
         return lambda tenant: self._tree.turn(tenant, self._at, since_s)
 
@@ -133,7 +133,8 @@ class AddedShares:
 class DominantShares:
     """What each tenant has in a pass, and its dominant share by that over its weight.
 
-    Whoever runs is counted at first; `count` adds whom the pass starts, and takes whom it stops.
+    Running jobs are counted at first. `count` adds jobs that the pass starts, and removes those it
+    stops.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
@@ -144,7 +145,7 @@ class DominantShares:
         self._counted: dict[str, Vector] = {}  # what parts count for their whole, while that holds
 
     def count(self, job: JobView, workers: int) -> None:
-        """So many workers of a job come, or with a negative number go."""
+        """Add this number of workers of a job, or remove them if the number is negative."""
         self._uses.count(job, workers)
         self._forget(job.tenant)
 
@@ -164,8 +165,9 @@ class DominantShares:
     # --- whose turn it is -----------------------------------------------------------------------
 
     def first_of(self, heads: Waiting) -> str:
-        """Whom progressive filling serves next, of those who have a job that may still fit, or
-        could have a worker more."""
+        """The tenant that progressive filling serves next, among those with a job that may still
+        fit or could have one more worker.
+        """
         if self._tree.depth > 1:
             hungry = frozenset(heads)
             for each in hungry ^ self._hungry:
@@ -190,19 +192,21 @@ class DominantShares:
             self._counted[name] = together(siblings, self._uses.total)
         return self._counted[name]
 
-    # --- who may lose something to whom ---------------------------------------------------------
+    #   --- losses between tenants -----------------------------------------------------------------
 
     def beside(self, other: JobView, job: JobView) -> float:
-        """What the other's side has of the two: it, or what it is part of where the two part."""
+        """The use of the other's side of two tenants: its own, or that of the ancestor at which the
+        two part.
+        """
         _, theirs = self._tree.parting(job.tenant, other.tenant)
         return self._uses.share(theirs, self._uses.of(theirs))
 
     def keeps_more(self, other: JobView, gone: int, job: JobView, come: int) -> bool:
-        """Whether the other's side has more without so many of its workers than the job's with so
-        many.
+        """True if the other's side still has more after it loses workers than the job's side after
+        it gains them.
 
-        With all that they have, nothing scaled down: that depends on who waits, which changes with
-        a stop, and stops would go to and fro.
+        Both count in full, nothing scaled down. Scaling depends on the waiting jobs, which change
+        with a stop, and stops would alternate.
         """
         mine, theirs = self._tree.parting(job.tenant, other.tenant)
         return self._with(theirs, other, -gone) > self._with(mine, job, come)

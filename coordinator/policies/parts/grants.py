@@ -1,9 +1,9 @@
-"""Who gets how many workers -> decisions: stops, starts and resizes on real nodes. Knows no names.
+"""Grants -> decisions: turns worker counts per job into stops, starts and resizes on real nodes.
 
-A policy that decides jointly says which jobs run, each with how many workers, in order of
-precedence (`Grant`); `carry_out` finds the nodes. Running jobs stay where they are, what the
-others leave is given on in the same pass by the engine's nominees, and nobody is stopped in vain.
-Must not know the engine, nor why a job deserves what it gets.
+A policy that decides jointly lists the jobs that run, each with its worker count, in order of
+precedence (`Grant`). `carry_out` finds the nodes. Running jobs stay where they are. The engine's
+nominees pass on the GPUs that others leave, in the same pass. No job is preempted without use for
+its GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from coordinator.policies.contract.text import counted, listed, unsaved
 from coordinator.policies.parts.defragment import Clearing
 
 Why = Callable[[Sequence[JobId]], str]
-"""What a stop is for, in words, by the jobs that take the GPUs."""
+"""The purpose of a stop, as text, by the jobs that take the GPUs."""
 
 
 def turn_over(takers: Sequence[JobId]) -> str:
@@ -47,14 +47,15 @@ def turn_over(takers: Sequence[JobId]) -> str:
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """A job and the workers that it shall have now; at least its base gang.
+    """A job and its worker count from now on; at least its base gang.
 
     gpu_type: of the attempt; None takes the first accepted one with room. Running jobs keep theirs.
-    placements: exactly there, for a job that waits; None leaves it to the placing rule.
+    placements: exactly there, for a waiting job; None leaves it to the placement rule.
     is_promised: its deadline was promised to it.
-    share: others move for so many of these workers, where they find no room else.
-    leaving: indices of the flexible workers that go first where it has fewer than now; then the
-        newest. room_for: jobs that wait and take what they leave: without their starts nobody goes.
+    share: other jobs move for this number of its workers, if they find no room otherwise.
+    leaving: indices of the flexible workers that leave first if it has fewer than now; then the
+        newest.
+    room_for: waiting jobs that take what they leave: without their starts no worker leaves.
     """
 
     job: JobView
@@ -98,10 +99,10 @@ def begin(
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What comes of grants: decisions in the order in which they can be carried out.
+    """The plan from grants: decisions in the order in which they can be carried out.
 
     holds: why granted jobs that wait were not placed.
-    wake_at_s: when a job that was granted another size may be resized at last.
+    wake_at_s: when a job with a granted resize may be resized at last.
     """
 
     decisions: tuple[Decision, ...]
@@ -121,12 +122,12 @@ def carry_out(
 ) -> Plan:
     """Decisions that give each granted job its workers, as far as nodes allow.
 
-    Running jobs that may be stopped and were granted nothing are preempted if somebody starts or
-    grows on what they hold, or in any case where `stops_in_vain`. Jobs that cannot be touched now
-    (they start, stop or resize, or did not agree) keep what they have whatever is granted.
+    Running jobs that may be stopped and were granted nothing are preempted if another job starts or
+    grows on their GPUs, or in any case where `stops_in_vain`. Jobs that cannot be changed now (they
+    start, stop or resize, or did not agree) keep their workers whatever is granted.
 
-    clearing: by which others move for a `share` that finds no room; None: nobody does.
-    why: what those that are stopped are told.
+    clearing: moves others for a `share` that finds no room; None: no job moves.
+    why: the reason given to preempted jobs.
     """
     floor = floor or FreeGpus(snapshot)
     return _Carrying(snapshot, grants, floor, place, clearing, why).plan(stops_in_vain)
@@ -142,7 +143,7 @@ class _Shrink(Struct, frozen=True):
 class _Carrying:
     """One pass.
 
-    takers: who starts or grows on a node, by node.
+    takers: jobs that start or grow on a node, by node.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class _Carrying:
         self._takers: dict[NodeName, list[JobId]] = {}
         self._wakes: list[float] = []
         granted = {grant.job.job_id for grant in grants}
-        # The highest priority is spared first, then whoever loses most by a stop.
+        # The highest priority is spared first, then the job that loses most by a stop.
         self._staying = sorted(
             (job for job in snapshot.jobs if is_movable(job) and job.job_id not in granted),
             key=lambda job: (-job.priority, -job.lost_gpu_s(snapshot.now_s), job.job_id),
@@ -198,8 +199,8 @@ class _Carrying:
     ) -> tuple[Placement, ...]:
         """Nodes for `count` workers: free GPUs first, else also those of jobs without a grant.
 
-        For `share` of them others move, if that gives no room either. Only those whose GPUs are
-        really taken are stopped. Fewer than `least` workers: nobody is.
+        If that gives no room either, others move for `share` of them. Only jobs whose GPUs are
+        really taken are stopped. With fewer than `least` workers none is.
         """
         self._floor.avoided = job.avoid_nodes
         found = place(self._floor, job, gpu_type, count)
@@ -266,14 +267,14 @@ class _Carrying:
 
     def _shrink(self, grant: Grant, count: int) -> None:
         flexible = [w for w in grant.job.placed if w.is_flexible and not w.is_leaving]
-        # Those that were named, then the newest: they stand farthest from the base gang.
+        # The named ones, then the newest: they stand farthest from the base gang.
         flexible.sort(key=lambda w: (w.worker_index not in grant.leaving, -w.worker_index))
         if leaving := tuple(flexible[:count]):
             self._floor.vacate(leaving)
             self._shrinks.append(_Shrink(grant, leaving))
 
     def _needed_shrinks(self) -> list[Decision]:
-        """All, but those for a start that did not come about, of which nobody took anything."""
+        """All shrinks, except those for a start that failed and with GPUs that were not taken."""
         waits = {hold.job_id for hold in self._holds}
         return [
             Resize(

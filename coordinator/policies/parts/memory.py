@@ -1,4 +1,4 @@
-"""What a policy remembers between its passes, from the bytes that it wrote. Knows no policy."""
+"""A policy's memory between passes, decoded from the bytes that it wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 def recalled(memory: bytes, kind: type[M]) -> M:
-    """What was remembered; nothing at first, and of what another release wrote otherwise."""
+    """The decoded memory; empty at first, and if another release wrote it differently."""
     try:
         return msgspec.msgpack.decode(memory, type=kind)
     except UNREADABLE:

@@ -1,7 +1,7 @@
-"""Which GPUs are shared out together, and who competes for them: one pool for each GPU type.
+"""Pools: which GPUs are shared out together and which jobs compete for them, one per GPU type.
 
-A job that accepts several types competes on one of them at a time; which one a pass says anew while
-it waits. Must not know the engine, nor who deserves what.
+A job that accepts several types competes on one of them at a time. While it waits, each pass
+chooses again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from coordinator.policies.contract.free_gpus import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 
 Order = Callable[[JobView], Any]
-"""A key: who comes before whom where waiting jobs choose among types."""
+"""A key: the order in which waiting jobs choose among types."""
 
 Size = Callable[[JobView], int]
 """With how many workers of its range a job would begin, if it can."""
 
 
 def base_gang(job: JobView) -> int:
-    """Who has nothing to be done by begins with what it needs to run."""
+    """A job without a deadline begins with its base gang."""
     return job.workers.min
 
 
 def by_submission(job: JobView) -> tuple[float, JobId]:
-    """Who has waited longest chooses first."""
+    """The job that has waited longest chooses first."""
     return job.submitted_at_s, job.job_id
 
 
 def by_deadline(job: JobView) -> tuple[float, float, JobId]:
-    """Who has to be done first does."""
+    """The job with the earliest deadline chooses first."""
     deadline_s = inf if job.deadline_at_s is None else job.deadline_at_s
     return deadline_s, job.submitted_at_s, job.job_id
 
@@ -61,7 +61,7 @@ class Pool(Struct, frozen=True, kw_only=True):
         return job.gpu.worker_multiplier.get(self.gpu_type, 1)
 
     def kept_gpus(self) -> dict[JobId, int]:
-        """Those of the base gangs that stay, which nobody else can have."""
+        """GPUs of the base gangs that stay, which no other job can have."""
         return {j.job_id: j.base_gpus_on(self.gpu_type) for j in self.jobs if stays(j)}
 
 
@@ -142,13 +142,13 @@ def choices(
 ) -> dict[JobId, str]:
     """Which of its hosting types each of these waiting jobs takes.
 
-    The first on which its size has room: on free GPUs, else on those of workers that others can do
-    without, beside the gangs that choose before it. Where there is no such type its base gang looks
-    for room in the same way, and where that has none it is the type with the least to do: the base
-    gangs there, for its GPUs.
+    The first on which its size has room: on free GPUs, else on those of workers that others can
+    spare, next to the gangs that choose before it. Without such a type its base gang looks for room
+    in the same way. If that has none either, it takes the type with the least work: the base gangs
+    there over its GPUs.
 
-    standing: who has a type already. It takes another one only for free GPUs that its own has not,
-        for its base gang.
+    standing: jobs that already have a type. Such a job takes another one only for free GPUs that
+        its own lacks, for its base gang.
     """
     standing = standing or {}
     if not standing and all(len(kinds) == 1 for kinds in hosting.values()):
@@ -176,7 +176,7 @@ def _gpus(floor: FreeGpus, movable: Sequence[WorkerView]) -> dict[str, int]:
     floor.vacate(movable)
     gpus = {kind: floor.free_gpus(kind) for kind in floor.gpu_types}
     for worker in movable:
-        # Who has these may go on with them, as it may with the others.
+        # Jobs that hold these may go on with them, as the job may with the others.
         gpus[floor.nodes[worker.node].gpu_type] += worker.gpus - worker.freed_gpus
     floor.stay(movable)
     return gpus
@@ -195,10 +195,10 @@ class _Ground:
             self._free[floor.nodes[name].gpu_type][name] = gpus
         self._full: dict[str, set[_Gang]] = {kind: set() for kind in self._free}
         self._fits: dict[str, set[_Gang]] = {kind: set() for kind in self._free}
-        """What is known of gangs that were looked at: there are many alike."""
+        """Results for gangs already looked at: many are alike."""
 
     def has_room(self, job: JobView, kind: str, size: int) -> bool:
-        """Whether so many workers of its range fit, on nodes that the job does not avoid."""
+        """True if a number of workers of its range fit, on nodes that the job does not avoid."""
         if kind not in self._free:
             return False
         workers = size * job.gpu.worker_multiplier.get(kind, 1)
@@ -227,7 +227,7 @@ class _Ground:
 
 
 class _Choosing:
-    """One pass: who chooses takes room from those behind."""
+    """One pass: a job that chooses takes room from those behind."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, floor: FreeGpus, size: Size, resizes: bool

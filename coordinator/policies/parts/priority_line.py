@@ -1,8 +1,8 @@
-"""A line of jobs walked on real nodes: who runs, who makes room. Must not know what orders it.
+"""A line of jobs walked on real nodes: which jobs run, and which make room.
 
-Running and waiting jobs stand in one line. Each takes its whole base gang from what is left by
-those before it: a running job where it is, a waiting one on GPUs that are free, else on those of
-jobs behind it. What the walk grants, `granting.carry_out` turns into decisions.
+Running and waiting jobs stand in one line. Each takes its whole base gang from the GPUs that the
+jobs before it leave: a running job where it is, a waiting one on free GPUs, else on GPUs of jobs
+behind it. `grants.carry_out` turns the result into decisions.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def takes_turns(job: JobView) -> bool:
 class Turns:
     """One walk.
 
-    grants: who runs after it, in the order of the line. held: who waits on, and how many workers of
-    its base gang there was room for at most.
+    grants: the jobs that run after it, in the order of the line.
+    held: the jobs that wait on, with the number of workers of its base gang that had room at most.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Turns:
         self.held: list[tuple[JobView, int]] = []
         self._why = why
         self._place_of = place_of
-        # GPUs on which nobody runs; below zero where somebody behind must go.
+        # GPUs without a running job; below zero where a job behind must leave.
         self._free = FreeGpus(snapshot)
-        # GPUs that nobody before has: free, or of a running job behind.
+        # GPUs that no job before has: free, or of a running job behind.
         self._within = FreeGpus(snapshot)
         self._gpu_types = self._free.gpu_types
         self._full: dict[tuple[object, ...], int] = {}
         jobs = list(line)
-        # Whoever runs, was not walked by yet and makes room for nobody, the last in line first.
+        # Running jobs not yet walked by and that make room for none, the last in line first.
         self._behind = [job for job in reversed(jobs) if job.state != JobState.PENDING]
         for job in jobs:
             self._within.vacate(job.placed)
@@ -117,7 +117,7 @@ class Turns:
         self.held.append((job, self._full[alike]))
 
     def _of_the_last(self, job: JobView, place: Place) -> Fit | None:
-        """Also on GPUs of jobs behind it: nobody makes room where later ones in line would do."""
+        """Also on GPUs of jobs behind it: no job makes room where later ones in line would do."""
         if first_fit(self._within, job, place) is None:
             return None
         floor, last, gone = self._free, self._behind, 0
@@ -138,7 +138,7 @@ class Turns:
         return self._none_in_vain(job, place, found, last[:needed])
 
     def _none_in_vain(self, job: JobView, place: Place, found: Fit, gone: Sequence[JobView]) -> Fit:
-        """The same, or elsewhere, without those of the gone that could as well go on."""
+        """The same, or a solution elsewhere, without stopped jobs that could as well go on."""
         nodes = {placement.node for placement in found[1]}
         left = [each for each in gone if any(worker.node in nodes for worker in each.placed)]
         for other in reversed(left):
@@ -151,7 +151,7 @@ class Turns:
                 self._free.stay(each.placed)
             if spared:
                 left = rest
-        # What they leave over is there for the next ones as well.
+        # GPUs that they leave over are there for the next ones as well.
         for each in left:
             self._free.vacate(each.placed)
         going = {each.job_id for each in left}

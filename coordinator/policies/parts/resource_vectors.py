@@ -1,8 +1,8 @@
-"""GPUs, CPUs and memory together: what nodes have, what workers want of it, and what is left.
+"""Vectors of GPUs, CPUs and memory: capacity of nodes, demand of workers, and the rest.
 
-A job that does not tell its CPUs or memory is taken to want the part of a node that its GPUs are of
-the node's GPUs; in shares of the whole cluster, of the mean node. Where no node tells its own, only
-GPUs count. Must not know the engine, nor what is decided on them.
+A job that declares no CPUs or memory is taken to want the same part of a node's CPUs and memory as
+of its GPUs. Shares of the whole cluster use the mean node. Where no node reports CPUs or memory,
+only GPUs count.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Vector(NamedTuple):
 
 
 def wanted(job: JobView, whole: Vector) -> Vector:
-    """What one worker wants of a node, or a mean node, with so much."""
+    """The demand of one worker on a node, or on a mean node, with that much capacity."""
     gpus = float(job.gpus_per_worker)
     part = gpus / whole.gpus if whole.gpus else 0.0
     return Vector(
@@ -83,7 +83,7 @@ def _has(node: NodeView) -> Vector:
 
 
 def total_of(nodes: Iterable[NodeView]) -> Vector:
-    """All that these nodes have, whoever uses it."""
+    """The total resources of these nodes, used or not."""
     total = Vector()
     for node in nodes:
         total = total.plus(_has(node))
@@ -91,7 +91,7 @@ def total_of(nodes: Iterable[NodeView]) -> Vector:
 
 
 def _room(job: JobView, whole: Vector, free: Vector) -> int:
-    """Workers of a job that fit in what is free of a node; none on one that has no GPUs."""
+    """Workers of a job that fit in the free part of a node; none on one without GPUs."""
     if not whole.gpus:
         return 0
     parts = zip(free, wanted(job, whole), whole, strict=True)
@@ -99,7 +99,7 @@ def _room(job: JobView, whole: Vector, free: Vector) -> int:
 
 
 def _fits_empty(job: JobView, nodes: Iterable[NodeView]) -> list[str]:
-    """GPU types of these nodes that would hold a job's gang, with nobody else there."""
+    """GPU types of these nodes that would hold a job's gang if they were empty."""
     rooms: Counter[str] = Counter()
     for node in nodes:
         whole = _has(node)
@@ -108,9 +108,10 @@ def _fits_empty(job: JobView, nodes: Iterable[NodeView]) -> list[str]:
 
 
 class Bins:
-    """Nodes with what is left of each; `take` and `give` change it.
+    """Nodes with the free part of each; `take` and `give` change it.
 
-    whole: by node. free: by node; of GPUs as the snapshot says, of the rest less what workers want.
+    whole: by node.
+    free: by node; GPUs from the snapshot, the rest less what workers want.
     total: of all nodes.
     """
 
@@ -134,7 +135,7 @@ class Bins:
         return 0 if name in job.avoid_nodes else _room(job, self.whole[name], self.free[name])
 
     def hosts(self, job: JobView) -> list[str]:
-        """GPU types on whose open nodes its gang would fit if nobody else were there."""
+        """GPU types on whose open nodes its gang would fit if they were empty."""
         return _fits_empty(job, self.floor.nodes.values())
 
     def why_not_alone(self, job: JobView) -> str:
@@ -159,7 +160,7 @@ class Bins:
                 self.free[worker.node] = self.free[worker.node].plus(one, sign)
 
     def goes_on(self, job: JobView, workers: Sequence[WorkerView]) -> bool:
-        """Workers that were to go stay after all, if nobody was given any of what they use."""
+        """Workers that were to leave stay after all, if their resources were given to no job."""
         self.vacate(job, workers, -1.0)
         nodes = {worker.node for worker in workers} & self.free.keys()
         parts = (zip(self.free[name], self.whole[name], strict=True) for name in nodes)

@@ -1,13 +1,11 @@
-"""Jobs that a stop would set back: their work so far would be lost, not kept. Knows no policy.
+"""Setbacks: jobs that a stop would set back, because they do not save their work.
 
-Schedulers that end turns and leases for fairness assume that whoever is stopped goes on later from
-where it was. A job that never saves begins anew each time, and of two such jobs that take turns
-neither ever ends. So a job is not stopped for another one's turn while that would bring what its
-stops threw away above what they left: all stops together then cost a job less work than it needs,
-and every job ends. Until then it keeps its base gang, and has to pay for that by the policy's own
-measure: the GPU time that it holds counts as received, its share or its finish-time fairness falls.
-
-Must not know the engine, nor whose turn it is.
+Schedulers that end turns and leases for fairness assume that a stopped job later continues where it
+was. A job that never saves starts over each time, and of two such jobs that take turns neither ever
+ends. So a job is not stopped for another one's turn if its stops would then throw away more work
+than they left. All stops together therefore cost a job less work than it needs, and every job ends.
+Until then it keeps its base gang and pays for it by the policy's own measure: the GPU time counts
+as received, and its share or its finish-time fairness falls.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 MOST_LOST_RATIO = 0.5
-"""Of all that a job has computed, this part at most may be lost by stops."""
+"""The largest fraction of a job's computed work that stops may lose."""
 
 
 def is_resumed(job: JobView, now_s: float) -> bool:
@@ -57,7 +55,7 @@ def keeps_gang(job: JobView, now_s: float) -> bool:
 
 
 def told(job: JobView, now_s: float, when: str = "when its turn ends") -> tuple[str, ...]:
-    """To whoever asks: that a job is not stopped for others, and why; nothing where it may be."""
+    """As text: that a job is not stopped for others, and why; empty if it may be."""
     if not keeps_gang(job, now_s):
         return ()
     lost = f"{loss_gpu_s(job, now_s):.0f} GPU-s of work"

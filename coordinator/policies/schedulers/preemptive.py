@@ -1,9 +1,8 @@
-"""Preemptive orders: the jobs with the least left run, whoever no longer belongs makes room.
+"""Preemptive orders: the jobs with the least work left run, and others make room.
 
-Must not know the engine, nor what a preemption costs: these are the textbook orders SRTF (least
-remaining time) and SRSF (least remaining time x GPUs; Tiresias, NSDI'19, section 3), good where
-stopping is free and a measure of what is possible where it is not. Where nobody knows how long jobs
-take, they are as good as what is estimated.
+These are the textbook orders SRTF (least remaining time) and SRSF (least remaining time x GPUs;
+Tiresias, NSDI'19, section 3). They are good where stopping is free, and elsewhere a measure of the
+possible. Where job lengths are unknown, they are as good as the estimates.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from coordinator.policies.parts.priority_line import Turns, takes_turns
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 
 RANK_DIGITS = 3
-"""Ranks are compared to the millisecond: rounding must not preempt anybody."""
+"""Ranks are compared to the millisecond: rounding must not preempt a job."""
 
 Left = Callable[[JobView, float], float]
 """How much a job has left at an instant; the least runs first."""

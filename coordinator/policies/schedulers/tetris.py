@@ -1,21 +1,21 @@
-"""Tetris: machine by machine, pack by alignment, short jobs first, within what fairness leaves.
+"""Tetris: packs machine by machine by alignment, short jobs first, within a fairness bound.
 
 Source: Tetris, SIGCOMM'14, sections 3.2 to 3.4, for gangs. A machine with room picks, of the jobs
 that fit there, the one with the highest score, until nothing fits; then the next machine. The score
-is the alignment, which is the scalar product of what a worker wants and what the machine has free,
-both as parts of the machine, less eps times the work that is left, with eps the ratio of the means,
-so that both weigh alike. Must not know the engine.
+is the alignment less eps times the work that is left. The alignment is the scalar product of a
+worker's demand and the machine's free resources, both as parts of the machine. eps is the ratio of
+the means, so that both weigh alike.
 
 The paper leaves the order of machines to their heartbeats. Here the fullest machine with room for
-anybody goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
+any job goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
 
-All of a gang must fit in one pass, and nobody is stopped. A gang that no machine takes whole goes
-to those with the most room, so to the fewest, and its last part to the fullest that takes that; it
-stands to choice on the fullest of them. Its alignment is the mean over its workers, of which those
-away from its first machine count `remote_ratio`.
+All of a gang must fit in one pass, and no job is preempted. A gang that no machine takes whole goes
+to the machines with the most room, so to the fewest, and its last part to the fullest that takes
+that. It is a candidate on the fullest of them. Its alignment is the mean over its workers, of which
+those away from its first machine count `remote_ratio`.
 
-Only the jobs of the highest priority that fit are looked at, and at a machine of those the
-1 - `fairness` part whose tenants have the smallest dominant shares.
+Only the jobs of the highest priority that fit are looked at, and at a machine of those the 1 -
+`fairness` part whose tenants have the smallest dominant shares.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _shape(job: JobView) -> Shape:
 
 
 class Packing:
-    """One pass. starts: who goes where, in order. waiting: jobs that wait on."""
+    """One pass. starts: jobs with their nodes, in order. waiting: jobs that wait on."""
 
     def __init__(self, knobs: TetrisKnobs, snapshot: ClusterSnapshot) -> None:
         self._knobs = knobs
@@ -108,7 +108,9 @@ class Packing:
     # --- the score ------------------------------------------------------------------------------
 
     def _best(self, level: Iterable[tuple[JobView, Shape]]) -> tuple[JobView, _Fit, float] | None:
-        """What the fullest machine with room picks among those that fit and fairness leaves."""
+        """The choice of the fullest machine with room, among jobs that fit and that fairness
+        leaves.
+        """
         found = [(job, fit) for job, shape in level if (fit := self._fit(job, shape)) is not None]
         if not found:
             return None
@@ -184,7 +186,7 @@ class Packing:
         )
 
     def _chosen(self, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
-        """Machines for so many workers, none where not all fit."""
+        """Machines for a number of workers; none unless all fit."""
         rooms: dict[NodeName, int] = {
             name: room
             for name, node in self._bins.floor.nodes.items()
@@ -212,9 +214,9 @@ class Packing:
         self._shares.add(job.tenant, Vector().plus(wanted(job, self._bins.total), count))
         touched = {placement.node for placement in fit.placements}
         for shape, other in list(self._fits.items()):
-            # Room only shrinks, so what found none finds none. What stands elsewhere stands when
-            # one machine filled up: it picked as the fullest, so who stands elsewhere did not fit.
-            # Of several, one may have become the fullest that takes somebody.
+            # Room only shrinks, so a job that found none finds none. A job on several machines was
+            # placed when one machine filled up: that one chose as the fullest, so the job did not
+            # fit there. Of several, one may now be the fullest that takes a job.
             if other is not None and (
                 len(touched) > 1 or touched & {each.node for each in other.placements}
             ):

@@ -2,15 +2,15 @@
 
 Sources: Apache Hadoop's Capacity and Fair Scheduler (their documented rules), and the form in which
 papers compare deep learning schedulers with them: `yarn` is non-preemptive FIFO with consolidation
-and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1). Must not know the engine.
+and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1).
 
 A queue is a tenant. Inside a queue jobs go by priority and submission, and the first that does not
-fit blocks those behind it; but whoever could not run in the fleet as it is blocks nobody, as YARN
-refuses what is beyond its maximum. Both go down the tree of queues to the one that is served next:
-`yarn-fair` each time to the one with the least GPUs over its weight, `yarn-capacity` to the one
-that uses the smallest part of its capacity: its guarantee, and its weight's part of what the
-guarantees beside it leave of their parent's capacity. What a queue may borrow, and that it gets its
-guarantee back, are the rules of tenants that hold for all policies.
+fit blocks those behind it; but an infeasible job blocks no other job, because YARN refuses requests
+beyond its maximum. Both go down the tree of queues to the one that is served next: `yarn-fair` each
+time to the one with the least GPUs over its weight, `yarn-capacity` to the one that uses the
+smallest part of its capacity: its guarantee, and its weight's part of what the guarantees beside it
+leave of their parent's capacity. Borrowing, and getting guarantees back, are the tenants' rules
+that hold for all policies.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ _PREEMPTING = ((off("preempts", False),),)
 
 
 Key = Callable[[Tenancy], Callable[[str], float]]
-"""What a queue of any level has, as a part of what is its own, in a pass over these tenants: the
-least is served next."""
+"""What a queue of any level has, as a fraction of its own share, in a pass over these tenants: the
+least is served next.
+"""
 
 
 class _Queues:
     """One pass: queues are served one job at a time until each is empty or blocked.
 
-    never: jobs that block nobody, as they could not run in the fleet as it is, or only on nodes
-        that are absent.
+    never: jobs that block no other, because they could not run in the fleet, or only on absent
+        nodes.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, key: Key) -> None:

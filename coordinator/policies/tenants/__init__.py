@@ -1,5 +1,5 @@
-"""What tenants are promised and may take, under any policy.
+"""Tenants: quotas, guarantees and fair shares, under any policy.
 
-Start at `enforce`, the passes around a policy's own; `tenancy` counts, `tree` has the tenants,
-`reclaim` takes GPUs back.
+Start at `enforce`, the passes around a policy's own. `tenancy` counts, `tree` has the tenants, and
+`reclaim` gets GPUs back from borrowers.
 """

@@ -1,9 +1,6 @@
-"""The passes that one instant takes, each without jobs that the policy is not to see. Knows none.
+"""Attempts: repeated passes of a policy at one instant, each with some waiting jobs hidden.
 
-Must not know the engine, nor who is due what: it asks `takeback`.
-
-A pass with what tenants below their guarantee get back in it. Must not know a policy, nor the
-engine.
+A settled pass also holds what tenants below their guarantee get back in it.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """A pass with what comes back after it: `kept` are its decisions in the end."""
+    """A pass with its give-back: `kept` are its decisions in the end."""
 
     made: Pass
     back: GiveBack
@@ -49,20 +46,21 @@ class Settled(Struct, frozen=True, kw_only=True):
         return self.made.stopped() & stops_of(self.kept)
 
     def has_growth_given_way(self) -> bool:
-        """Whether a job that runs would have had workers that are for such jobs now."""
+        """True if a running job would have grown by workers that due jobs get now."""
         grown = (each for each in self.made.kept if isinstance(each, Resize) and each.added)
         return any(each not in self.back.decisions for each in grown)
 
 
 def settle(made: Pass, back: GiveBack, guard: Guard, snapshot: ClusterSnapshot) -> Settled:
-    """What is allowed of what comes back; no start of the pass gives way in vain.
+    """The allowed part of a give-back; no start of the pass gives way without use.
 
-    The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
-    those whose decisions gave way for such jobs keep theirs, as borrowers that run may have enough;
-    else those get nothing that would take from a guarantee, and where there are none all that it
-    refuses: stops for the others may have left over what those would take. Or it refuses what the
-    policy decided beside them, as what gave way leaves a tenant within its guarantee. That is
-    looked at as one more pass: who does not start after all may be due GPUs.
+    The guard counts a guarantee's loss by nodes, and may refuse a job that would be given GPUs.
+    Then the decisions that gave way for that job are restored, because running borrowers may have
+    enough. Otherwise jobs that would take from a guarantee get nothing; and where there are none of
+    these, all refused jobs get nothing: stops for the others may have left over what those would
+    take. The guard may also refuse decisions of the policy, because the ones that gave way leave a
+    tenant within its guarantee. That counts as one more pass: a job that does not start after all
+    may be due GPUs.
     """
     aside, before = frozenset[JobId](), made.kept
     for _ in range(MOST_TRIES):
@@ -102,8 +100,9 @@ def _is_about(decision: Decision, jobs: Container[JobId]) -> bool:
 
 
 def leaves_room(found: Settled, snapshot: ClusterSnapshot) -> bool:
-    """Whether jobs gave way, and one that waits beside them fits on what is free after all; or
-    whether workers did, so that their jobs may grow by what is left of these."""
+    """True if jobs gave way and another waiting job fits on the free GPUs, or if workers gave way
+    and their jobs may grow on the rest of these.
+    """
     if found.has_growth_given_way():
         return True
     displaced = found.displaced()
@@ -119,10 +118,9 @@ def leaves_room(found: Settled, snapshot: ClusterSnapshot) -> bool:
 
 
 MOST_TRIES = 4
-"""So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
-
-Two do in nearly all cases: the first tells which jobs of a tenant the policy prefers, the second
-gives what the others would have had to other tenants.
+"""The limit of repeated passes without jobs that quotas refused; then the result is kept. Two are
+enough in nearly all cases: the first shows which jobs of a tenant the policy prefers, the second
+gives other tenants the GPUs of the refused ones.
 """
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
@@ -155,13 +153,15 @@ class Pass(Struct, frozen=True, kw_only=True):
 
 
 class Tries:
-    """The passes that one instant takes, each without the jobs that it hides from the policy.
+    """The passes of one instant, each with some jobs hidden from the policy.
 
-    by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
-    that would take from another's guarantee, or that jobs within theirs precede. refused: of all
-    these, who was hidden as its start was refused. brief: those that were hidden as a guarantee
-    would call back what they take.
-    shown: what the policy sees, but for the hidden. by_type: why not on all GPU types of a job.
+    by_quota: why jobs were hidden for which their tenant has no room.
+    yielding: the same for jobs that would take from another's guarantee, or that jobs within theirs
+        precede.
+    refused: of all these, jobs hidden because their start was refused.
+    brief: jobs hidden because a guarantee would reclaim their GPUs.
+    shown: the jobs that the policy sees, but for the hidden. by_type: why a job may not use all its
+        GPU types.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Tries:
         self.brief: set[JobId] = set()
 
     def lean(self) -> Tries:
-        """The same of a policy that can stop nobody."""
+        """The attempts of the same policy if it can stop no job."""
         return Tries(self._decide, self.guard, _for_free_gpus(self.snapshot, ()), self._memory)
 
     def hide_brief(self, jobs: set[JobId], why: str) -> None:
@@ -202,11 +202,11 @@ class Tries:
         return self.within(frozenset(self.by_quota) | self.brief)
 
     def within(self, hidden: frozenset[JobId], *, lean: Container[JobId] | None = None) -> Pass:
-        """A pass that is taken anew without the jobs whose start is refused, as what they would
-        have had is then for others.
+        """A pass without the jobs whose start is refused, repeated until none is: their GPUs are
+        for others.
 
-        lean: these are for free GPUs alone: nobody can be stopped, and they ask for no more than
-        their base gangs; None: the policy may stop jobs for others.
+        lean: these are for free GPUs alone: no job can be stopped, and they ask for no more than
+            their base gangs; None: the policy may stop jobs for others.
         """
         snapshot = self.shown if lean is None else _for_free_gpus(self.shown, lean)
         tries = 0
@@ -230,8 +230,9 @@ class Tries:
             hidden |= whys.keys()
 
     def due_first(self, best: Pass) -> tuple[Pass, GiveBack]:
-        """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
-        themselves, where that starts one of them more; and what comes back after it."""
+        """The pass in which guaranteed jobs do not wait for waiting jobs of borrowers, if that
+        starts one of them more; and the give-back after it.
+        """
         back = given_back(self.snapshot, best.kept, is_patient=True)
         for _ in range(MOST_TRIES):
             behind = back.behind - best.hidden
@@ -247,7 +248,9 @@ class Tries:
 
 
 def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
-    """The snapshot without these jobs; told that they are live, nobody takes them for gone."""
+    """The snapshot without these jobs; `unseen` has them, so that the policy does not take them for
+    ended.
+    """
     jobs = tuple(job for job in snapshot.jobs if job.job_id not in hidden)
     if len(jobs) == len(snapshot.jobs):
         return snapshot

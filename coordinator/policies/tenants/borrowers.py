@@ -1,9 +1,9 @@
-"""What others hold that a guarantee may call for, the cheapest first. Must not know who gets it.
+"""Borrowed GPUs that a guarantee may reclaim, the cheapest first.
 
-First what they would start or grow on in this very pass, then their flexible workers, then their
-jobs: of each those of the lowest priority, then those that lose least by a stop, with all that
-share GPUs with them. What a pass cannot change is
-looked up once, as many jobs that wait ask for the same.
+First come GPUs on which borrowers would start or grow in this very pass, then their flexible
+workers, then their jobs: the lowest priority first, then the smallest loss by a stop, with all jobs
+that share GPUs with them. Data that a pass cannot change is computed once, because many waiting
+jobs ask for the same.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from coordinator.policies.tenants.giveback import Seat, Source, having, left_by,
 from coordinator.policies.tenants.gpu_flow import Flow, Gang, job_of
 
 Ranks = tuple[int, ...]
-"""Priorities of jobs above the least that anybody has, the highest first. Compared, the fewest of
-the highest come first; where all are alike it is empty, and says nothing."""
+"""Priorities of jobs above the lowest of all jobs, the highest first. Compared, the row with the
+fewest jobs of the highest priority comes first. With equal priorities it is empty.
+"""
 
 
 def ranks(jobs: Iterable[JobView], least: int) -> Ranks:
-    """Those of some jobs. least: the lowest of all that could be meant."""
+    """The row of some jobs. least: the lowest priority of all jobs that could be meant."""
     return tuple(sorted((job.priority for job in jobs if job.priority > least), reverse=True))
 
 
 class _Holding(Struct, frozen=True, kw_only=True):
-    """A source as it is before anybody gives back. whose: jobs on its seat. nodes: all that it is
-    on."""
+    """A source before any give-back. whose: jobs on its seat. nodes: all its nodes."""
 
     source: Source
     whose: tuple[JobId, ...]
@@ -47,11 +47,12 @@ class _Holding(Struct, frozen=True, kw_only=True):
 
 
 class Lenders:
-    """Those that hold GPUs or would in this pass, and what they gave back so far.
+    """Borrowers that hold GPUs or would in this pass, and what they gave back so far.
 
-    seats: who has GPUs together. busy: jobs that something is decided about, but a turn; they wait
-    for nothing and give nothing. turning: jobs that are suspended or resumed in the pass, which a
-    stop of them takes the place of. kept: decisions of the pass that still are to be.
+    seats: jobs that share GPUs.
+    busy: jobs with a decision other than a turn; they wait for nothing and give nothing.
+    turning: jobs that are suspended or resumed in the pass; a stop of them replaces that.
+    kept: decisions of the pass that still stand.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class Lenders:
         self._awaited = awaited
         self._look()
 
-    # --- before anybody gives back ------------------------------------------------------------
+    #   --- before any give-back ------------------------------------------------------------------
 
     def _look(self) -> None:
-        """What may be given by those that nothing is decided about."""
+        """What jobs without a decision may give."""
         there = [seat for seat in self.seats if self.busy.isdisjoint(_ids(seat))]
         self._flexible = list(self._flexible_of(there))
         can_stop = (seat for seat in there if self._may_stop(seat, self._awaited))
@@ -99,7 +100,7 @@ class Lenders:
         self._on = [_by_node(each) for each in (self._newcomers, self._flexible, self._whole)]
 
     def _newcomer(self, decision: Decision) -> _Holding | None:
-        """What a decision starts or grows on."""
+        """The nodes and GPUs on which a decision starts or grows a job."""
         job, gpus = job_of(self._flow, decision), self._flow.taken(decision)
         if job is None or not gpus or self._flow.leaving(decision):
             return None
@@ -128,11 +129,11 @@ class Lenders:
         return date_s is not None and date_s > self._now_s
 
     def _standing(self, job: JobView | None) -> tuple[bool, int]:
-        """Of two jobs that give as much for nothing the lesser is the one that gives."""
+        """Of two jobs that give as much at equal cost the lesser one gives."""
         return self._has_date(job), 0 if job is None else job.priority
 
     def _price(self, seat: Seat) -> tuple[bool, Ranks, float, str]:
-        """What stopping all on a seat costs, and who breaks a tie."""
+        """The cost of stopping all jobs on a seat, with the tie-breaker."""
         return (*self._cost(seat), seat.jobs[0].job_id)
 
     def _cost(self, seat: Seat) -> tuple[bool, Ranks, float]:
@@ -140,8 +141,9 @@ class Lenders:
         return (any(map(self._has_date, seat.jobs)), ranks(seat.jobs, self._least), lost_gpu_s)
 
     def cost(self, given: Iterable[Source]) -> tuple[int, Ranks, float]:
-        """What all the stops among them cost: dates that may have been promised, priorities,
-        GPU-seconds."""
+        """The cost of all the stops among them: possibly promised deadlines, priorities,
+        GPU-seconds.
+        """
         stopped = [source.seat for source in given if source.seat is not None]
         costs = [self._cost(seat) for seat in stopped]
         return (
@@ -156,9 +158,9 @@ class Lenders:
         return ranks((job for seat in stopped for job in seat.jobs), self._least)
 
     def _may_stop(self, seat: Seat, awaited: Collection[GpuUuid]) -> bool:
-        """Whether all on a seat can be stopped now, and nobody is on the way to it.
+        """True if all jobs on a seat can be stopped now, and none is on the way to it.
 
-        They are one tenant's, unless tenants came to have rules after they came to share it.
+        They are of one tenant, unless tenants got rules after they came to share it.
         """
         return (
             all(map(is_movable, seat.jobs))
@@ -166,7 +168,7 @@ class Lenders:
             and seat.uuids.isdisjoint(awaited)
         )
 
-    # --- what they could give -----------------------------------------------------------------
+    #   --- what borrowers could give ------------------------------------------------------------
 
     def sources(
         self,
@@ -177,14 +179,15 @@ class Lenders:
         only: NodeName | None = None,
         is_anywhere: bool = False,
     ) -> Iterator[Source]:
-        """What others hold where the gang may go that the job's guarantee covers.
+        """Borrowed GPUs on nodes where the gang of a guaranteed job may go.
 
-        Those of one kind last whose deadline is still ahead: it may have been promised; before
-        that by priority, the lowest first. What has been given while this goes on is looked at as
-        it is then.
+        Within a kind, jobs whose deadline is still ahead come last, because it may have been
+        promised; before that by priority, the lowest first. GPUs given during the iteration are
+        seen as they are then.
 
-        only: nothing that is not of this node alone. is_anywhere: where the gang may not go as
-        well, as its tenant has no room before others use less.
+        only: just sources on this node alone.
+        is_anywhere: also where the gang may not go, because its tenant has no room before others
+            use less.
         """
         newcomers, flexible, whole = (
             (self._newcomers, self._flexible, self._whole)
@@ -224,7 +227,7 @@ class Lenders:
         gone = {worker for each in given for worker in each.workers}
         return _stop_of(seat, gone) if gone else holding.source
 
-    # --- what they give -----------------------------------------------------------------------
+    #   --- what borrowers give ------------------------------------------------------------------
 
     def give(self, source: Source, *, sign: int = 1) -> None:
         """The source's GPUs come free, or are taken again."""
@@ -234,12 +237,13 @@ class Lenders:
             (gone.append if sign > 0 else gone.remove)(source)
 
     def goes_whole(self, job: JobView) -> bool:
-        """Whether all of a job is told to stop."""
+        """True if all of a job is ordered to stop."""
         return any(each.seat is not None for each in self._gone.get(job.job_id, ()))
 
     def settle(self, job: JobView, given: Sequence[Source]) -> None:
-        """A job starts on what was given: decisions that made way for it are not to be. Whoever
-        would have started by one waits again, and whoever would have grown may be stopped."""
+        """A job starts on given GPUs: decisions that made way for it are dropped. A job that would
+        have started by one waits again, and one that would have grown may be stopped.
+        """
         has_runner = False
         self.busy.add(job.job_id)
         for source in given:
@@ -247,7 +251,8 @@ class Lenders:
             if made is not None:
                 self.kept.remove(made)
                 self.busy.discard(source.job.job_id)
-                self._gone[source.job.job_id].remove(source)  # of what it has nothing goes
+                # a dropped decision stops none of its workers
+                self._gone[source.job.job_id].remove(source)
                 has_runner |= not isinstance(made, Start)
             if source.seat is not None:
                 self.kept = [each for each in self.kept if not source.seat.is_about(each)]
@@ -258,10 +263,10 @@ class Lenders:
         self._on[0] = _by_node(self._newcomers)
 
     def stops(self) -> list[tuple[JobView, list[Source]]]:
-        """Jobs that are told to stop, or some of their workers, and what each gives.
+        """Jobs ordered to stop, whole or in part, and what each gives.
 
-        Those come last that give most: one that is stopped may have more than its tenant borrows,
-        but only while that one holds more than its guarantee.
+        Those that give most come last. A stopped job may have more than its tenant borrows, but
+        only while the tenant holds more than its guarantee.
         """
         found = [
             (id_, [s for s in given if s.decision is None]) for id_, given in self._gone.items()
@@ -290,7 +295,7 @@ def _stop_of(seat: Seat, gone: Collection[WorkerView]) -> Source:
 
 
 def _by_node(holdings: Iterable[_Holding]) -> dict[NodeName, list[_Holding]]:
-    """Those that are on one node alone, in the same order."""
+    """Sources that are on one node alone, in the same order."""
     found: dict[NodeName, list[_Holding]] = {}
     for each in holdings:
         if len(each.nodes) == 1:

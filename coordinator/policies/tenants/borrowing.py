@@ -1,7 +1,7 @@
-"""Which GPUs a job may not borrow that guarantees called back again and again. Knows no policy.
+"""GPUs that a job may not borrow, because guarantees reclaimed them from it repeatedly.
 
-It starts where enough stays free for all that the owners of these guarantees could still ask for,
-and on what its own guarantee covers. Must not know who counts the stops, nor how long a wait is.
+The job may start where enough stays free for all that the owners of these guarantees could still
+ask for, and on GPUs that its own guarantee covers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from coordinator.policies.tenants.tree import WHOLE
 
 
 def ends_at_s(snapshot: ClusterSnapshot, jobs: Iterable[JobView]) -> float | None:
-    """When the first of some jobs may borrow again; None: nobody waits for that."""
+    """When the first of some jobs may borrow again; None: none waits for that."""
     waits = (job.back_off.until_s for job in jobs if job.back_off is not None)
     return min((until_s for until_s in waits if until_s > snapshot.now_s), default=None)
 
 
 def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) -> str:
-    """Why a job may not start on so many GPUs, by those that called it back; empty: it may.
+    """Why a job may not start on this number of GPUs, by the guarantees that reclaimed from it;
+    empty if it may.
 
-    tenancy: as things stand before its start.
+    tenancy: before its start.
     """
     rest = job.back_off
     if rest is None or rest.until_s <= now_s:
@@ -44,7 +45,7 @@ def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) ->
 
 
 def _idle_gpus(job: JobView, tenancy: Tenancy) -> float:
-    """What the owners could still ask for; of one that is part of another the other's counts."""
+    """GPUs that the owners could still ask for; of two nested owners the outer one counts."""
     owners = {
         name
         for name in (() if job.back_off is None else job.back_off.tenants)

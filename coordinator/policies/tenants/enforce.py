@@ -1,9 +1,44 @@
-"""A pass under the rules of tenants: what every policy's decisions go through. Knows no policy.
+"""The rules of tenants around a policy's pass: every policy's decisions go through here.
 
-Must not know the engine. Without tenants nothing is looked at. With them a policy does not see the
-waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; by
-weight tenants below their fair share start first; those below their guarantee get GPUs back from
-those that borrow; and where GPUs are free, their jobs do not wait for borrowers' that wait.
+Theory of operation
+===================
+
+    snapshot --> hide jobs --> policy's pass --> guard --> give back --> stable? --> decisions
+                     ^                                         |            |
+                     |        a job must be hidden after all   |            |
+                     +-----------------------------------------+------------+
+                                at most MOST_TRIES times each
+
+A policy decides by its own order and need not know tenants. This module calls it on a filtered
+snapshot, checks the result, and calls it again with more jobs hidden until the pass keeps all
+rules. Each such call is a `Pass`; `attempts.Tries` makes it, and keeps why each job is hidden.
+
+1. Quotas. Waiting jobs whose tenant has no room are hidden, so that they block no other job. 2.
+Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another tenant's guarantee
+   is dropped.
+3. Fair share (`fair_share`, `_by_weight`). Tenants below their share by weight start first: jobs
+   behind theirs are hidden. Weights stop no running job.
+4. Guarantees (`reclaim.given_back`). A tenant below its guarantee gets GPUs back from borrowers:
+   first GPUs that they would take in this pass, then flexible workers, then jobs. Such a job is
+   *due*; a decision that loses its GPUs to a due job is *displaced*.
+5. Displaced jobs are hidden where that lets other jobs start (`_without_those`) or saves a
+   preemption that has lost its purpose (`_for_those_that_start`).
+6. Stability (`stability`). A preemption by the policy counts only if the following passes would
+   not undo it; else the two orders would undo each other for ever (livelock). Jobs on such a cycle
+   are hidden, or after MOST_TRIES their preemptions are dropped (`_that_ends`).
+
+Two kinds of policies differ in the middle part. One that keeps quotas itself sees all jobs
+(`_of_all`, steps 2, 4 and 6). Any other one goes through all steps (`_for_what_lasts`).
+
+Guarantees:
+
+- Quotas hold, and no tenant within its guarantee loses GPUs to another, whatever the policy
+  decides.
+- A job that is due starts as soon as borrowers can be stopped, unless the policy itself delays it.
+- No GPU stays idle for a hidden job: GPUs that a pass leaves free go to hidden jobs that fit there
+  without a preemption (`_with_those_that_fit`, `_of_free_gpus`).
+- Each loop is bounded, so a pass ends. Without tenants, or in a frozen cell, the policy's pass is
+  returned unchanged.
 """
 
 from __future__ import annotations
@@ -50,11 +85,12 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 SHARES_AGAIN_S = 1.0
 """Where tenants took turns by weight, or jobs gave way to a guarantee, and GPUs are left, a pass
-follows after so many seconds."""
+follows after this many seconds.
+"""
 
 GIVEN_BACK_AGAIN_S = 10.0
-"""While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
-seconds: that they can be stopped now brings none by itself.
+"""While a guarantee waits for borrowers that start, resize or are in a cooldown, a pass follows
+after this many seconds. That they can now be stopped triggers none by itself.
 """
 
 BY_WEIGHT = "jobs of tenants below their share by weight go first"
@@ -72,12 +108,12 @@ def allocated(
     keeps_quotas: bool = False,
     trusts_profiles: bool = True,
 ) -> Allocation:
-    """One scheduling pass of a policy, as far as tenants allow it.
+    """One scheduling pass of a policy, within the tenants' rules.
 
-    by_weight: tenants take turns by their weights; not where the policy sees to that itself.
-    keeps_quotas: the policy sees to quotas itself and has all jobs before it, as it remembers what
-        it has promised to those that wait; what it gets wrong is refused all the same.
-    trusts_profiles: the policy takes jobs for as fast as their profiles tell.
+    by_weight: tenants take turns by their weights; false if the policy does that itself.
+    keeps_quotas: the policy keeps quotas itself and sees all jobs, because it remembers its
+        promises to waiting jobs; its mistakes are refused all the same.
+    trusts_profiles: the policy takes jobs to be as fast as their profiles state.
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
@@ -100,7 +136,9 @@ def _that_ends(
     *,
     trusts_profiles: bool,
 ) -> tuple[Settled, Tries, bool]:
-    """The pass with such stops of the policy alone as no row of passes undoes, see `onward`."""
+    """The pass, keeping only those preemptions of the policy that later passes would not undo; see
+    `stability`.
+    """
 
     def tries_of(cell: ClusterSnapshot, remembered: bytes) -> Tries:
         guard = partial(guarded, cell, trusts_profiles=trusts_profiles)
@@ -145,8 +183,8 @@ def _of_all(tries: Tries) -> tuple[Settled, bool]:
 
 
 def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
-    for, it does not see.
+    """The pass of a policy whose preemptions are for starts that last; jobs for which it would
+    preempt otherwise are hidden from it.
     """
     snapshot = tries.snapshot
     found, is_left = _in_turn(tries, by_weight=by_weight)
@@ -163,7 +201,7 @@ def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
 
 
 def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass without those that would not last, by weight, and with what is due first."""
+    """The pass without short-lived jobs, by weight, with due jobs first."""
     best, snapshot = tries.first(), tries.snapshot
     if by_weight and are_weighed(Tenancy(snapshot)):
         best = _by_weight(tries.within, snapshot, best)
@@ -173,11 +211,12 @@ def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
 
 
 def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
-    """The pass without the jobs that the policy stops others for and that give way in it.
+    """The pass without jobs that the policy preempts others for but that give way in it.
 
-    What gives way is no reason for a stop, and what starts beside it may be none by itself. It
-    counts if the policy then stops fewer and nobody else, and no start of the one pass gives way in
-    the other. Who is due whoever is stopped gets its GPUs in either.
+    A job that gives way is no reason for a preemption, and jobs that start with it may be none by
+    themselves. The repeated pass counts if the policy then stops a proper subset of jobs, and no
+    start of the one pass gives way in the other. A job that is due whatever is stopped gets its
+    GPUs in both.
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
@@ -195,10 +234,10 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
 
 
 def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
-    """The pass with such hidden jobs as fit on what it leaves free: these need no stop and nobody's
+    """The pass with hidden jobs that fit on its free GPUs: they need no preemption and take no
     workers, whatever the policy would have done for them.
 
-    Whoever would have used up their tenant's room may not start after all.
+    A job that would have used up its tenant's room may then not start.
     """
     snapshot, hidden = tries.snapshot, (tries.brief | tries.refused) & found.made.hidden
     jobs = [job for job in snapshot.jobs if job.job_id in hidden]
@@ -212,8 +251,9 @@ def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
 
 
 def _of_free_gpus(first: Settled, tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
-    """The pass of a policy that can stop nobody, where that starts some more: what it would rather
-    have done gave way, and left GPUs that somebody who waits fits on."""
+    """The pass of a policy that can stop no job, if that starts more: its preferred jobs gave way
+    and left GPUs on which a waiting job fits.
+    """
     snapshot, lean = tries.snapshot, tries.lean()
     made = _in_turn(lean, by_weight=by_weight)[0].made
     other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
@@ -234,10 +274,10 @@ def _lasting(found: Settled, tries: Tries) -> Settled:
 
 
 def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
-    """The pass without the jobs that give way in it, where others start on what that leaves.
+    """The pass without jobs that give way in it, if others start on what they leave.
 
-    It counts if those that start already do so again, and nobody more is stopped. Returns as well
-    whether GPUs are left that somebody who waits would fit on.
+    It counts if all present starts remain and no further job is stopped. Also returns whether GPUs
+    are left on which a waiting job would fit.
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
@@ -260,7 +300,7 @@ def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
 
 
 def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
-    """A pass with what tenants below their guarantee get back, and what others wait for.
+    """A pass with the give-back, and the pending reasons of the others.
 
     is_left: GPUs are left that the policy gave to a job which gave way; it is asked again soon.
     """
@@ -289,12 +329,11 @@ def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
 def _by_weight(
     within: Callable[[frozenset[JobId]], Pass], snapshot: ClusterSnapshot, first: Pass
 ) -> Pass:
-    """The pass in which tenants below their shares start first, where that makes a difference.
+    """The pass in which tenants below their shares start first, if that makes a difference.
 
-    The policy does not see the jobs behind theirs; but where that neither starts one of theirs
-    more nor leaves one running, it is no use, and the pass stays as it was; so it does where what
-    siblings divide anew would be less for an outer level. What is then still free, the others may
-    have.
+    The policy does not see the jobs behind theirs. Where that neither starts one of their jobs nor
+    spares one, the pass stays as it was. The same holds if an outer level would get less by the new
+    split between siblings. GPUs that are still free then go to the other jobs.
     """
     best, scale, behind = first, Scale(snapshot), dict[JobId, JobView]()
     for level in scale.levels:
@@ -374,13 +413,13 @@ def _why_others_first(
 def _seen(
     explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: Tries
 ) -> tuple[tuple[PendingReason, ...], dict[JobId, str]]:
-    """What the policy says of the jobs that it sees in the end; and why it does not see others."""
+    """The policy's reasons for the jobs that it sees in the end; and why it does not see others."""
     best, _ = tries.due_first(tries.first())
     after = tries.yielding.keys() & best.hidden
     why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}
     soft = {each for each in after if tries.yielding[each] == GO_FIRST}
     holds = explain(without(tries.shown, best.hidden - soft), memory)
-    if soft:  # what it says of these by itself is true as well; of others what it says without them
+    if soft:  # the policy's reasons hold for these too; for others those without these
         told = {hold.job_id: hold for hold in explain(without(tries.shown, best.hidden), memory)}
         holds = tuple(told.get(hold.job_id, hold) for hold in holds)
         holds = tuple(_and(hold, why.get(hold.job_id)) for hold in holds)
@@ -391,7 +430,7 @@ def _seen(
 
 
 def _and(hold: PendingReason, reason: str | None) -> PendingReason:
-    """With one reason more; whom the policy has no reason to hold starts, whatever its share."""
+    """Add one reason; a job that the policy has no reason to hold starts, whatever its share."""
     if reason is None or not hold.blockers:
         return hold
     return replace(hold, blockers=(*hold.blockers, reason))

@@ -1,8 +1,4 @@
-"""What a guarantee owes a job that waits, whom it precedes, and why nobody gives it back yet. Knows
-no policy.
-
-Must not know who decided, nor the engine.
-"""
+"""Entitlements: what a guarantee owes a waiting job, its precedence, and why it still waits."""
 
 from __future__ import annotations
 
@@ -20,8 +16,9 @@ from coordinator.policies.tenants.quota_guard import fewest_gpus
 from coordinator.policies.tenants.tenancy import Tenancy
 
 PATIENCE_S = 1800.0
-"""So long a policy may leave a job that a guarantee covers waiting beside free GPUs that it fits
-on: more than any round, lease, or patience for a better place with the settings as they come."""
+"""The time for which a policy may leave a guaranteed job waiting beside free GPUs that it fits on:
+longer than any round, lease, or locality wait with default settings.
+"""
 
 MOST_NAMED = 3
 """Borrowers that an explanation names; the others are counted."""
@@ -60,14 +57,14 @@ def behind(
     fits: Iterable[JobView],
     is_never: Callable[[JobView], bool],
 ) -> frozenset[JobId]:
-    """Jobs that wait and that no guarantee covers, while one covers a job that fits on free GPUs
-    and that is of a tenant they are no part of; and such as no node could ever run, covered or not.
+    """Waiting jobs without guarantee, while a guaranteed job of an unrelated tenant fits on free
+    GPUs; and infeasible jobs, guaranteed or not.
 
-    The tenants above the covered one may have more than their guarantees by what its siblings
-    borrow: it goes first all the same, as nobody has to give anything for it.
+    The tenants above the guaranteed job may be beyond their guarantees because its siblings borrow.
+    It still goes first, because no tenant has to give anything for it.
 
-    fits: such jobs. Without them nobody is behind. is_never: whether the nodes that there are could
-    not run a job even with nobody else on them.
+    fits: these jobs. Without them no job is behind.
+    is_never: whether the present nodes could not run a job even if they were empty.
     """
     least: dict[str, JobView] = {}
     for job in fits:  # the smallest of a tenant is covered by whatever covers a larger one
@@ -95,14 +92,16 @@ def beside_idle(
     finds_gpus: Callable[[JobView], bool],
     is_never: Callable[[JobView], bool],
 ) -> list[JobView]:
-    """Jobs that wait although a guarantee covers them, their tenant has room for them and they fit
-    on free GPUs, for no other one that the order of a policy may put before them.
+    """Guaranteed jobs that wait although their tenant has room and they fit on free GPUs that no
+    job needs which a policy's order may put before them.
 
-    That is one before it by priority and submission, of its own tenant or covered as well, that
-    does not fit or that none covers; but no one that quotas keep out, whatever GPUs are free, nor
-    one that the nodes keep out for ever. What a job asks for beside GPUs is its policy's matter.
-    waiting: all that do, but for those that are `blocked`. finds_gpus: whether a job fits on free
-    ones, whatever its tenant may take. is_never: as for `behind`.
+    That other job is one before it by priority and submission, of its own tenant or guaranteed as
+    well, that does not fit or is not guaranteed. It is not one that quotas keep out, whatever GPUs
+    are free, nor an infeasible one. Demands other than GPUs are the policy's matter.
+
+    waiting: all waiting jobs, except `blocked` ones.
+    finds_gpus: whether a job fits on free GPUs, whatever its tenant may take.
+    is_never: as for `behind`.
     """
     found: list[JobView] = []
     stuck = False
@@ -123,10 +122,11 @@ def beside_idle(
 
 
 class _Quotas:
-    """Whether tenants have room for their jobs that wait; looked at once for those alike.
+    """Whether tenants have room for their waiting jobs; computed once for alike jobs.
 
-    Where somebody does not lend all, what a borrower has no room for may be what nodes lack: only
-    who finds free GPUs, is owed them, or could never have them is kept out by quotas for certain.
+    Where a tenant does not lend all its guarantee, a borrower without room may lack nodes instead.
+    Only a job that finds free GPUs, is owed them, or could never have them is certainly kept out by
+    quotas.
     """
 
     def __init__(self, tenancy: Tenancy) -> None:
@@ -143,7 +143,7 @@ class _Quotas:
         return fewest_gpus(job) <= self._room[leaf]
 
     def never_have(self, job: JobView) -> bool:
-        """Not even while nobody uses anything."""
+        """True if the quota forbids it even while no tenant uses anything."""
         alike = self._tenancy.leaf(job), fewest_gpus(job)
         if alike not in self._never:
             self._never[alike] = bool(self._idle.why_never(job.tenant, alike[1]))
@@ -161,8 +161,8 @@ def overdue(
     is_never: Callable[[JobView], bool],
     now_s: float,
 ) -> tuple[list[JobView], float | None]:
-    """Those that wait beside idle GPUs and have waited for long enough, and when the next will
-    have; with what they are told apart by as for `beside_idle`.
+    """Jobs that have waited long enough beside idle GPUs, and when the next will have; identified
+    as for `beside_idle`.
     """
     late, wakes_s = list[JobView](), list[float]()
     for job in beside_idle(tenancy, waiting, finds_gpus, is_never):

@@ -1,9 +1,9 @@
-"""Whose turn it is by weight: what is over goes to tenants below their fair shares first.
+"""Fair shares by weight: tenants below their share take GPUs outside all guarantees first.
 
-Must not know the engine, nor who decided. The shares are those of `tenancy`, as `aryl tenant list`
-shows them (KAI-Scheduler's rule). A tenant that has its share stands behind a sibling that has not
-and that waits, at the level of the tree where they part; as jobs are whole, a tenant may pass its
-share by part of its last job. Weights stop nobody who runs and keep no GPU free.
+The shares are those of `tenancy`, as `aryl tenant list` shows them (KAI-Scheduler's rule). A tenant
+that has its share stands behind a waiting sibling that has not, at the level of the tree where they
+part. Jobs are whole, so a tenant may pass its share by part of its last job. Weights stop no
+running job and keep no GPU free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EPSILON_GPUS = 1e-9
 
 
 def are_weighed(tenancy: Tenancy) -> bool:
-    """Whether anybody has a sibling to share with by weight; else nothing is looked at."""
+    """True if any tenant has a sibling to share with by weight; otherwise nothing is computed."""
     return any(len(siblings) > 1 for siblings in tenancy.children.values())
 
 
@@ -32,7 +32,7 @@ class Weighed(Struct, frozen=True, kw_only=True):
     """The decisions of one pass among the siblings of one level.
 
     beyond: jobs that start although their tenant has its share, in the order of the decisions.
-    behind: those of them, and of the jobs that wait on, whose turn comes after a sibling's.
+    behind: those of them, and of the waiting jobs, whose turn comes after a sibling's.
     short: jobs that wait on or are stopped, of the tenants whose turn it is.
     """
 
@@ -96,7 +96,9 @@ class Scale:
     def is_less_outside(
         self, before: Sequence[Decision], after: Sequence[Decision], *, level: int
     ) -> bool:
-        """Whether somebody at an outer level has less of its share after a pass than another."""
+        """True if a tenant at an outer level has less of its share after one pass than after
+        another.
+        """
         if level == 0:
             return False
         old = self._tenancy_after(moves_of(self._flow, before))
@@ -119,8 +121,9 @@ class Scale:
         return tenancy.used[name] >= self.shares[name] - EPSILON_GPUS
 
     def fitting_jobs(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
-        """Those of the jobs that find room, one after the other, on what a pass leaves free and
-        their tenants may take."""
+        """Jobs that find room, one after another, on the GPUs that a pass leaves free and within
+        their tenants' limits.
+        """
         moves = moves_of(self._flow, decisions)
         tenancy, more = self._tenancy_after(moves), more_free(moves)
         free = {node: gpus + more.get(node, 0) for node, gpus in self._flow.free.items()}

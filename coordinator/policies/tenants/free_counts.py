@@ -1,8 +1,9 @@
-"""Free GPUs and uses of tenants while a pass is put together. Must not know who is due what.
+"""Free GPUs and tenants' use while a pass is put together.
 
-The guard (`guarding`) looks at a pass as a whole and leaves a tenant alone that ends it with no
-less than it had, up to its guarantee; of any other it counts the stops one after the other, without
-what it starts. Who gives back is counted here in the same way: else the guard would refuse it.
+The guard (`quota_guard`) looks at a pass as a whole. It leaves a tenant alone that ends the pass
+with no less than it had, up to its guarantee. For any other tenant it counts the stops one after
+another, without its starts. Giving back is counted here in the same way; otherwise the guard would
+refuse it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Counts:
-    """The room and the uses after what was decided so far.
+    """The room and the uses after the decisions so far.
 
-    free: GPUs by training node. tenancy: uses after all of it.
+    free: GPUs by training node. tenancy: uses after all of them.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, flow: Flow) -> None:
@@ -38,7 +39,7 @@ class Counts:
         self._come(gpus, -sign)
 
     def stop(self, job: JobView, gpus: Gpus, used: Count, *, is_whole: bool, sign: int = 1) -> None:
-        """Workers leave, and a job has so many GPUs less (or, with sign -1, they stay after all).
+        """Workers leave, and a job has this number of GPUs less (with sign -1 they stay after all).
 
         gpus: that come free. is_whole: all of the job's.
         """
@@ -49,7 +50,7 @@ class Counts:
             if sign > 0:
                 stops.append((used, is_whole))
             else:
-                at = stops[::-1].index((used, is_whole))  # the last such
+                at = stops[::-1].index((used, is_whole))  # the last equal one
                 del stops[len(stops) - 1 - at]
 
     def _come(self, gpus: Gpus, sign: int) -> None:
@@ -81,7 +82,9 @@ class Counts:
         return {name: gpus for name, gpus in short.items() if gpus > 0}
 
     def borrows(self, source: Source, job: JobView) -> bool:
-        """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
+        """True if the holder has more than its guarantee, at each level below the common parent
+        with the job.
+        """
         return all(
             self.has_more(name) and self._may_lose(name, source)
             for name in self.tenancy.below_top(source.job, job)
@@ -95,7 +98,7 @@ class Counts:
             return rest >= guarantee
         if rest >= min(self._before[name], guarantee):
             return True
-        if source.decision is not None:  # stops may have counted on what it starts
+        if source.decision is not None:  # stops may have counted on its start
             stops = self._stops.get(name, ())
             return all(are_borrowed(stops, self._before[name], guarantee))
         return self._before[name] - sum(gone for gone, _ in self._stops.get(name, ())) > guarantee

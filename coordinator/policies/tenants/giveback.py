@@ -1,8 +1,6 @@
-"""Gangs that have GPUs together, so that these come free only with all of them. Knows no policy.
+"""Give-back: what borrowers could give back, and the result of a pass. Data only.
 
-Must not know whose they are, nor why they would leave.
-
-What borrowers could give back, and what comes of a pass: data only. Knows no policy.
+Gangs that share GPUs give them back together.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from coordinator.policies.tenants.gpu_flow import Gpus, Left
 class Source(Struct, frozen=True, kw_only=True):
     """What a borrower could give back in one piece.
 
-    gpus: that others can have then, by node. used: that the borrower has less.
-    decision: one of this pass that would not be; else the job's workers leave.
-    seat: the job and all that share its GPUs, which are stopped, whole; None stops nobody.
+    gpus: that others can have then, by node. used: what the borrower has less.
+    decision: one of this pass that would be dropped; else the job's workers leave.
+    seat: the job and all that share its GPUs, which are stopped whole; None stops none.
     """
 
     job: JobView
@@ -34,19 +32,19 @@ class Source(Struct, frozen=True, kw_only=True):
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
-        """Whose it is."""
+        """The jobs that hold it."""
         return (self.job,) if self.seat is None else self.seat.jobs
 
 
 class GiveBack(Struct, frozen=True, kw_only=True):
-    """What comes of a pass.
+    """The result of a pass.
 
-    decisions: of the pass, and those that give tenants below their guarantee theirs back.
-    waits: jobs that a guarantee covers, that find no room, and that get none in this pass; and why.
-    is_soon: some of what they are due can perhaps be taken back before anything else happens.
-    fits: jobs that a guarantee covers and that find room, but were not started.
-    behind: waiting jobs that none covers, of borrowers from those that the former are of.
-    wake_at_s: when the first of `fits` has waited for long enough; None: none will have by itself.
+    decisions: of the pass, plus those that give tenants below their guarantee GPUs back.
+    waits: guaranteed jobs that find no room and get none in this pass; and why.
+    is_soon: some due GPUs can perhaps be reclaimed before any other event.
+    fits: guaranteed jobs that find room, but were not started.
+    behind: waiting jobs without guarantee, of tenants that borrow from those of the former.
+    wake_at_s: when the first of `fits` has waited for long enough; None: none will by itself.
     """
 
     decisions: tuple[Decision, ...]
@@ -58,7 +56,7 @@ class GiveBack(Struct, frozen=True, kw_only=True):
 
 
 class Seat(Struct, frozen=True, kw_only=True):
-    """A job that has GPUs, and whoever has any of the same, directly or through others."""
+    """A job with GPUs, and all jobs that share any of them, directly or through others."""
 
     jobs: tuple[JobView, ...]
 
@@ -80,9 +78,9 @@ class Seat(Struct, frozen=True, kw_only=True):
 
 
 def seats(jobs: Iterable[JobView]) -> list[Seat]:
-    """The jobs that have GPUs, by seat, in the order given; each has its own where nobody shares.
+    """The jobs that have GPUs, by seat, in the order given; each has its own where none shares.
 
-    A job that moves is on the seat that it comes from and on that where GPUs are held for it.
+    A migrating job is on the seat that it comes from and on the one where GPUs are held for it.
     """
     there = {job.job_id: job for job in jobs if having(job)}
     above = {job_id: job_id for job_id in there}
@@ -104,12 +102,14 @@ def seats(jobs: Iterable[JobView]) -> list[Seat]:
 
 
 def having(job: JobView) -> list[WorkerView]:
-    """Its workers that were not told to stop, and those that GPUs are held for while it moves."""
+    """Its workers that were not ordered to stop, and those for which GPUs are held during a
+    migration.
+    """
     return [worker for worker in (*job.placed, *job.held) if not worker.is_leaving]
 
 
 def left_by(workers: Iterable[WorkerView]) -> Left:
-    """What workers vacate if they all go; a GPU that several have is counted once."""
+    """The GPUs vacated if all these workers leave; a shared GPU is counted once."""
     seen: set[GpuUuid] = set()
     free: dict[NodeName, int] = {}
     used = 0

@@ -1,6 +1,6 @@
-"""What decisions move between tenants, in GPUs of real nodes. Knows no policy.
+"""GPU flow: what decisions move between tenants, in GPUs of real nodes.
 
-Whether a gang finds room on free GPUs, counted plainly. Must not know whose it is, nor why.
+It also counts whether a gang finds room on free GPUs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from coordinator.policies.tenants.tenancy import Count
 def gang_on(
     free: Mapping[NodeName, int], nodes: Mapping[NodeName, NodeView], job: JobView, gpu_type: str
 ) -> tuple[Placement, ...]:
-    """Its base gang on the fullest nodes that take a worker; empty where it does not fit.
+    """Its base gang on the fullest nodes that take a worker; empty if it does not fit.
 
-    free: GPUs by node; others are not looked at. Nodes that the job avoids take none of it.
+    free: GPUs by node; no other node is used. Nodes that the job avoids take no worker.
     """
     gang = Gang(free, nodes, job, gpu_type)
     return gang.placed(free) if gang.fits(free) else ()
@@ -60,7 +60,7 @@ class Gang:
         )
 
     def workers(self, gpus: Mapping[NodeName, int]) -> int:
-        """So many of its workers find room on these GPUs."""
+        """The number of its workers that find room on these GPUs."""
         return sum(
             max(0, count // self._size) for name, count in gpus.items() if name in self.nodes
         )
@@ -72,7 +72,7 @@ class Gang:
     def lacks(self, free: Mapping[NodeName, int], there: Collection[NodeName]) -> int:
         """GPUs that have to come free at least on some nodes, beside all these, until it fits.
 
-        On each node one worker may use what others leave there.
+        On each node one worker may use the GPUs that others leave there.
         """
         short = max(0, self.count - self.workers(free))
         parts = (max(0, free[name]) % self._size for name in self.nodes.intersection(there))
@@ -98,8 +98,8 @@ Gpus = dict[NodeName, int]
 class Left(Struct, frozen=True, kw_only=True):
     """What workers vacate, in GPUs.
 
-    free: those that others can have, by node. used: those that their tenant has less, with any
-    that come free for nobody.
+    free: those that others can have, by node.
+    used: those that their tenant has less, including any that stay barred.
     """
 
     free: Gpus
@@ -139,10 +139,9 @@ class Flow:
                 return {}
 
     def lefts(self, decisions: Sequence[Decision | None]) -> list[Left]:
-        """What each of them vacates, one after the other.
+        """What each of them vacates, one after another.
 
-        A GPU that several have comes free with the last of them that leaves, if all do, and if
-        nobody comes to share it.
+        A shared GPU comes free with the last of its workers, if all leave and none joins.
         """
         kept = {u for made in decisions if made is not None for u in _named(made)}
         gone: Counter[GpuUuid] = Counter()
@@ -186,7 +185,7 @@ class Flow:
         return [w for w in placed if w.worker_index in gone and not w.is_leaving]
 
     def own(self, worker: WorkerView) -> Left:
-        """What a worker vacates when it goes alone: the GPUs that nobody shares with it."""
+        """What a worker vacates when it leaves alone: the GPUs that no other job shares with it."""
         left = {uuid for uuid in worker.gpu_uuids if len(self.sharers[uuid]) == 1}
         used = len(left) if worker.gpu_uuids else worker.gpus
         return Left(free={worker.node: _freed(worker, left)}, used=used)
@@ -201,7 +200,7 @@ class Flow:
             return found
         for placement in placements:
             if placement.gpu_uuids:
-                continue  # they stay what they are: its tenant's
+                continue  # shared GPUs stay with the tenant
             node = self.nodes.get(placement.node)
             each = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
             gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
@@ -210,7 +209,9 @@ class Flow:
 
 
 def _freed(worker: WorkerView, left: Collection[GpuUuid]) -> int:
-    """GPUs that others can have once a worker has gone. left: its own that nobody has any more."""
+    """GPUs that others can have once a worker has left. left: its own that no worker holds any
+    more.
+    """
     if not worker.gpu_uuids:
         return worker.freed_gpus
     return len(left) - sum(uuid in left for uuid in worker.barred_uuids)
@@ -233,8 +234,8 @@ def job_of(flow: Flow, decision: Decision) -> JobView | None:
 class Move(Struct, frozen=True, kw_only=True):
     """One decision about a job, in GPUs.
 
-    place: among the decisions. left: what others can have of what it vacates, by node.
-    gone: all that it vacates. is_whole: it stops a whole job.
+    place: among the decisions. left: vacated GPUs that others can have, by node.
+    gone: all vacated GPUs. is_whole: it stops a whole job.
     """
 
     place: int
@@ -257,7 +258,7 @@ class Move(Struct, frozen=True, kw_only=True):
 
 
 def moves_of(flow: Flow, decisions: Sequence[Decision | None]) -> list[Move]:
-    """All of the decisions that are about a job; None among them was dropped."""
+    """All decisions about a job; None among them was dropped."""
     found: list[Move] = []
     for place, (decision, left) in enumerate(zip(decisions, flow.lefts(decisions), strict=True)):
         job = None if decision is None else job_of(flow, decision)
@@ -287,11 +288,12 @@ def more_free(moves: Iterable[Move]) -> Gpus:
 
 
 def are_borrowed(stops: Iterable[tuple[Count, bool]], used: Count, guarantee: int) -> list[bool]:
-    """Of what a tenant's own moves leave, one after the other, whether it was only borrowed.
+    """For each of a tenant's own moves, one after another: whether it left only borrowed GPUs.
 
-    stops: GPUs, and whether a whole job leaves them. used: before the first. A job is whole: its
-    stop is no loss of a guarantee while the tenant holds more than that before it (as in Kueue and
-    KAI); of workers so many go as are beyond.
+    stops: GPUs, and whether a whole job leaves them. used: before the first.
+
+    A job is whole: its stop is no loss of a guarantee while the tenant holds more than that before
+    it (as in Kueue and KAI). Of workers, only as many leave as are beyond it.
     """
     found: list[bool] = []
     for gone, is_whole in stops:

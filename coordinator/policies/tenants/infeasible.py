@@ -1,13 +1,12 @@
-"""What no waiting cures: why a job could not run in the fleet as it is, with nobody else in it.
-Must not know who runs, what is free, nor a policy's order.
+"""Infeasible jobs: jobs that could not run in the fleet even if it were empty, and why.
 
-A tenant's limits count in the same way: what it may use at most, with all others idle.
+A tenant's limits count in the same way, with all other tenants idle.
 
-Nodes that an operator may open again count as open, and so do those that are lost: a job that needs
-them waits. But it holds up no line meanwhile (Slurm: `ReqNodeNotAvail`), see `Fleet.hosts`: nobody
-knows when they come back. Of a service's nodes as many count as it may lend without any load: a
-gang that needs more of them at one time would wait for ever, and nothing that is free or lent now
-would tell it so.
+Nodes that an operator may open again count as open, and so do lost nodes: a job that needs them
+waits. It blocks no queue meanwhile (Slurm: `ReqNodeNotAvail`), see `Fleet.hosts`, because the time
+of their return is unknown. A service's nodes count as far as it may lend them without any load. A
+gang that needs more of them at one time would wait for ever, and the GPUs that are free or lent now
+would not show it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Hosts = Callable[[JobView, Iterable[str]], list[str]]
 
 
 class Wish(Struct, frozen=True, cache_hash=True):
-    """All of a job that decides whether its base gang could ever have room.
+    """The fields of a job that decide whether its base gang could ever have room.
 
     types: in the job's order; empty: any. multipliers: workers for one, where a type needs more.
     spans_types: its gang may be on several of them at one time.
@@ -60,7 +59,7 @@ class Wish(Struct, frozen=True, cache_hash=True):
 
 
 def wish_of(job: JobView | JobSpec) -> Wish:
-    """What a job asks for, as a policy or its user sees it."""
+    """The requirements of a job, as a policy or its user sees them."""
     return Wish(
         gpus_per_worker=job.gpus_per_worker,
         min_workers=job.workers.min,
@@ -90,9 +89,10 @@ class Fleet:
 
     Args:
         is_present: only nodes count that are not absent: lost, quarantined, cordoned, or closed.
-        lends: whether a service's nodes that serve may be lent some day. Under a policy that lends
-            none only those count that are lent already: what waits for others would wait for ever.
-        tenants: who is asked for beside those of the snapshot's jobs.
+        lends: whether a service's serving nodes may be lent some day. Under a policy that lends
+            none only nodes count that are lent already: a job that waits for others would wait for
+            ever.
+        tenants: tenants to check in addition to those of the snapshot's jobs.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class Fleet:
     def why_never(self, wish: Wish, tenant: str | None = None) -> tuple[str, ...]:
         """Why no GPU type that a job accepts would do, type by type; empty if one would.
 
-        tenant: whose job it is; then its limits are a reason too. None: they are not looked at.
+        tenant: the job's owner; then its limits are a reason too. None: limits are not checked.
         """
         said = self._said.get(wish)
         if said is None:
             if len(self._said) >= _WISHES_KEPT:
-                self._said.clear()  # submitters choose what they wish for
+                self._said.clear()  # bounded, because submitters choose the keys
             said = self._said[wish] = self._why_never(wish)
         if said or tenant is None:
             return said
@@ -167,13 +167,13 @@ class Fleet:
         return self._never[alike]
 
     def hosts(self, job: JobView, gpu_types: Iterable[str]) -> list[str]:
-        """Those of these GPU types on which a job may have its base gang without absent nodes."""
+        """The GPU types among these on which a job may have its base gang without absent nodes."""
         wish = wish_of(job)
         return [name for name in gpu_types if not self._present.of_type(wish, name)]
 
     @property
     def _present(self) -> Fleet:
-        """The same without what is absent now."""
+        """The same without nodes that are absent now."""
         return self._without_absent or self
 
     @cached_property
@@ -184,8 +184,8 @@ class Fleet:
         return Fleet(self._snapshot, lends=self._lends, is_present=True)
 
     def why_absent(self, wish: Wish, gpu_types: Iterable[str] = ()) -> tuple[str, ...]:
-        """Of a job that could run here some day, that only absent nodes could hold it, for each GPU
-        type of which that is so; empty where it could run without them.
+        """For each GPU type: why only absent nodes could hold a job that could run here some day;
+        empty if it could run without them.
 
         gpu_types: of these; none: all that it accepts.
         """
@@ -275,14 +275,15 @@ class Fleet:
 
 
 def is_absent(node: NodeView) -> bool:
-    """Whether nothing may start on a node and nobody knows when: it is away, an operator closed it,
-    or it can take nothing."""
+    """True if no work may start on a node until an unknown time: it is away, an operator closed it,
+    or it can take nothing.
+    """
     is_away = node.role in (NodeRole.LOST, NodeRole.QUARANTINED)
     return is_away or node.is_drained_by_operator or node.takes_nothing
 
 
 def hosts_of(snapshot: ClusterSnapshot, *, lends: bool = True) -> Hosts:
-    """`Fleet.hosts` of a snapshot, whose nodes are looked at once it is asked for."""
+    """`Fleet.hosts` of a snapshot, computed at first use."""
     fleet = cache(lambda: Fleet(snapshot, lends=lends))
     return lambda job, gpu_types: fleet().hosts(job, gpu_types)
 
@@ -301,7 +302,7 @@ def most_lent(service: ServiceView, own: Iterable[NodeView]) -> int:
 
 
 def lends(service: ServiceView, count: int, most: int) -> str:
-    """In words, that a service of so many nodes lends no more than `most`, and by which setting."""
+    """Text: a service with this number of nodes lends no more than `most`, by which setting."""
     keeps = nodes_for(service, 0.0, count)
     is_minimum = keeps <= service.min_serving
     why = (

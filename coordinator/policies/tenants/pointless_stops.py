@@ -1,5 +1,4 @@
-"""Stops that lost their use: nobody comes any more to what they would leave. Must not know why the
-others were dropped, nor whose they were."""
+"""Pointless preemptions: no remaining decision uses the GPUs that they would free."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Room kept for jobs of a higher priority: no lesser job takes what one of these waits for or has.
 
-Must not know a policy, nor the engine. Where a policy starts whatever fits, or serves tenants by a
-measure of its own, small jobs of a low priority take each GPU that comes free, and a wide gang of a
-higher priority never finds its room together. So a pass in which a lesser job starts is looked at:
-for each job of a higher priority that waits on, nodes are chosen on which it could run soonest by
-what the jobs there have left. Where a lesser job starts on these the pass is taken again as if it
-had to avoid them, unless it will be over by then (EASY backfilling, Lifka, JSSPP'95) by an estimate
-that may be late by as much as its source is known to be.
+A policy may start any job that fits, or serve tenants by a measure of its own. Small jobs of low
+priority then take each GPU that comes free, and a wide gang of higher priority never finds its
+room. So a pass in which a lesser job starts is checked. For each waiting job of higher priority,
+nodes are chosen on which it could run soonest, by the estimated remaining time of the jobs there.
+Where a lesser job starts on these nodes, the pass is repeated as if it had to avoid them, unless it
+will be over by then (EASY backfilling, Lifka, JSSPP'95). The estimate counts as late by its
+source's known error.
 
 Nor is a job stopped for one of a lower priority: a policy that gives GPUs out in rounds, turns or
 leases would stop the most important job because it had more than others. Such a pass is taken again
@@ -39,13 +39,13 @@ from coordinator.policies.tenants.infeasible import Fleet
 from coordinator.policies.tenants.tenancy import Tenancy
 
 MOST_KEPT = 16
-"""For so many jobs nodes are kept: of the highest priority those that wait for longest."""
+"""Nodes are kept for this number of jobs: of the highest priority those that wait longest."""
 
 MOST_TRIES = 4
-"""So often a pass is taken again, each time for fewer jobs that the policy leaves waiting."""
+"""The limit of repeated passes, each time for fewer jobs that the policy leaves waiting."""
 
 SLACK_S = 60.0
-"""A job on such nodes is to be over so long before they are wanted: a start takes time."""
+"""A job on such nodes must end this long before they are needed: a start takes time."""
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
@@ -122,7 +122,7 @@ def _robbed(snapshot: ClusterSnapshot, made: Allocation, *, within_tenants: bool
 def _kept(
     decide: Decide, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[Allocation, dict[JobId, list[Kept]]]:
-    """The same, and what is kept from whom in it."""
+    """The pass, and what is kept from which jobs in it."""
     first = decide(snapshot, memory)
     passed = _passed(snapshot, first)
     if not passed:
@@ -150,7 +150,7 @@ def explained(
     *,
     by_tenant: bool = False,
 ) -> tuple[PendingReason, ...]:
-    """Why jobs wait: by the policy, and for whom room is kept from them."""
+    """Why jobs wait: by the policy, and the jobs for which room is kept from them."""
     holds = explain(snapshot, memory)
     made, barred = _kept(partial(_stopping_none, decide, by_tenant), snapshot, memory)
     begun, why = _starts(made), {job_id: _told(snapshot, kept) for job_id, kept in barred.items()}
@@ -202,7 +202,7 @@ def _starts(made: Allocation) -> dict[JobId, set[NodeName]]:
 
 
 def _takes(made: Allocation, barred: dict[JobId, list[Kept]]) -> bool:
-    """Whether anybody starts where room is kept from it."""
+    """True if any job starts where room is kept from it."""
     return any(
         not nodes.isdisjoint(each.nodes)
         for job_id, nodes in _starts(made).items()
@@ -222,7 +222,7 @@ def _avoiding(snapshot: ClusterSnapshot, barred: dict[JobId, list[Kept]]) -> Clu
 
 
 class _Keeping:
-    """One pass: what could be kept, and from whom."""
+    """One pass: the room to keep, and the jobs to keep it from."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self._now_s = snapshot.now_s
@@ -237,7 +237,7 @@ class _Keeping:
         if any(tenant.guarantee_gpus for tenant in snapshot.tenants):
             self._tenancy = Tenancy(snapshot)
 
-    # --- for whom -------------------------------------------------------------------------------
+    #   --- the jobs to keep room for --------------------------------------------------------------
 
     def of(self, jobs: Iterable[JobView]) -> list[Kept]:
         """Nodes for the first of some jobs that could run on those that there are."""
@@ -299,10 +299,10 @@ class _Keeping:
             found += [at_s] * (max(0, free // size) - len(found))
         return found[:most]
 
-    # --- from whom ------------------------------------------------------------------------------
+    #   --- the jobs to keep it from ---------------------------------------------------------------
 
     def barred(self, kept: Sequence[Kept]) -> dict[JobId, list[Kept]]:
-        """What is kept from each lesser job that waits."""
+        """The nodes kept from each lesser waiting job."""
         found: dict[JobId, list[Kept]] = {}
         for job in self._snapshot.jobs if kept else ():
             if job.state == JobState.PENDING:

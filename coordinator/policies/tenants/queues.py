@@ -1,17 +1,15 @@
-"""Jobs that wait, one line for each tenant: priority first, then submission. Knows no policy.
+"""Queues of waiting jobs, one per tenant, and which queue is served next down the tree.
 
-Must not know what decides which line is served next.
+Within a queue jobs go by priority, then submission.
 
-Down the tree of tenants: at each level to whoever has least, of those with somebody to serve.
+Between queues the order is that of Hadoop's schedulers and of Mesos' allocator: at each level of
+the tree the tenant that has least, among those with a job to serve. Weights compare siblings: a
+tenant's use is compared with that of its siblings, and only within it are its own parts compared.
+So teams get their part of their organisation's share, however many teams there are, and GPUs that
+one of them leaves go to its siblings first.
 
-As Hadoop's schedulers go down their queues, and Mesos' allocator its roles. Weights are a matter
-among siblings: what a tenant has is compared with what its siblings have, and only inside it are
-those compared that are part of it. So teams get their part of what their organisation gets, however
-many there are of them, and what one of them leaves goes to its siblings first.
-
-Of equals the one whose job was submitted first is next: by name alone a tenant whose part is less
-than one job would stand behind the same siblings whenever something comes free. Knows no policy,
-nor what is measured.
+Among equals the tenant whose job was submitted first is next. By name alone, a tenant whose part is
+less than one job would stand behind the same siblings each time GPUs come free.
 """
 
 from __future__ import annotations
@@ -25,19 +23,20 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.tree import NOBODY, grown
 
 First = Callable[[Collection[str]], str]
-"""(lines that have somebody to serve) -> the one that is served next."""
+"""(lines with a job to serve) -> the one that is served next."""
 
 Waiting = Mapping[str, float]
 """When the head of each line was submitted, seconds of the cell's clock."""
 
 Turn = tuple[tuple[float, float, str], ...]
-"""Keys, submissions and names from the outermost level inwards: whoever has the least is next."""
+"""Keys, submissions and names from the outermost level inwards: the tenant with the least is next.
+"""
 
 NO_LINES: Waiting = {}
 
 
 class Tree:
-    """Who is part of whom, and weighs what among its siblings.
+    """Parents and weights of tenants.
 
     weights, children: by name; those of `WHOLE` have no parent. depth: levels below it.
     """
@@ -57,11 +56,13 @@ class Tree:
         return self._paths[self._leaves[tenant or NOBODY]]
 
     def turn(self, tenant: str, key: Callable[[str], float], since_s: Waiting = NO_LINES) -> Turn:
-        """Whose jobs these are among all tenants; ties go by submission and name at each level.
+        """The turn of a tenant among all tenants; ties go by submission and name at each level.
 
-        The least of several turns is where one comes to who goes down the tree, at each level to
-        the least key of those that have one of them below. key: of a tenant at any level.
-        since_s: of `since`; whoever is not there has nobody who waits.
+        The least of several turns is the one that a walk down the tree reaches, which takes at each
+        level the least key of those with one of them below.
+
+        key: of a tenant at any level.
+        since_s: of `since`; a tenant without an entry has no waiting job.
         """
         leaf, *outer = self.path(tenant)
         return (
@@ -97,7 +98,7 @@ def submission(job: JobView) -> tuple[float, float, str]:
 
 
 def by_tenant(job: JobView) -> str:
-    """Whose job it is."""
+    """The tenant of a job."""
     return job.tenant
 
 
@@ -109,7 +110,7 @@ def line(snapshot: ClusterSnapshot) -> list[JobView]:
 def lines(
     snapshot: ClusterSnapshot, whose: Callable[[JobView], str] = by_tenant
 ) -> dict[str, list[JobView]]:
-    """One by tenant, or by whoever else a job is counted for."""
+    """One line for each tenant, or for each other unit that jobs are counted for."""
     found: dict[str, list[JobView]] = {}
     for job in line(snapshot):
         found.setdefault(whose(job), []).append(job)
@@ -128,21 +129,24 @@ class Blocked:
         self._firsts: dict[str, dict[str, JobId]] = {}
 
     def block(self, name: str, job: JobView, kinds: Iterable[str]) -> None:
-        """A job of a line finds no room on these types, any of which may host it some day: where it
-        could never run it keeps nobody waiting."""
+        """A job of a line finds no room on these types, each of which may host it some day: an
+        infeasible one blocks none.
+        """
         self._firsts.setdefault(name, {}).update(dict.fromkeys(kinds, job.job_id))
 
     def look(self, name: str, kinds: Sequence[str]) -> tuple[list[str], JobId | None]:
-        """Those of the types on which nobody of the line waits, and behind whom a job for these
-        types stands on the first of the others; None where there are none."""
+        """The types for which no job of the line waits, and behind whom a job for these types
+        stands on the first of the others; None if there are none.
+        """
         firsts = self._firsts.get(name, {})
         left = [kind for kind in kinds if kind not in firsts]
         return left, next((firsts[kind] for kind in kinds if kind in firsts), None)
 
 
 def partly_behind(kinds: Iterable[str], first: JobId | None) -> str:
-    """Of a job that finds no room on these types and may not look at its others, which and why in
-    words; empty where it looked at all."""
+    """For a job that finds no room on these types and may not try its others: which and why, as
+    text; empty if it tried all.
+    """
     return "" if first is None else f" on {' or '.join(kinds)}; elsewhere it is behind {first}"
 
 
@@ -151,11 +155,11 @@ def in_turn(
     first: Callable[[Waiting], str],
     served: Callable[[], int],
 ) -> Iterator[JobView]:
-    """Jobs of several lines, each time of the one that is next, until all were looked at.
+    """Jobs of several lines, each time of the next line, until all were looked at.
 
-    first: of the lines that are left, by when their heads were submitted; asked again whenever
-        somebody was served.
-    served: how many jobs were so far. A line whose job is not stays in front.
+    first: of the remaining lines, by when their heads were submitted; called again after each
+        served job.
+    served: the number of served jobs so far. A line whose job is not served stays in front.
     """
     queues = {name: deque(jobs) for name, jobs in waiting.items()}
     while queues:

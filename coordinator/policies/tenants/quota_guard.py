@@ -1,21 +1,18 @@
-"""What tenants allow of decisions, whoever decided them: quotas hold and guarantees lose nothing.
+"""The guard of quotas and guarantees: checks a pass's decisions, whichever policy made them.
 
 Three rules. A job starts or grows only where its tenant has room. A tenant within its guarantee
-loses no GPU to another one. Jobs of two tenants share no GPU. Must not know the engine, nor who
-decided; `takeback` gives a tenant below its guarantee GPUs back.
+loses no GPU to another one. Jobs of two tenants share no GPU. `reclaim` then gives tenants below
+their guarantee GPUs back.
 
-The second rule counts node by node: what outsiders of a tenant take there beyond what is free and
-what others leave, they take from it. Stops count one after the other, as in Kueue and KAI: a stop
-is no loss of a guarantee while the tenant still holds more than that before it. Who stops its own
-jobs for its own jobs loses nothing to another; for nobody it does not (`keeping`), as others would
-take in the next pass what was left in this one.
+The second rule counts node by node: outsiders of a tenant take from it what they take on a node
+beyond free GPUs and beyond GPUs that others leave. Stops count one after another, as in Kueue and
+KAI: a stop is no loss of a guarantee while the tenant still holds more than the guarantee before
+it. A tenant that stops its own jobs for its own jobs loses nothing to another.
 
-What a tenant keeps within its guarantee: what no job of its own would take. Knows no policy.
-
-GPUs that a decision takes from a job for nobody would be another tenant's in some later pass. So
-whoever is within its guarantee makes room for jobs of its own, of the same pass, or not at all: on
-nodes, or of what a tenant that both are part of may use. What is borrowed may go in any case, and
-so may workers that make their job no faster. Must not know the engine.
+A tenant within its guarantee must also not stop jobs without use of its own, because other tenants
+would take the GPUs in a later pass. It makes room for its own jobs of the same pass, or not at all:
+on nodes, or within the limit of a tenant that contains both jobs. Borrowed GPUs may be given up in
+any case, and so may workers that make their job no faster.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Keeping:
-    """One list of decisions that becomes shorter; None stands for what was dropped of it.
+    """One list of decisions that becomes shorter; None stands for a dropped one.
 
     tenancy: uses before the pass.
     """
@@ -70,7 +67,7 @@ class Keeping:
         )
 
     def keep(self) -> dict[int, str]:
-        """Let tenants keep what is theirs; returns whose it is, by the place of the decision."""
+        """Let tenants keep what is theirs; returns the owners, by the position of the decision."""
         kept: dict[int, str] = {}
         for name, view in self._tenancy.views.items():
             if view.guarantee_gpus:
@@ -101,10 +98,10 @@ class Keeping:
         return kept
 
     def _has_room(self, name: str, place: int, instead: Decision | None) -> bool:
-        """Whether all that jobs of a tenant take is still within limits with another decision at a
-        place: free GPUs elsewhere are no use to who may not take them.
+        """True if a tenant's jobs still stay within limits with another decision at a position:
+        free GPUs elsewhere are of no use to a job that may not take them.
 
-        One after the other, as quotas are counted.
+        One after another, as quotas are counted.
         """
         if not self._has_limits:
             return True
@@ -120,7 +117,9 @@ class Keeping:
         return True
 
     def _keep_one(self, move: Move, short: Count, name: str) -> int:
-        """GPUs that a job keeps as nobody takes them; up to so many, and then to a whole worker."""
+        """GPUs that a job keeps because no job takes them; up to a number, and then to a whole
+        worker.
+        """
         decision = self.decisions[move.place]
         match decision:
             case Resize():
@@ -164,12 +163,13 @@ class Keeping:
                 after += 1
         if kept:
             rest = replace(decision, removed_workers=tuple(sorted(gone)))
-            self.decisions[place] = rest if gone else None  # who adds as many keeps none of them
+            # a job that adds as many keeps none of them
+            self.decisions[place] = rest if gone else None
         return kept
 
 
 def _speed_of(job: JobView) -> Callable[[int], float]:
-    """How fast it is with so many workers of its attempt."""
+    """Its speed with this number of workers of its attempt."""
     factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
     return lambda workers: job.profile.rate(workers / factor, base=job.workers.min)
 
@@ -179,7 +179,7 @@ class Dropped(Struct, frozen=True, kw_only=True):
 
     is_quota: its own tenant has no room.
     is_taking: it would take from another's guarantee. If it is neither, it was a stop for one that
-        did, or for nobody.
+        did, or without any use.
     """
 
     decision: Decision
@@ -193,8 +193,10 @@ def guarded(
 ) -> tuple[tuple[Decision, ...], tuple[Dropped, ...]]:
     """Decisions that tenants allow, in the same order, and what was dropped of the others.
 
-    What it keeps it would keep again. trusts_profiles: whoever decided takes jobs for as fast as
-    their profiles tell; else for linear in their workers.
+    Guarding its result again changes nothing.
+
+    trusts_profiles: the policy takes jobs to be as fast as their profiles; else linear in their
+        workers.
     """
     if not snapshot.tenants or not decisions:
         return tuple(decisions), ()
@@ -207,12 +209,12 @@ def guarded(
             guard.spare_in_vain()
         guard.keep_unused()
         if len(guard.dropped) == count:
-            break  # else whoever goes on counts against the quota again
+            break  # otherwise a job that goes on counts against the quota again
     return tuple(d for d in guard.kept if d is not None), tuple(guard.dropped)
 
 
 class _Guard:
-    """One list of decisions; what is dropped leaves None in its place."""
+    """One list of decisions; a dropped one leaves None in its place."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, trusts_profiles: bool
@@ -228,7 +230,7 @@ class _Guard:
     # --- quotas -----------------------------------------------------------------------------
 
     def keep_quotas(self) -> None:
-        """Whoever its tenant has no room for does not start; flexible workers go first."""
+        """A job without room in its tenant does not start; flexible workers go first."""
         tenancy = Tenancy(self._snapshot)
         lefts = self._flow.lefts(self.kept)
         for place, decision in enumerate(self.kept):
@@ -307,7 +309,7 @@ class _Guard:
             self.kept[place] = _without(decision, ()) if is_resize else None
 
     def _taker(self) -> tuple[int, str] | None:
-        """The last decision that takes from a guarantee, and whose."""
+        """The last decision that takes from a guarantee, with its owner."""
         tenancy = self._tenancy
         moves = moves_of(self._flow, self.kept)
         for name in sorted({n for move in moves if move.left for n in tenancy.path(move.job)}):
@@ -341,7 +343,9 @@ class _Guard:
         return sorted(node for node in lost if outside.get(node, 0) > there.get(node, 0))
 
     def keep_unused(self) -> None:
-        """Nobody within its guarantee leaves what none of its own takes: others would, later."""
+        """No job of a tenant within its guarantee leaves GPUs that its own jobs do not take: others
+        would take them later.
+        """
         keeping = Keeping(self._flow, self._tenancy, self.kept)
         for place, name in sorted(keeping.keep().items()):
             decision = self.kept[place]
@@ -350,10 +354,10 @@ class _Guard:
             self.dropped.append(Dropped(decision=decision, why=why))
         self.kept = keeping.decisions
 
-    # --- what is left of stops ----------------------------------------------------------------
+    #   --- pointless stops ------------------------------------------------------------------------
 
     def spare_in_vain(self) -> None:
-        """Nobody is stopped or suspended for one that does not start: the last is spared first."""
+        """No job is stopped or suspended for one that does not start: the last is spared first."""
         for place in in_vain(self._flow, self._before, self.kept):
             decision = self.kept[place]
             assert decision is not None
@@ -400,12 +404,12 @@ def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
 def narrowed(
     snapshot: ClusterSnapshot, tenancy: Tenancy, room: Callable[[JobView], float]
 ) -> tuple[ClusterSnapshot, dict[JobId, str]]:
-    """The snapshot in which waiting jobs accept those of their GPU types alone on which their gangs
-    are within some room, and why not the others.
+    """The snapshot in which waiting jobs accept only those GPU types on which their gangs are
+    within the room, and why not the others.
 
-    Where several workers of a type stand for one they may be too many, and whoever decides would
-    choose that type again and again. A job keeps all its types where none is left otherwise; where
-    its gang may be on several at one time, the others come last.
+    Where several workers of a type stand for one they may be too many, and the policy would choose
+    that type again and again. A job keeps all its types if none remains. If its gang may span
+    several types, the others come last.
     """
     jobs, whys = list(snapshot.jobs), dict[JobId, str]()
     for place, job in enumerate(jobs):

@@ -1,12 +1,12 @@
-"""GPUs back for tenants below their guarantee, from those that borrow. Must not know the engine.
+"""Reclaim for guarantees: GPUs back for tenants below their guarantee, from those that borrow.
 
-A waiting job whose tenant stays within its guarantee with it, and that finds no room, gets what
-borrowers hold: first what they would start or grow on in this very pass, then their flexible
-workers, then their jobs of the lowest priority, of these those that lose least by a stop, with all
-that share GPUs with them; no more of them than it needs, and before all else such as leave
-borrowers their guarantees. A borrower holds more than its guarantee before each stop, at each level
-below the tenant that both are part of.
-Where there is room, when its job starts is up to the policy, for as long as any may be patient.
+A waiting job that finds no room, and whose tenant stays within its guarantee with it, gets GPUs of
+borrowers: first those on which they would start or grow in this very pass, then their flexible
+workers, then their jobs. Jobs of the lowest priority go first, then those that lose least by a
+stop, with all jobs that share GPUs with them. The reclaim takes no more than the job needs, and
+prefers victims that leave borrowers their guarantees. A borrower holds more than its guarantee
+before each stop, at each level below the tenant that contains both. Where there is room, the policy
+decides when the job starts, up to a limit (`entitlements`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.victims import Choosing, Way
 
 Shape = tuple[object, ...]
-"""What a job asks for, and whose it is: those alike find room alike."""
+"""The demand of a job, and its tenant: alike jobs find room alike."""
 
 
 def given_back(
@@ -43,11 +43,10 @@ def given_back(
     is_patient: bool = False,
     aside: Collection[JobId] = (),
 ) -> GiveBack:
-    """The decisions of a pass with those that give tenants below their guarantee theirs back, and
-    who gets nothing though a guarantee covers it.
+    """The decisions of a pass with the give-back, and the guaranteed jobs that get nothing.
 
-    is_patient: jobs that fit are the policy's, however long they have waited. aside: get nothing,
-        and what was decided about them stays.
+    is_patient: jobs that fit are left to the policy, however long they have waited.
+    aside: get nothing, and decisions about them stay.
     """
     while True:
         back = _TakeBack(snapshot, decisions, aside)
@@ -66,7 +65,7 @@ def given_back(
 
 
 class _TakeBack:
-    """One pass: who is due what after what was decided so far, and who gives it.
+    """One pass: the due jobs after the decisions so far, and the borrowers that give.
 
     waits, fits: as of `GiveBack`; fits: jobs.
     """
@@ -94,9 +93,9 @@ class _TakeBack:
     # --- who is due -----------------------------------------------------------------------------
 
     def serve_all(self, *, is_patient: bool) -> float | None:
-        """Take back what jobs need that a guarantee covers, until nobody gets anything more.
+        """Reclaim what guaranteed jobs need, until no job gets anything more.
 
-        Where one starts another may lose the room that it had, or its own start. Returns when the
+        When one starts, another may lose the room that it had, or its own start. Returns when the
         first of those that fit will have waited for long enough.
         """
         while True:
@@ -108,7 +107,7 @@ class _TakeBack:
 
     def _serve_each(self) -> None:
         """All of them once, the tenants first that have least of their guarantee."""
-        # Stops, and starts that gave way, may make room by quota for whoever had none before.
+        # Stops, and starts that gave way, may make quota room for a job that had none before.
         self._blocked = blocked(self._snapshot, self.tenancy)
         self.waits, self.is_soon, self.fits = {}, False, []
         failed: dict[Shape, str] = {}
@@ -116,7 +115,7 @@ class _TakeBack:
         for job in self._entitled():
             alike = self._shape(job)
             if alike not in failed:
-                if room[0] != len(self._starts):  # whoever starts leaves less
+                if room[0] != len(self._starts):  # a job that starts leaves less
                     room = (len(self._starts), {})
                 if alike not in room[1]:
                     room[1][alike] = self._fits(job)
@@ -161,7 +160,7 @@ class _TakeBack:
         return Fleet(self._snapshot)  # most passes ask nothing of it
 
     def is_never(self, job: JobView) -> bool:
-        """Whether the nodes that there are could not run a job even with nobody else on them."""
+        """True if the present nodes could not run a job even if they were empty."""
         return self._fleet.is_never(job)
 
     def _end_patience(self) -> float | None:
@@ -197,7 +196,7 @@ class _TakeBack:
         return any(True for _ in self._gangs_that_fit(job))
 
     def _gangs_that_fit(self, job: JobView) -> Iterator[Gang]:
-        """Those of them, by GPU type."""
+        """The gangs that fit, by GPU type."""
         for kind in self._kinds(job):
             gang = self._gang(job, kind)
             if gang.fits(self._counts.free) and self._choosing.has_room(job, gang):
@@ -206,13 +205,13 @@ class _TakeBack:
     # --- who gives ------------------------------------------------------------------------------
 
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
-        """Start the job on what others give; False: nothing has changed."""
+        """Start the job on GPUs that others give; False: nothing has changed."""
         gang = self._gang(job, gpu_type)
         lacks_gpus = not gang.fits(self._counts.free)
         given = self._choosing.take(self._ways(job, gang), job, gang)
         if given is None:
             return False
-        # What is free elsewhere may be what a stop of this pass leaves over inside a guarantee.
+        # Free GPUs elsewhere may be left over by a stop of this pass inside a guarantee.
         first = {node for source in given for node in source.gpus} if lacks_gpus else ()
         self._settle(job, gang, given, first)
         return True
@@ -221,7 +220,7 @@ class _TakeBack:
         """The cheapest anywhere; where a borrower would then have given too much, node by node."""
         wanted = gang.count * job.gpus_per_worker
         there = partial(self._lenders.sources, job, wanted, gang)
-        # What makes room by quota may be on any node.
+        # GPUs that make quota room may be on any node.
         if not self._choosing.has_room(job, gang):
             yield from self._by_tenant(job, partial(there, is_anywhere=True))
         most = sum_by_node([self._counts.free, *(source.gpus for source in there())])
@@ -242,8 +241,9 @@ class _TakeBack:
         return len(self.tenancy.path(job)) > 1
 
     def _nearest_first(self, job: JobView, sources: Way) -> Iterator[Source]:
-        """What siblings have before what others do: a tenant above may owe nothing to the job, and
-        be owed nothing for it, until those of its own have given what they borrow."""
+        """GPUs of siblings before those of others: a tenant above may owe nothing to the job, and
+        be owed nothing for it, until its own children have given what they borrow.
+        """
         below_top = self.tenancy.below_top
         for apart in range(1, len(self.tenancy.path(job)) + 1):
             for source in sources():
@@ -280,7 +280,7 @@ class _TakeBack:
     def _settle(
         self, job: JobView, gang: Gang, given: Sequence[Source], first: Collection[NodeName] = ()
     ) -> None:
-        """Start a job on what is given and free, on some nodes first."""
+        """Start a job on given and free GPUs, on some nodes first."""
         tenant = self.tenancy.leaf(job)
         lenders = sorted({self.tenancy.leaf(source.job) for source in given})
         gpus = counted(gang.count * job.gpus_per_worker, "GPU")
@@ -305,18 +305,19 @@ class _TakeBack:
         self._lenders.settle(job, given)
 
     def decisions(self) -> tuple[Decision, ...]:
-        """What was decided before, less what is not to be, the stops, and the starts on them."""
+        """The decisions so far less the dropped ones, then the stops, then the starts on them."""
         stops = (self._stop(job, sources) for job, sources in self._lenders.stops())
         return (*self._lenders.kept, *stops, *self._starts)
 
     def without_vain(self) -> Sequence[Decision] | None:
-        """The decisions of the pass without those that gave way and all stops that were for them;
-        None where each of the stops has its use as it is.
+        """The pass's decisions without those that gave way and without all stops that were for
+        them; None where every stop keeps its use.
 
-        To be taken back from anew: whoever runs on may be the one who gives. A start of this class
-        is no use of such a stop: its job may be due what it takes only because of the stop; the
-        policy would want the stopped job back there, sooner or later, and decide the same again.
-        It is one where the job had no room by quota before, and the stopped one has none after it.
+        The reclaim is repeated from there, because a job that runs on may be the one that gives. A
+        start of this class is no use of such a stop: its job may be due its GPUs only because of
+        the stop. The policy would want the stopped job back there sooner or later, and decide the
+        same again. The start is a use where the job had no quota room before, and the stopped one
+        has none after it.
         """
         kept = set(map(id, self._lenders.kept))
         rest = [each if id(each) in kept else None for each in self._before]
@@ -337,11 +338,12 @@ class _TakeBack:
         return [each for n, each in enumerate(rest) if each is not None and n not in vain]
 
     def _keeps_out(self, start: Start, leavers: Sequence[Decision]) -> bool:
-        """Whether all jobs that leave GPUs where one starts have no room until it is due its again.
+        """True if all jobs that leave GPUs where one starts have no room until it is due its own
+        again.
 
-        By a borrow limit of a tenant that all are part of, whatever its other jobs do. What lend
-        limits and the size of the cell leave to a tenant changes with what others use of the same
-        guarantee.
+        The cause is a borrow limit of a tenant that contains all, whatever its other jobs do. Lend
+        limits and the size of the cell do not count: the rest that they leave a tenant changes with
+        the use of the same guarantee by others.
         """
         taken = self._flow.taken(start)
         wanted, path = sum(taken.values()), self.tenancy.path(self._flow.jobs[start.job_id])

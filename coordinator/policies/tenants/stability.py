@@ -1,19 +1,16 @@
-"""The passes that would follow one, while nothing comes or ends: whether they come round. Must not
-know a policy, nor the engine.
+"""Livelock detection: would the following passes undo a preemption of this one?
 
-A policy and the guarantees decide by two different orders, and each may undo what the other did.
-A stop of the one makes a job due by the other, what gives way to that job changes what the policy
-would have stopped for, and so on, in circles. So a stop of a policy counts only where its job does
-not come and go in the passes after it, each on what the one before leaves. Whoever is on a circle
-sees itself again: its pass is made without the stops of the circle, and the circle is left.
+A policy and the guarantees decide by two different orders, and each may undo what the other did. A
+preemption by the policy makes a job due by its guarantee; jobs give way to that one; the policy
+then decides otherwise, and so on in a cycle. So a preemption by the policy counts only where its
+job does not come and go in the following passes, each on the cell that the one before leaves, while
+no job arrives or ends. Where the passes reach a cycle, the pass is made without the preemptions of
+the cycle.
 
-The cell as a pass leaves it, and what guarantees would call back in it. Must not know a policy,
-nor the engine.
-
-A stop is of use only if what it is for lasts. Whoever is stopped waits from then on; where its
-tenant's guarantee, or that of another job that waits, calls back what the stop was for, the next
-pass undoes it, and the policy decides the same again: to and fro, without headway. So a policy's
-stops count only where nothing is called back in the cell that they leave.
+A preemption is also of use only if the start that it serves lasts. The preempted job waits from
+then on. Its tenant's guarantee, or that of another waiting job, may reclaim the GPUs; then the next
+pass undoes the start, and the policy decides the same again. So a policy's preemptions count only
+where nothing is reclaimed in the cell that they leave.
 """
 
 from __future__ import annotations
@@ -51,14 +48,15 @@ ON_THE_WAY = (JobState.STARTING, JobState.RESIZING)
 def short_lived(
     snapshot: ClusterSnapshot, made: Iterable[Decision], kept: Sequence[Decision]
 ) -> list[Move]:
-    """Those of a policy's decisions that guarantees would undo after the pass, in the same order.
+    """Decisions of a policy that guarantees would undo after the pass, in the same order.
 
-    That is what starts or grows and would be called back, and what takes the place of a job that
-    the pass stops and that would be due as much elsewhere.
+    These are starts and growth whose GPUs would be reclaimed, and those that replace a job that the
+    pass stops and that would be due as much elsewhere.
 
-    made: by the policy. kept: what is left of it, and what comes back in the pass. Where the policy
-    stops or shrinks nobody nothing is looked at: what starts on free GPUs gives way in the pass
-    itself.
+    made: by the policy. kept: the remaining part of it, plus the give-back of the pass.
+
+    Without a stop or shrink by the policy nothing is checked: a start on free GPUs gives way in the
+    pass itself.
     """
     own = {each.job_id for each in made if isinstance(each, Move)}
     mine = [each for each in kept if isinstance(each, Move) and each.job_id in own]
@@ -86,10 +84,12 @@ def _is_stop(decision: Move) -> bool:
 
 
 def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) -> ClusterSnapshot:
-    """The cell once decisions were carried out: who has what, and who waits.
+    """The cell after decisions: holders and waiting jobs.
 
-    Whoever starts, or is on the way, runs, and whoever is refused waits no more. Turns of jobs that
-    share GPUs, and nodes that are lent or come home, are left as they are. flow: of the snapshot.
+    A job that starts, or is on the way, runs, and a rejected one waits no more. Turns of jobs that
+    share GPUs, and nodes that are lent or come home, stay as they are.
+
+    flow: of the snapshot.
     """
     free = more_free(moves_of(flow, decisions))
     jobs: dict[JobId, JobView] = {}
@@ -120,7 +120,7 @@ def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) 
 def _changed(
     node: NodeView, more: int, gone: Collection[JobId], came: Sequence[WorkerView]
 ) -> NodeView:
-    """A node with so many more GPUs free, and with these workers in place of those of some jobs."""
+    """A node with more GPUs free, and with these workers in place of those of some jobs."""
     stay = [worker for worker in node.workers if worker.job_id not in gone]
     if not (more or came) and len(stay) == len(node.workers):
         return node
@@ -194,9 +194,10 @@ def _workers(
 
 
 MOST_PASSES = 4
-"""So many passes are looked ahead: circles of up to five are found, and most rows end after one. A
-longer row is of jobs that find their places one after the other, as in a cell whose policy was
-changed, and costs as much time as it has passes."""
+"""The number of passes looked ahead: cycles of up to five are found, and most sequences end after
+one. A longer sequence is of jobs that find their places one after another, as after a change of
+policy, and costs as much time as it has passes.
+"""
 
 Follow = Callable[[ClusterSnapshot, bytes], Settled]
 """One pass of the policy and of what guarantees make of it."""
@@ -205,12 +206,11 @@ Holdings = frozenset[tuple[JobId, NodeName, int]]
 
 
 def in_turns(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> set[JobId]:
-    """Jobs that come and go in the passes after one, as these lead to a cell in which one of them,
-    or it, began: the same jobs on the same GPUs. None where a pass that starts and stops nobody
-    ends them first, or where nothing comes round in so few.
+    """Jobs that come and go in the following passes, if these lead back to an earlier cell: the
+    same jobs on the same GPUs. None if a pass without starts and stops ends them first, or if no
+    cell repeats within the limit.
 
-    first: of the snapshot. follow: the passes after it, which are asked for nothing but what they
-    decide.
+    first: of the snapshot. follow: makes the passes after it, only for their decisions.
     """
     found, cell = first, snapshot
     row = [_holdings(cell)]
@@ -230,8 +230,8 @@ def in_turns(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> set[J
 
 
 def beneficiaries(first: Settled, snapshot: ClusterSnapshot, own: Iterable[JobId]) -> set[JobId]:
-    """Jobs that the policy would start or grow on what it stops some for, though they may give way
-    in the end.
+    """Jobs that the policy would start or grow on GPUs of jobs that it stops, though they may give
+    way in the end.
 
     own: the jobs that it stops.
     """
@@ -245,7 +245,7 @@ def beneficiaries(first: Settled, snapshot: ClusterSnapshot, own: Iterable[JobId
 
 
 def _moving(found: Settled, snapshot: ClusterSnapshot) -> bool:
-    """Whether somebody who waits starts in a pass, or one who has GPUs stops."""
+    """True if a waiting job starts in a pass, or a job with GPUs stops."""
     placed = {job.job_id: bool(job.placed) for job in snapshot.jobs}
     return any(
         placed.get(each.job_id) is isinstance(each, Preempt)

@@ -1,13 +1,9 @@
-"""What each tenant is promised, uses and may take: one tree of tenants. Knows no policy.
+"""Tenancy: what each tenant is guaranteed, uses and may take, over one tree of tenants.
 
-A guarantee is the quota of a tenant and of all below it. What nobody's guarantee covers, and what
-idle guarantees leave over, is borrowed; a tenant may bound what it borrows and what it lends. The
-fair shares are those of KAI-Scheduler's documented rule: guarantees first, the rest by weight.
-GPUs are counted whatever their type.
-
-What tenants leave to one another of what they share. Must not know the tree, nor who uses what.
-
-Whoever asks says what each uses: now, or by a plan.
+A guarantee is the quota of a tenant and of all tenants below it. GPUs outside all guarantees, and
+GPUs that idle guarantees leave over, may be borrowed. A tenant may bound what it borrows and what
+it lends. Fair shares follow KAI-Scheduler's documented rule: guarantees first, the rest by weight.
+GPUs are counted whatever their type. The use of each tenant is an argument: now, or by a plan.
 """
 
 from __future__ import annotations
@@ -27,8 +23,9 @@ from coordinator.policies.tenants.tree import ITSELF, NOBODY, WHOLE, grown
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """What a sibling has: GPUs that it uses, and idle ones of its guarantee that it does not lend,
-    or those below it do not."""
+    """What a sibling has: GPUs that it uses, and idle ones of its guarantee that it, or tenants
+    below it, do not lend.
+    """
 
     guarantee_gpus: int
     used: float
@@ -36,12 +33,12 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 def left_to(guarantee_gpus: int, whole: float, others: Sequence[Claim]) -> float:
-    """Of what a parent may have, what its other children leave to one.
+    """The part of a parent's limit that its other children leave to one.
 
-    Beyond its guarantee that is what nobody uses or keeps. Within it, what they keep counts up to
-    their own guarantees alone, as teams below one of them may have borrowed what others there keep.
-    Where all others are within theirs it is at least its guarantee, if a parent's covers those of
-    its children.
+    Beyond its guarantee that is what no sibling uses or keeps. Within it, what they keep counts up
+    to their own guarantees alone, because teams below one of them may have borrowed what others
+    there keep. Where all others are within theirs it is at least its guarantee, if a parent's
+    covers those of its children.
     """
     beyond = whole - sum(each.used + each.kept for each in others)
     claims = (max(each.used, min(each.guarantee_gpus, each.used + each.kept)) for each in others)
@@ -49,7 +46,7 @@ def left_to(guarantee_gpus: int, whole: float, others: Sequence[Claim]) -> float
 
 
 def unlent(view: TenantView, used: float) -> float:
-    """GPUs of its guarantee that a tenant which uses so many neither uses nor lends."""
+    """GPUs of its guarantee that a tenant with this use neither uses nor lends."""
     if view.lend_limit_gpus is None:
         return 0.0
     return max(0.0, view.guarantee_gpus - used - view.lend_limit_gpus)
@@ -60,11 +57,11 @@ Count = int | Fraction
 
 
 def _used_gpus(snapshot: ClusterSnapshot, leaf: Callable[[JobView], str]) -> dict[str, Count]:
-    """GPUs by tenant that its jobs have and were not told to give back.
+    """GPUs by tenant that its jobs have and were not ordered to give back.
 
-    A job that moves has those where it goes. Of a GPU that several jobs have, computing or not,
-    each has an equal part, so that all parts are the GPUs in use: what jobs that take turns have of
-    it in the long run, and what jobs have that compute there at one time.
+    A migrating job has those of its destination. Each job that shares a GPU, computing or not, has
+    an equal part, so that all parts sum to the GPUs in use. That is the long-run share of jobs that
+    take turns, and the present share of jobs that compute together.
     """
     found: dict[str, Count] = {}
     first: dict[GpuUuid, str] = {}
@@ -105,7 +102,7 @@ class Tenancy:
     """
 
     def __init__(self, snapshot: ClusterSnapshot, named: Iterable[str] = ()) -> None:
-        """named: whose jobs are to come, beside those of the snapshot; `NOBODY` is one."""
+        """named: tenants of jobs to come, in addition to those of the snapshot; `NOBODY` is one."""
         here = {job.tenant or NOBODY for job in snapshot.jobs}
         tree = grown(snapshot.tenants, frozenset(here.union(named)))
         self.views, self.children = tree.views, tree.children
@@ -149,33 +146,33 @@ class Tenancy:
             self._below[pair] = tuple(name for name in self._paths[pair[0]] if name not in theirs)
         return self._below[pair]
 
-    # --- what it may take -------------------------------------------------------------------
+    #   --- limits -----------------------------------------------------------------------------
 
     def limit_gpus(self, name: str) -> float:
-        """What a tenant may use at most: its guarantee and what it may borrow."""
+        """The maximum use of a tenant: its guarantee and what it may borrow."""
         view = self.views[name]
         return inf if view.borrow_limit_gpus is None else _limit(view)
 
     def most(self, job: JobView) -> float:
-        """What its tenant, and each above that one, may use at most."""
+        """The maximum use of its tenant and of each above that one."""
         return min(map(self.limit_gpus, self.path(job)))
 
     def room(self, job: JobView) -> float:
         """GPUs that its tenant may still take, whether or not they are free.
 
-        Of the whole its guarantee always; beyond it, what nobody else uses or keeps for itself. Of
-        what a parent may have no more than its other children leave, see `left_to`: those that have
-        more than their guarantees give it back first.
+        Of the whole always its guarantee; beyond it, what no other tenant uses or keeps. Of a
+        parent's limit no more than its other children leave, see `left_to`: those beyond their
+        guarantees give back first.
         """
         return self._room(self.path(job))
 
     def _room(self, path: Sequence[str]) -> float:
-        if not self._keepers:  # it is for nodes to say what is left
+        if not self._keepers:  # nodes decide the remaining room
             return min(float(self.limit_gpus(name) - self.used[name]) for name in path)
         return self._most(path[0]) - float(self.used[path[0]])
 
     def _most(self, name: str) -> float:
-        """GPUs that a tenant may use now, with what others use and keep."""
+        """GPUs that a tenant may use now, given the use and the unlent guarantees of others."""
         view = self.views[name]
         others = [
             Claim(
@@ -194,11 +191,11 @@ class Tenancy:
         return min(self.limit_gpus(name), most)
 
     def _room_alone(self, path: Sequence[str], gpus: int) -> float:
-        """The same as if everybody else had stopped what it runs.
+        """The same as if all other tenants had stopped their jobs.
 
-        Of siblings that counts for nothing where a parent may use no more, as nobody stops for a
-        borrower: but those beyond their guarantees stop for a job that a guarantee beside them
-        covers. Then the limits above that one never hold it up.
+        Siblings' use still counts where a parent may use no more, because no job stops for a
+        borrower. But siblings beyond their guarantees stop for a job that a guarantee next to them
+        covers. Then the limits above that one never delay it.
         """
         limits = [self._most_alone(path[0]) - float(self.used[path[0]])]
         for name in path:
@@ -224,7 +221,7 @@ class Tenancy:
         return max(unlent(self.views[name], float(self.used[name])), below)
 
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
-        """Why its tenant may not take so many GPUs more; empty when it may."""
+        """Why its tenant may not take this number of further GPUs; empty if it may."""
         room = self._room_alone(self.path(job), gpus) if alone else self.room(job)
         if gpus <= room:
             return ""
@@ -257,8 +254,8 @@ class Tenancy:
         )
 
     def why_never(self, tenant: str, gpus: int) -> str:
-        """Why a tenant may not have so many GPUs even while nobody uses any, see `idle`; empty if
-        it may, and where neither settings nor jobs are known of it.
+        """Why a tenant may not have this number of GPUs even while no tenant uses any, see `idle`;
+        empty if it may, or if neither settings nor jobs name it.
         """
         if (leaf := self._leaves.get(tenant or NOBODY)) is None:
             return ""
@@ -281,7 +278,7 @@ class Tenancy:
         )
 
     def idle(self, whole: int) -> Tenancy:
-        """The same tenants as if nobody used anything. whole: all GPUs there are."""
+        """The same tenants without any use. whole: all GPUs there are."""
         found = copy(self)
         found.used = dict.fromkeys(self.used, 0)
         found.capacity = whole
@@ -290,9 +287,9 @@ class Tenancy:
     # --- fair shares ------------------------------------------------------------------------
 
     def fair_shares(self, waiting_gpus: Mapping[str, int]) -> dict[str, float]:
-        """GPUs that are each tenant's due, by what it uses and what it waits for.
+        """Each tenant's fair share of the GPUs, by its use and its waiting jobs.
 
-        waiting_gpus: by the tenant of `leaf`. A tenant asks for what it uses and waits for.
+        waiting_gpus: by the tenant of `leaf`. A tenant's demand is its use plus its waiting GPUs.
         """
         asked: dict[str, float] = {}
         kept_below: dict[str, float] = {}
@@ -308,7 +305,7 @@ class Tenancy:
         for parent in (WHOLE, *self.views):
             views = [self.views[name] for name in self.children[parent]]
             whole = float(self.capacity)
-            if parent != WHOLE:  # what is kept idle below it is part of what it has to divide
+            if parent != WHOLE:  # the idle part kept below it belongs to what it has to divide
                 whole = shares[parent] + kept_below[parent]
             shares |= fair_split(whole, views, asked, kept_below)
         return shares
@@ -339,14 +336,14 @@ def fair_split(
     asked: Mapping[str, float],
     kept_below: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Shares of siblings: guarantees first, what is over by weight, nobody more than it asks for.
+    """Shares of siblings: guarantees first, the rest by weight, none more than its demand.
 
     KAI-Scheduler's rule ("deserved" quota, then over-quota by weight). Where guarantees exceed the
-    whole, all get the same part of theirs. What a tenant does not lend of an idle guarantee is
-    nobody's.
+    whole, all get the same part of theirs. The part of an idle guarantee that a tenant does not
+    lend belongs to no share.
 
-    kept_below: by name, what those below it do not lend of theirs: of its guarantee as well, and
-        no part of its share.
+    kept_below: by name, what those below it do not lend of theirs: of its guarantee as well, and no
+        part of its share.
     """
     below = {view.name: (kept_below or {}).get(view.name, 0.0) for view in views}
     wanted = {name: asked[name] + kept for name, kept in below.items()}
@@ -361,13 +358,13 @@ def fair_split(
 
 
 def water_fill(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Split by weight, nobody beyond its cap; what the capped leave goes to the others by weight.
+    """Split by weight, none beyond its cap; the rest of capped ones goes to the others by weight.
 
-    parts: weight and cap by name. Nothing is left over while anybody is below its cap.
+    parts: weight and cap by name. Nothing is left over while any is below its cap.
     """
     got = dict.fromkeys(parts, 0.0)
     open_parts = {name: part for name, part in parts.items() if part[0] > 0 and part[1] > 0}
-    # Whoever is full at the lowest level is full first: one walk in that order is exact.
+    # The one that is full at the lowest level is full first: one walk in that order is exact.
     order = sorted(open_parts, key=lambda name: (open_parts[name][1] / open_parts[name][0], name))
     left = whole
     for place, name in enumerate(order):

@@ -1,4 +1,4 @@
-"""The tree of a cell's tenants, and of those that only jobs name. Must not know who uses what."""
+"""The tree of a cell's tenants, with tenants that only jobs name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ITSELF = " itself"
 """After the name of a tenant that has children: its own jobs. No tenant's name has a blank."""
 
 NOBODY = "no tenant"
-"""Whose jobs without a tenant are."""
+"""The tenant of jobs without a tenant."""
 
 
 def tree_of(views: Sequence[TenantView], named: Iterable[str]) -> dict[str, TenantView]:
@@ -49,10 +49,10 @@ def path_in(views: Mapping[str, TenantView], name: str) -> tuple[str, ...]:
 
 
 class Tree(Struct, frozen=True):
-    """What does not hang on who uses what; tenancies share it, so nobody may change it.
+    """The part that does not depend on use; tenancies share it, so it must not be changed.
 
     paths: of each tenant, its own name first. leaves: where the GPUs of its jobs are counted.
-    keepers: tenants that do not lend all. below: what `below_top` has found so far, by leaves.
+    keepers: tenants that do not lend all. below: results of `below_top` so far, by leaves.
     """
 
     views: dict[str, TenantView]

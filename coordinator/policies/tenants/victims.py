@@ -1,7 +1,6 @@
-"""Which of what others hold goes to a job: first what leaves tenants most of their guarantees.
+"""Victims: which borrowed GPUs go to a due job, keeping the most of all tenants' guarantees.
 
-Jobs are whole, so that one which is stopped may be more than its tenant borrows. Must not know who
-is due, nor what a stop costs: what may be given comes in the order of that.
+Jobs are whole, so a stopped one may be more than its tenant borrows.
 """
 
 from __future__ import annotations
@@ -20,16 +19,18 @@ from coordinator.policies.tenants.gpu_flow import Gang
 from coordinator.policies.tenants.tenancy import Count
 
 MOST_TRIES = 32
-"""Of one way, for one bound on what guarantees may lose: each leaves out more of the dear ones."""
+"""Attempts of one way, for one bound on what guarantees may lose: each leaves out more of the
+expensive ones.
+"""
 
 Way = Callable[[], Iterable[Source]]
-"""What may be given, in order; looked at anew by each call."""
+"""The possible sources, in order; read again by each call."""
 
 _Key = tuple[JobId, bool, tuple[int, ...]]
 
 
 class _Try(Struct, frozen=True, kw_only=True):
-    """What was taken of a way. lost: GPUs of guarantees beyond what was lost before.
+    """The sources taken in one way. lost: GPUs of guarantees beyond the loss before.
 
     is_enough: for the job. next_lost: the least that one left out for its size would have lost.
     """
@@ -72,8 +73,9 @@ class Choosing:
         return best.given
 
     def _smaller(self, first: _Try, way: Way, job: JobView, gang: Gang) -> _Try:
-        """Those that leave fewer GPUs for nobody, where guarantees and stopped jobs lose no more by
-        them: the dearest that is stopped is left out, as long as others do for the same."""
+        """Fewer victims that leave fewer unused GPUs, if guarantees and stopped jobs lose no more:
+        the most expensive one is left out, as long as others do for the same.
+        """
         best = last = first
         without = frozenset[_Key]()
         cost = self._lenders.cost(first.given)
@@ -90,8 +92,9 @@ class Choosing:
         return best
 
     def _needed(self, found: _Try, job: JobView, gang: Gang) -> Count | float:
-        """GPUs that lenders have less at least, if they give on the same nodes: what is free there
-        and what room its tenant has count, too."""
+        """GPUs that borrowers lose at least, if they give on the same nodes: free GPUs there and
+        the room of its tenant count, too.
+        """
         there = {name for source in found.given for name in source.gpus}
         least = gang.lacks(self._counts.free, there)
         return max(least, gang.count * job.gpus_per_worker - self._counts.tenancy.room(job))
@@ -176,7 +179,7 @@ class Choosing:
         )
 
     def _spare(self, given: list[Source], job: JobView, gang: Gang) -> None:
-        """Give back what was not needed after all, the dearest first."""
+        """Spare victims that were not needed after all, the most expensive first."""
         for source in list(reversed(given)):
             if source.seat is None and self._lenders.goes_whole(source.job):
                 continue  # it goes with its job
@@ -187,8 +190,9 @@ class Choosing:
                 self._lenders.give(source)
 
     def _lost(self, job: JobView, gang: Gang) -> Count:
-        """GPUs that tenants lack of their guarantees, or of what they had where that was less,
-        once the job has its own; of a tenant of several levels at each."""
+        """GPUs that tenants lack of their guarantees, or of their earlier use where that was less,
+        once the job has its own; of a tenant of several levels at each.
+        """
         wanted, path = gang.count * job.gpus_per_worker, self._counts.tenancy.path(job)
         return sum(
             max(0, gpus - (wanted if name in path else 0))
@@ -202,6 +206,6 @@ def _used(found: _Try) -> Count:
 
 
 def _key(source: Source) -> _Key:
-    """What it is, also after some of the job's workers were given by themselves."""
+    """The identity of a source, also after some of the job's workers were given by themselves."""
     workers = () if source.seat else tuple(worker.worker_index for worker in source.workers)
     return (source.job.job_id, source.decision is None, workers)

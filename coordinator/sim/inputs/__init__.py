@@ -1,4 +1,4 @@
-"""What a run is made of, from what a person writes.
+"""Inputs of a run, from a person's options.
 
 Start at `inputs`; `tasks` makes one run of each scenario, policy and seed.
 """

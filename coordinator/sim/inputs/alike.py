@@ -1,8 +1,8 @@
-"""Which policies played a workload alike, to the job, and what of it lets them. Must not run any.
+"""Policies that played a workload identically, job by job, and the likely reason.
 
-Rows of a comparison are often equal: policies that differ in what they do with tenants, deadlines,
-elastic jobs or loans decide the same where there are none. Who reads a table should not have to
-guess whether that is so or a mistake.
+Rows of a comparison are often equal: policies that differ in tenants, deadlines, elastic jobs or
+loans decide the same where there are none. The reader of a table should not have to guess whether
+that is so or a mistake.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from coordinator.workloads.records import TraceJob, Workload
 
 
 def alike(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
-    """Labels of those whose jobs all had the same lives under each seed, in the order of the runs.
+    """Labels of runs whose jobs all went the same way under each seed, in the order of the runs.
 
-    Two or more in each group; whoever is like nobody else is in none.
+    Two or more in each group; a run without an equal is in none.
     """
     lives: dict[str, list[tuple[int, str]]] = {}
     for run in runs:
@@ -39,7 +39,7 @@ def is_seedless(runs: Sequence[Run]) -> bool:
 
 
 def alike_text(groups: Sequence[Sequence[str]], lacks: Sequence[str]) -> str:
-    """Who is equal in one line, and what the workload lacks; empty where nobody is."""
+    """The equal policies in one line, and what the workload lacks; empty without any."""
     if not groups:
         return ""
     equal = "; ".join(" = ".join(names) for names in groups)
@@ -48,7 +48,7 @@ def alike_text(groups: Sequence[Sequence[str]], lacks: Sequence[str]) -> str:
 
 
 def lacks(workload: Workload, results: Sequence[RunResult]) -> tuple[str, ...]:
-    """What the workload has none of that policies differ by; empty where runs had different ones.
+    """What the workload lacks that policies differ by; empty if runs had different workloads.
 
     workload: of the first run.
     """
@@ -66,7 +66,7 @@ def lacks(workload: Workload, results: Sequence[RunResult]) -> tuple[str, ...]:
 
 
 def _of_workload(result: RunResult) -> tuple[object, ...]:
-    """What shaped its workload, seeds aside."""
+    """The options that shaped its workload, seeds aside."""
     swept = ((key, value) for key, value in result.swept.items() if not key.startswith(KNOB))
     return (result.scenario, *swept)
 

@@ -1,7 +1,7 @@
-"""What is said of jobs whose trace tells no types or ranges: how they count. Must not run them.
+"""Notes on jobs whose trace has no GPU types or worker ranges: how they count.
 
-A job file without a type means the same live; but a trace is silent where it tells nothing, and
-whoever compares policies that lend has to know how its jobs count, or what is drawn in its place.
+A job file without a type means the same in a live cell. But a trace is silent where it records
+nothing. A comparison of policies that lend must state how its jobs count, or what is drawn instead.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def of_any_type(workload: Workload) -> str:
 
 
 def of_drawn(workload: Workload, task: Task) -> str:
-    """What the scenario of a task draws of jobs as their trace has them, in a line; empty where the
-    trace tells it, or where the scenario or an option of a share decides it anyway."""
+    """One line on what a task's scenario draws because the trace lacks it; empty where the trace
+    has it, or where the scenario or a share option decides it anyway.
+    """
     scene = None if task.scenario is None else find_scene(task.scenario)
     if scene is None or not scene.draws_untold:
         return ""
@@ -57,10 +58,10 @@ def of_drawn(workload: Workload, task: Task) -> str:
 
 
 def lines(tasks: Sequence[Task], played: Workload) -> tuple[str, ...]:
-    """A line for all that there is to say of the jobs of each trace and cluster of the tasks.
+    """One line for all notes on the jobs of each trace and cluster of the tasks.
 
-    That jobs are of any type is said where some policy lends, and there is a load, without which it
-    cannot (`inputs.unused` says so).
+    Jobs of any type are noted if some policy lends and there is a load, without which it cannot
+    (`inputs.unused` reports that).
 
     Args:
         played: the workload of the first task.
@@ -116,5 +117,7 @@ def _scenarios(names: dict[str, None]) -> str:
 
 
 def _key(task: Task) -> tuple[object, ...]:
-    """What the types and ranges of jobs hang on, the cluster apart; scenarios come after them."""
+    """What the types and ranges of jobs depend on, apart from the cluster; scenarios come after
+    them.
+    """
     return task.workload, task.skip_zero_gpus, task.shares.fungible, task.shares.elastic

@@ -1,4 +1,4 @@
-"""Sources of failures by name, and a workload's jobs made to fail by one. Must not run anything."""
+"""Sources of failures by name, and a workload's jobs with failures of one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class FailureSource(StrEnum):
-    """What lets jobs fail by themselves.
+    """The source of job failures.
 
-    `philly`: the table of the Philly study; of a reason whose class is never to retry every attempt
-    fails. `philly-drawn`: of every reason as many attempts fail as the table's mean says.
+    `philly`: the table of the Philly study; with a reason whose class is never to retry, every
+    attempt fails. `philly-drawn`: for every reason as many attempts fail as the table's mean.
     """
 
     NONE = "none"
@@ -34,7 +34,7 @@ class FailureSource(StrEnum):
 def failing(
     sim: Simulation, jobs: Sequence[WorkloadJob], source: FailureSource, *, seed: int
 ) -> Failing | None:
-    """What lets these jobs fail in a simulation; None where nothing does."""
+    """The failures of these jobs in a simulation; None without any."""
     if source == FailureSource.NONE:
         return None
     rules = read_rules()
@@ -60,7 +60,7 @@ def _hopeless(rules: FailureRules) -> frozenset[str]:
 def that_may_fail(
     jobs: Sequence[WorkloadJob], *, restarts: int, prerun_s: float | None
 ) -> tuple[WorkloadJob, ...]:
-    """Jobs that are tried again so often when they fail, and that ask for a pre-run of one GPU."""
+    """The jobs with this many retries after failures, and with a pre-run if that is set."""
     retry, prerun = RetrySpec(max_restarts=restarts), PrerunSpec(time_s=prerun_s)
     return tuple(
         structs.replace(job, spec=structs.replace(job.spec, retry=retry, prerun=prerun))

@@ -1,5 +1,4 @@
-"""Failures of the Philly study (ATC'19, table 7) as a source of failures. Must not know nodes, time
-or what is done about a failure.
+"""Failures of the Philly study (ATC'19, table 7) as a source of failures.
 
 Every chance comes from the seed and the job's name, so that a job fails in the same way under every
 policy and setting.
@@ -76,18 +75,18 @@ TABLE = (
 )
 
 UNSUCCESSFUL_JOBS = 16_568
-"""Of all reasons, table 6: fewer than the rows' sum, as a job can have two reasons."""
+"""Over all reasons, table 6: fewer than the rows' sum, as a job can have two reasons."""
 UNSUCCESSFUL_RATIOS = ((1, 0.13), (4, 0.37), (8, 0.42))
-"""Part of the jobs up to so many GPUs that ended without success (figure 9)."""
+"""Fraction of the jobs of at most this many GPUs that ended without success (figure 9)."""
 UNSUCCESSFUL_ABOVE = 0.47
 
 
 class Trouble(Struct, frozen=True, kw_only=True):
     """How one job fails.
 
-    trials: its first so many attempts fail; None: every one does.
-    times_s: seconds from the start of an attempt to its failure, one after the other, the last one
-        for all that come after it; as the base gang computes, if nobody stops it in between.
+    trials: its first attempts, this many of them, fail; None: every one does.
+    times_s: seconds from the start of an attempt to its failure, one after another, the last one
+        for all later ones; as the base gang computes without a stop in between.
     """
 
     reason: str
@@ -123,7 +122,7 @@ class PhillyFailures:
         return max(cause.users for cause in TABLE)
 
     def trouble(self, job: str, user: str, gpus: int) -> Trouble | None:
-        """How a job of so many GPUs fails; None: it does not."""
+        """The failure of a job of this many GPUs; None: it does not fail."""
         draw = random.Random(f"{self._seed}/{job}")
         if draw.random() >= troubled_ratio(gpus):
             return None

@@ -1,8 +1,8 @@
-"""Jobs that no run would ever come to the end of, found before it begins. Must not run anything.
+"""Infeasible jobs of a workload, found before the run begins.
 
-What an empty cluster has no room for, what no loan will ever hold, and what the limits of its
-tenant never allow: under every policy such a job would wait for ever, and what was played until
-then would be for nothing.
+A job is infeasible if an empty cluster has no room for it, if no loan will ever hold it, or if the
+limits of its tenant never allow it. Under every policy it would wait for ever, and the run would be
+useless.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def check_loans(
     source: Source,
     settings: EngineSettings,
 ) -> None:
-    """Look at each job in the empty cluster with as many nodes lent at one time as may ever be.
+    """Check each job in the empty cluster with the most nodes lent at one time.
 
     A service keeps some of its nodes whatever its load is, and lends none to a job with a longer
     grace than it allows.
 
     Args:
         names: of the trace, by id.
-        settings: where there are no services, nothing is lent and nobody is looked at.
+        settings: where there are no services, nothing is lent and no job is checked.
 
     Raises:
         ConfigError: a job whose base gang would need more.
@@ -153,11 +153,11 @@ def check_limits(
     *,
     lends: bool,
 ) -> None:
-    """Look at each job with all other tenants idle.
+    """Check each job with all other tenants idle.
 
     Args:
         names: of the trace, by id.
-        tenants: that have settings; without any nobody has a limit.
+        tenants: those with settings; without any there are no limits.
         lends: whether inference nodes may ever be lent; else their GPUs are no room.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What a run is made of, from what a person writes: workload, load, cluster, crashes.
+"""Inputs of a run from a person's options: workload, load, cluster, crashes.
 
-Must not run anything. Every mistake is one `ConfigError` that says what was expected.
+Every mistake is one `ConfigError` that states what was expected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CRASH_SHAPE = re.compile(rf"([A-Za-z0-9_-]+)@{_SECONDS}\+{_SECONDS}")
 SEEDS_SHAPE = re.compile(r"([0-9]{1,15})(?:\.\.([0-9]{1,15}))?")
 
 MOST_SEEDS = 10_000
-"""In one call: so many runs take days, and more are most often a slip."""
+"""The limit of one call: this many runs take days, and more are most often a slip."""
 
 DAY_S = 86_400.0
 
@@ -76,7 +76,7 @@ class _TenantsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Shares(Struct, frozen=True, kw_only=True):
-    """What is drawn by seed where a trace does not tell it; None leaves the trace as it is."""
+    """Shares drawn by seed where a trace lacks the property; None leaves the trace as it is."""
 
     elastic: float | None = None
     fungible: float | None = None
@@ -209,9 +209,9 @@ def read_workload(
     """A named workload or a trace file, with its cluster and its inference load.
 
     Args:
-        seed: which `paper`, and what the shares choose; None is that in the name, else 1.
-        cluster: None: the workload's own. So many nodes have the GPU types that a named workload's
-            own have, see `in_proportion`.
+        seed: which `paper`, and the choice of the shares; None is that in the name, else 1.
+        cluster: None: the workload's own. A number of nodes gets the GPU types of a named
+            workload's own nodes, see `in_proportion`.
         load: of one service or of several, see `loads`; None: the workload's own.
         parameters: of the generator, for a named workload.
         skip_zero_gpus: leave rows of a trace without a GPU out and count them; else an error.
@@ -299,7 +299,7 @@ def reordered(workload: Workload) -> str | None:
 
 
 def unused(workload: Workload, load: Loads) -> str | None:
-    """What was asked for and does nothing in a run of this workload, in one line; else None.
+    """Options without effect in a run of this workload, in one line; else None.
 
     Args:
         load: the load that was asked for; None: the workload's own.
@@ -346,10 +346,10 @@ def _shared(
 
 
 def read_tenants(text: str) -> tuple[TenantSettings, ...]:
-    """Who is promised what, from a TOML file.
+    """Tenants and their guarantees, from a TOML file.
 
     Raises:
-        ConfigError: no such file, what is no tenant, or tenants that are no tree.
+        ConfigError: no such file, an invalid tenant, or tenants that are no tree.
     """
     tenants = load_settings(find(text, what="tenants"), _TenantsFile).tenants
     check_tenants(tenants)

@@ -1,7 +1,7 @@
-"""The inference services of a run and the load of each, as a person writes it and as it is played.
+"""The inference services of a run and the load of each, as written and as played.
 
-Must not know the engine. `FILE` or `FILE:SERIES` is a service under the name of its series, and
-`NAME=FILE` or `NAME=FILE:SERIES` one under a name of its own.
+`FILE` or `FILE:SERIES` is a service under the name of its series. `NAME=FILE` or `NAME=FILE:SERIES`
+is one under a name of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sweeps: one run's options with one of them changed, by the key that a person writes.
+"""Sweeps: the options of one run with one of them varied, by the key that a person writes.
 
-Must not run anything. A key is an option of `aryl simulate` (`elastic`, `cluster`), or a field of
-a part of the run (`policy.resize_cost_s`, `workload.load`, `service.headroom_ratio`).
+A key is an option of `aryl simulate` (`elastic`, `cluster`), or a field of a part of the run
+(`policy.resize_cost_s`, `workload.load`, `service.headroom_ratio`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFAULT_SAVE_PERIOD_S = 1800.0
 LEAST_SAVE_PERIOD_S = 0.001
 
 MOST_RESTARTS = 1_000_000
-"""What a job may ask for, see docs/job-contract.md."""
+"""The most restarts that a job may ask for, see docs/job-contract.md."""
 
 Restarts = Annotated[int, Meta(ge=0, le=MOST_RESTARTS)]
 
@@ -50,15 +50,16 @@ NOT_SWEPT = {
     "waiting_jobs_max",
     "unknown_load_s",
 }  # fmt: skip
-"""Fields of settings that have an option of their own, that only say how much is kept,
-or that decide nothing in a simulation, whose loads are all known."""
+"""Fields of settings that have an option of their own, that only set how much is kept, or that have
+no effect in a simulation, whose loads are all known.
+"""
 
 
 # --- single options -----------------------------------------------------------------------------
 
 
 def parse_saves(text: str | None) -> tuple[Saves | None, float]:
-    """What a stop leaves of a job: `trace`, `never`, `on-request`, or a period in seconds.
+    """The work that a stop leaves: `trace`, `never`, `on-request`, or a period in seconds.
 
     Raises:
         ConfigError: any other text.
@@ -213,7 +214,7 @@ NAMED = {"cluster", "crash", "load", "speedup", "tenants", "workload"}
 """Those of them whose values are names and shapes, of which two may look like one number."""
 
 DELAY = "delays."
-"""What the key of a step's time begins with."""
+"""The prefix of the key of a step's time."""
 
 BY_THEMSELVES = {
     "policy": "--policy A,B",
@@ -351,15 +352,15 @@ def _meant(key: str, text: str) -> float | str:
 
 
 def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
-    """Every task at every combination of the swept values, the last key's turning fastest.
+    """Every task at every combination of the swept values, the last key's changing fastest.
 
-    A knob is turned of the policies that have it and can use it, and the others are run once; so
-    is a policy at a value of another one that is swept which leaves the knob nothing to decide, and
-    a run without delays beside the time of a step.
+    A knob is changed only for policies that have it and can use it; others run once. A policy also
+    runs once at a value of another swept knob that leaves this one without effect, and so does a
+    run without delays at the time of a step.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob or a step's time that
-            nobody here can use at any combination.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob or a step's time without
+            effect at any combination.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
@@ -381,7 +382,7 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
 
 
 def _combined(task: Task, keys: Sequence[str], values: Sequence[str]) -> Task:
-    """A task at one combination; who has no delays there is left as it is by those of its steps."""
+    """A task at one combination; a task without delays ignores the time of its steps."""
     made = task
     for key, value in sorted(zip(keys, values, strict=True), key=lambda pair: _is_delay(pair[0])):
         is_idle = _is_delay(key) and not made.options.has_delays

@@ -1,7 +1,4 @@
-"""Knobs that are swept: whose they are, what they stand in place of, which decide nothing. Pure.
-
-Must not know a policy by name, nor the other keys of a sweep.
-"""
+"""Swept knobs: their policies, the option that each replaces, and which have no effect. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from coordinator.sim.run.compare import KNOB, Task
 
 
 def turned(task: Task, name: str, text: str) -> Task:
-    """A task with a knob turned, in place of what its policy's name or its scenario says of it."""
+    """A task with a knob changed, replacing the value of its policy's name or its scenario."""
     policy_text = ":".join(t for t in task.options.policy.split(":") if _knob(t) != name)
     knobs = (*(t for t in task.options.knobs if _knob(t) != name), f"{name}={text}")
     options = structs.replace(task.options, policy=policy_text, knobs=knobs)
@@ -30,10 +27,10 @@ def _knob(text: str) -> str:
 
 
 def may_use(task: Task, key: str, keys: Sequence[str]) -> bool:
-    """Whether a key says something of a task: only knobs are of some policies alone.
+    """True if a key applies to a task: only knobs are of some policies alone.
 
-    A key that is none counts as one that does: who reads its value says what is wrong with it. So
-    does a knob that may decide something once another one of `keys` is turned.
+    An unknown key counts as applying: reading its value reports the error. So does a knob that may
+    have an effect once another one of `keys` is changed.
     """
     name = key.removeprefix(KNOB)
     if not key.startswith(KNOB) or name not in KNOBS:
@@ -46,10 +43,10 @@ def may_use(task: Task, key: str, keys: Sequence[str]) -> bool:
 
 
 def without_idle(task: Task) -> Task:
-    """A task without the knobs that decide nothing beside what is swept of it.
+    """A task without the knobs that have no effect next to its swept ones.
 
-    One by one: two may idle each other, and without both of them the run would be another one.
-    Those of the name go first, as a row is told by what was swept.
+    One by one: two may disable each other, and without both of them the run would be another one.
+    Those of the name go first, because a row is labelled by its swept values.
     """
     while task.options.knobs and (leave := _idle(task)):
         own, knobs = task.options.policy.split(":"), task.options.knobs
@@ -77,7 +74,7 @@ def _idle(task: Task) -> str:
 
 
 def refuse(tasks: Sequence[Task], key: str, value: str) -> None:
-    """Say why a knob is none of anybody here.
+    """Report why a knob applies to no policy here.
 
     Raises:
         ConfigError: always: what the first policy that has it lacks, or that none has it.

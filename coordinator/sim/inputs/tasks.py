@@ -1,4 +1,4 @@
-"""What a person asked for as tasks: scenarios, policies and seeds. Must not run anything."""
+"""Tasks from a person's options: scenarios, policies and seeds."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def seeds_of(seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
 
 
 def refuse_idle(tasks: Sequence[Task]) -> None:
-    """Look that something comes of what was asked for.
+    """Reject options that would have no effect.
 
     Raises:
-        ConfigError: a pre-run, and in no run may jobs fail, so that none asks for one; or as
+        ConfigError: a pre-run although jobs fail in no run, so that none asks for one; or as
             `Task.check_shares`.
     """
     for task in tasks:
@@ -101,11 +101,11 @@ def tasks(
     delays: bool | None,
     speedup: RuntimeModel | None,
 ) -> list[Task]:
-    """What is asked for in `base` under each scenario and policy, with each seed.
+    """The tasks of `base` under each scenario and policy, with each seed.
 
     Args:
-        delays, speedup: None: as the scenario has them; without one there are delays, and jobs
-            speed up in proportion.
+        delays, speedup: None: as in the scenario; without one there are delays, and jobs speed up
+            in proportion.
     """
     return [
         structs.replace(

@@ -1,4 +1,4 @@
-"""What a run was: figures, series, plots, a page.
+"""Reports of a run: figures, series, plots, a page.
 
-Start at `measures`; `page` writes HTML without anything from outside.
+Start at `measures`; `page` writes HTML that loads nothing from outside.
 """

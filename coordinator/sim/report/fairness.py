@@ -1,11 +1,10 @@
-"""Finish-time fairness of a run that is over: how much slower each app was than alone. Pure.
+"""Finish-time fairness of a finished run: the slow-down of each app against running alone. Pure.
 
 rho = T_shared / T_alone (Themis, NSDI'20, section 3): T_shared is from an app's first submission to
-the end of its last job; T_alone is how long it would have taken on a share of the cluster of its
-own, 1/N of the GPUs, where N is the time-weighted mean number of apps that were there meanwhile.
-Above 1 an app was worse off than with a private share: for it there was no sharing incentive.
-Both times are of the same nodes: what it takes to start once, a private share takes as well; being
-stopped, moved and started again is what sharing has cost. Must not know policies.
+the end of its last job; T_alone is its time on a private share of the cluster, 1/N of the GPUs,
+where N is the time-weighted mean number of apps present meanwhile. Above 1 an app was worse off
+than with a private share: for it there was no sharing incentive. Both times are on the same nodes.
+A private share also pays for one start; stops, moves and restarts are the cost of sharing.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ APPS_TOLD = 100
 class Lived(Struct, frozen=True, kw_only=True):
     """One job that ended, in seconds and GPUs.
 
-    app: its group, told apart from those of other tenants; a job of its own has its own id there.
+    app: its group, distinct from those of other tenants; a job of its own has its own id there.
     alone_gpu_s: GPU-seconds of its work at its base gang, alone.
     gpus: the most that it can use.
-    worth: what so many GPUs are worth to it, in GPUs of its base gang: (GPUs, worth) from the base
-        gang to `gpus`, worth never falling. Empty: each GPU is worth one.
-    startup_s: what an idle cluster takes from its submission until it computes, and from its end
+    worth: the worth of a number of GPUs to it, in GPUs of its base gang: (GPUs, worth) from the
+        base gang to `gpus`, worth never falling. Empty: each GPU is worth one.
+    startup_s: the time of an idle cluster from its submission until it computes, and from its end
         until that is known.
     """
 
@@ -48,10 +47,10 @@ class Lived(Struct, frozen=True, kw_only=True):
     worth: tuple[tuple[int, float], ...] = ()
 
     def running_s(self, share: float) -> float:
-        """Its running time on so many GPUs of its own, as many of them in use as help it.
+        """Its running time on a number of private GPUs, as many of them in use as help it.
 
-        On a share below its base gang that gang takes turns with nothing; between two worker
-        counts it has the one now and the other then.
+        On a share below its base gang that gang alternates with idleness; between two worker counts
+        it alternates between both.
         """
         if not self.worth:
             return self.alone_gpu_s / min(share, self.gpus)
@@ -85,7 +84,7 @@ class FinishTimeFairness(Struct, frozen=True, kw_only=True):
 
 
 class AppFairness(Struct, frozen=True, kw_only=True):
-    """rho of one app; jobs: of it that succeeded."""
+    """rho of one app; jobs: its succeeded ones."""
 
     app: str
     jobs: int
@@ -95,9 +94,9 @@ class AppFairness(Struct, frozen=True, kw_only=True):
 def ratios(jobs: Iterable[Lived], cluster_gpus: int) -> dict[str, float]:
     """rho by app.
 
-    On a share of its own an app takes as long as the longest of its jobs would there, and no less
-    than all their work does on the GPUs of the share. Its first job's start comes on top; that
-    others of it start later on a small share is not counted.
+    On a private share an app takes as long as the longest of its jobs would there, and no less than
+    all their work does on the GPUs of the share. Its first job's start is added. That others of it
+    start later on a small share is not counted.
     """
     by_app: dict[str, list[Lived]] = {}
     for job in jobs:
@@ -138,7 +137,7 @@ def fairness(rhos: Mapping[str, float]) -> FinishTimeFairness:
 def of_several_jobs(
     jobs: Iterable[Lived], rhos: Mapping[str, float], most: int = APPS_TOLD
 ) -> tuple[AppFairness, ...]:
-    """The apps of more than one job, the worst first, so many at most."""
+    """The apps of more than one job, the worst first, up to a number."""
     counts = Counter(job.app for job in jobs)
     found = [
         AppFairness(app=app, jobs=counts[app], rho=rho)

@@ -1,6 +1,6 @@
-"""The jobs of a run that is over as `fairness` sees them: what each took, and had taken alone.
+"""The input of `fairness` from a finished run: the time of each job, shared and alone.
 
-Must not know policies. The truth about work is the trace's, never an estimate.
+The true work comes from the trace, never from an estimate.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coordinator.sim.run.simulation import Passes
 from coordinator.workloads.records import SpeedUp
 
 NO_TIMES = TimesTaken(**dict.fromkeys(TimesTaken.__struct_fields__, 0.0))
-"""Of a run without delays."""
+"""For a run without delays."""
 
 
 def lived(stage: Stage, options: RunOptions) -> Iterator[Lived]:
-    """What each job that succeeded would have taken by itself, and what it took.
+    """The private time and the shared time of each job that succeeded.
 
-    By itself it waits for the next pass and starts once, as on any idle cluster with these delays;
-    of one that is there before any node has reported also until then.
+    By itself it waits for the next pass and starts once, as on any idle cluster with these delays.
+    A job that is there before any node has reported also waits for that.
     """
     entries = stage.sim.engine.state.jobs
     times = options.times if options.has_delays else NO_TIMES
@@ -49,7 +49,7 @@ def lived(stage: Stage, options: RunOptions) -> Iterator[Lived]:
 
 
 def _worth(spec: JobSpec, speedup: SpeedUp) -> tuple[tuple[int, float], ...]:
-    """What GPUs are worth to a job, for one that does not speed up in proportion; see `Lived`.
+    """The worth of GPUs to a job that does not speed up in proportion; see `Lived`.
 
     Its best time on a share is that of the best worker count that fits there, as in the bound on
     completion times, which is that on all its workers at once.
@@ -81,5 +81,5 @@ def until_pass_s(passes: Passes, at_s: float) -> float:
 
 
 def training_gpus(stage: Stage) -> int:
-    """GPUs of which every app has its share: lent ones come on top for whoever gets them."""
+    """GPUs of which every app has its share; lent ones are extra."""
     return sum(spec.gpus for spec in stage.specs if spec.home_pool == Pool.TRAINING)

@@ -1,7 +1,4 @@
-"""What a run is measured by: names, units, and which end is the better one.
-
-Must not know where it is shown, nor how a figure comes about (`run.RunResult` says that).
-"""
+"""The measures of a run: names, units, and which direction is better."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ MINUTE_S = 60.0
 
 
 class Kind(StrEnum):
-    """What a figure counts in."""
+    """The unit of a figure."""
 
     TIME = "time"
     """Seconds, shown in the unit that suits most rows."""
@@ -30,7 +27,7 @@ class Kind(StrEnum):
 
 
 class Group(StrEnum):
-    """What belongs together on a page, in this order."""
+    """Measures that belong together on a page, in this order."""
 
     SHORT = "In short"
     TIMES = "Queueing and completion"
@@ -113,7 +110,7 @@ MEASURES = _measures(
     ("suspensions", "Suspensions", "SUSPENSIONS", _C, _4, 0, False),
     ("migrations", "Migrations", "MIGRATIONS", _C, _4, 0, False),
 )
-"""In the order in which they are shown; what no row has, or what is zero in all, is left out."""
+"""In display order. A measure that no row has, or that is zero in all rows, is left out."""
 
 
 class Shown(Struct, frozen=True, kw_only=True):
@@ -125,7 +122,9 @@ class Shown(Struct, frozen=True, kw_only=True):
     decimals: int
 
     def number(self, value: float) -> str:
-        """A value in this unit, without it; what is too small for the decimals is not zero."""
+        """A value in this unit, without the unit; a value too small for the decimals is not shown
+        as zero.
+        """
         least = 10.0**-self.decimals
         if 0.0 < value / self.size < least / 2:
             return f"<{least:.{self.decimals}f}"
@@ -159,9 +158,9 @@ def shown(measure: Measure, rows: Iterable[Means]) -> Shown:
 
 
 def told(rows: Sequence[Means]) -> tuple[list[Shown], list[str]]:
-    """The measures that say something of these rows, and the names of those that are zero in all.
+    """The informative measures of these rows, and the names of those that are zero in all.
 
-    What no row has (no deadline, no loan) is in neither.
+    A measure that no row has (no deadline, no loan) is in neither.
     """
     told_: list[Shown] = []
     zero: list[str] = []

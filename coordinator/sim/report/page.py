@@ -1,7 +1,8 @@
-"""Runs as one HTML page with plots and nothing from outside. Must not run or read anything.
+"""Runs as one HTML page with plots, which loads nothing from outside.
 
-It is made for one policy and for twenty: numbers stand as sorted bars and in tables, one measure
-each; lines over time and distributions have some in color and the others as their background.
+It serves one policy as well as twenty. Numbers stand as sorted bars and in tables, one measure
+each. Lines over time and distributions have some policies in color and the others as their
+background.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ TIME_TICKS = (1.0, 10.0, 60.0, 600.0, HOUR_S, 10 * HOUR_S, DAY_S, 10 * DAY_S, 10
 
 
 class Heading(Struct, frozen=True, kw_only=True):
-    """What was compared, in words.
+    """The subject of the comparison, as text.
 
-    notes: before all figures. alike: whose rows are equal, below the first of them.
+    notes: before all figures. alike: policies with equal rows, below the first of them.
     """
 
     workload: str
@@ -237,7 +238,7 @@ def _inference(runs: Sequence[_Shown]) -> str:
 def _ground(
     runs: Sequence[_Shown], span: _Span, name: str, attribute: str, *, is_step: bool
 ) -> Line:
-    """What no policy changes, from the run that lasts longest."""
+    """The curves that no policy changes, from the run that lasts longest."""
     longest = max((each.run for each in runs), key=lambda run: run.samples[-1].at_s)
     return Line(
         name=name,

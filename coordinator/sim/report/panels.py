@@ -1,7 +1,7 @@
-"""Rows of a comparison as HTML: who is in color, bars per measure, tables. Must not run anything.
+"""Rows of a comparison as HTML: policies in color, bars per measure, tables.
 
-Who is compared has a place, by which the style sheet knows it (`style.picked`); a tick in the list
-at the top of the page brings it into color in every bar, line and row.
+Each policy has a place, by which the style sheet knows it (`style.picked`). A tick in the list at
+the top of the page colors it in every bar, line and row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from coordinator.sim.report.plots import line_kind, swatch
 from coordinator.sim.run.compare import Means, label
 
 COLORED = 6
-"""So many are in color at first; of more, the first that was asked for and who is best at what."""
+"""The number in color at first; with more, the first one asked for and the best ones per measure.
+"""
 
 SHORT_NAME = 12
 """Letters that stand beside a bar; longer names stand above it."""
@@ -26,13 +27,13 @@ FAR, CUT_AT = 12.0, 4.0
 """Times the median of a panel: where any is farther than the first, bars end at the second."""
 
 NONE_TOGETHER = 4
-"""So many rows without any of a measure share one line of its panel."""
+"""From this number on, rows without a measure share one line of its panel."""
 
 
 class Cast(Struct, frozen=True, kw_only=True):
-    """Who is compared, in the order of the table.
+    """The compared policies, in the order of the table.
 
-    places: of each row, those that begin in color first. colored: how many these are.
+    places: of each row, those that begin in color first. colored: the number of these.
     """
 
     rows: tuple[Means, ...]
@@ -53,7 +54,7 @@ class Cast(Struct, frozen=True, kw_only=True):
 
 
 def cast(rows: Sequence[Means]) -> Cast:
-    """Rows with what is shown of them, and who begins in color."""
+    """Rows with their displayed values, and those that begin in color."""
     measures, zero = told(rows)
     chosen = list(range(len(rows))) if len(rows) <= COLORED else _notable(rows, measures)
     order = [*chosen, *(row for row in range(len(rows)) if row not in chosen)]
@@ -110,7 +111,7 @@ def chips(who: Cast) -> str:
 def bars(who: Cast) -> str:
     """A panel per measure: a bar for each row, the best first, its number beside it.
 
-    Empty of one row, which is beside nobody.
+    Empty for one row, which has nothing to compare with.
     """
     if len(who.rows) < 2:
         return ""
@@ -219,7 +220,7 @@ def _column(who: Cast, each: Shown) -> list[str]:
 
 
 def zeros(who: Cast) -> str:
-    """What is zero of all of them, in one sentence."""
+    """The measures that are zero for all rows, in one sentence."""
     if not who.zero:
         return ""
     return f"<p>Zero throughout: {escape('; '.join(who.zero))}.</p>"

@@ -1,7 +1,7 @@
-"""Plots as SVG text: lines over time, distributions. Must not know what is plotted.
+"""Plots as SVG text: lines over time, distributions.
 
-No library and nothing from outside: a page of these opens anywhere, for ever. Colors and dashes
-come from the page's style sheet (`style`), so that light and dark pages share the plots.
+They use no library and load nothing from outside, so a page opens anywhere, for ever. Colors and
+dashes come from the page's style sheet (`style`), so that light and dark pages share the plots.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Text = Callable[[float], str]
 class Line(Struct, frozen=True, kw_only=True):
     """One curve.
 
-    color: its place among colors and dashes. is_step: constant between points. is_faint: thin.
+    color: its place among colors and dashes.
+    is_step: constant between points. is_faint: thin.
     is_ground: the area below it, behind all lines.
-    key: classes of a page on which one picks what is in color.
+    key: classes of a page on which one picks the lines in color.
     """
 
     name: str
@@ -119,7 +120,7 @@ def line_kind(color: int, key: str = "") -> str:
 
 
 def distribution(values: Sequence[float], points: int = 200) -> tuple[list[float], list[float]]:
-    """(values, share of all that are at most so large), thinned to so many points."""
+    """(values, fraction of all values at most that large), thinned to a number of points."""
     if not values:
         return [], []
     ordered = sorted(values)

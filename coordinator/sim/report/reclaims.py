@@ -1,4 +1,4 @@
-"""What taking nodes back does to jobs, by decisions and by how waits end. Must change nothing."""
+"""The effect of reclaims on jobs, by decisions and by how delayed reclaims end."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Toll(Struct, frozen=True, kw_only=True):
 
 
 class TollKeeper:
-    """Listens to an engine's decisions, and looks how those end that wait for jobs.
+    """Listens to an engine's decisions, and watches how delayed reclaims end.
 
     `hear` must be called right after the event that made them, and `look` after each event: workers
-    that were told to stop are then still there.
+    that were ordered to stop are then still there.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -63,7 +63,7 @@ class TollKeeper:
                 self._waiting[name] = self._state.loans[lease_id]
 
     def look(self) -> None:
-        """Count the jobs that were stopped after all, as the loans tell whose wait was in vain."""
+        """Count the jobs that were stopped after all, as the loans of useless waits show."""
         if not self._waiting:
             return
         awaited = self._state.awaited
@@ -91,7 +91,7 @@ class TollKeeper:
             del self._waiting[name]
 
     def toll(self) -> Toll:
-        """All of it so far."""
+        """The total toll so far."""
         self.look()
         if not self._nodes:
             return Toll()
@@ -102,7 +102,7 @@ class TollKeeper:
 
 
 def _bases(jobs: Iterable[JobEntry]) -> set[NodeName]:
-    """Where the base workers of jobs are; what else goes with a node harms nobody by itself."""
+    """Nodes of jobs' base workers; other workers leave with a node without harm."""
     return {
         worker.node for job in jobs for worker in job.workers.values() if not worker.is_flexible
     }

@@ -1,7 +1,7 @@
-"""What plots over time show: both pools' GPUs, lent nodes, the queue. Must not run or draw.
+"""Samples for plots over time: both pools' GPUs, lent nodes, the queue.
 
-The engine counts what training holds (`series`); what inference serves is the load's, so it is
-integrated here from the load itself.
+The engine counts what training holds (`series`). What inference serves follows from the load, so it
+is integrated here from the load itself.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Serving:
 
 
 def serving_of(stage: Stage) -> list[Serving]:
-    """Of each service of a stage."""
+    """The load and the nodes of each service of a stage."""
     return [Serving(load, stage.nodes_of[ServiceName(load.name)]) for load in stage.loads]
 
 

@@ -1,7 +1,7 @@
-"""What a run looks like over time: GPUs held, nodes lent, jobs waiting, on an even grid.
+"""Time series of a run: GPUs held, nodes lent, jobs waiting, on an even grid.
 
-Must not change anything. GPU-seconds are those of `engine.accounting`, prolonged from the last
-event to the instant asked for: between events nothing changes, so the integrals are exact.
+GPU-seconds are those of `engine.state.accounting`, extended from the last event to the requested
+instant. Between events nothing changes, so the integrals are exact.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class _Seen(Struct, frozen=True):
-    """What a point shows of the cluster beside its usage; events alone change it."""
+    """What a point shows of the cluster apart from its usage; events alone change it."""
 
     lent_nodes: int
     queue_jobs: int
@@ -52,12 +52,12 @@ class _Seen(Struct, frozen=True):
 
 
 class Recorder:
-    """Looks at an engine on a grid of instants while a simulation runs.
+    """Samples an engine on a grid of instants while a simulation runs.
 
     Args:
-        length_s: the span of submissions; its end is looked at exactly. Where all jobs come at one
-            instant that is no span: the whole run is.
-        progress: told (jobs that ended, events) now and then.
+        length_s: the span of submissions; its end is sampled exactly. If all jobs arrive at one
+            instant, the span is the whole run.
+        progress: called with (jobs that ended, events) now and then.
     """
 
     def __init__(

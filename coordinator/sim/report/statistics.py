@@ -1,4 +1,4 @@
-"""Means over seeds with 95 % confidence intervals. Must not know what is averaged."""
+"""Means over seeds with 95 % confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 class Estimate(Struct, frozen=True, kw_only=True):
     """A mean; the true one is within `half_width` of it with 95 % confidence.
 
-    half_width: None of a single value, which says nothing about how values differ.
+    half_width: None for a single value, which shows no variation.
     """
 
     mean: float

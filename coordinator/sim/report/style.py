@@ -1,10 +1,11 @@
-"""The frame and style sheet of pages with plots: light, dark, narrow, and who is shown in color.
+"""The frame and style sheet of pages with plots: light, dark, narrow, and policies in color.
 
-Must not know what is plotted. Everything is CSS: a page has no script, so that it opens anywhere,
-from a mail or an archive as well. Who is in color is what is ticked in the page's list (`:has`).
+Everything is CSS: a page has no script, so that it opens anywhere, also from a mail or an archive.
+The ticks in the page's list decide the policies in color (`:has`).
 
-Colors are those of Okabe and Ito (Color Universal Design, 2008), which people see apart whatever
-their color vision, less the yellow that no white page shows; beyond seven, dashes tell lines apart.
+Colors are those of Okabe and Ito (Color Universal Design, 2008), which people distinguish whatever
+their color vision, except the yellow, which a white page does not show. Beyond seven, dashes
+distinguish lines.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ margin-right:6px}
         f".line.d{place}{{stroke-dasharray:{dash}}}" for place, dash in enumerate(DASHES) if place
     )
 )
-"""Of every page with plots."""
+"""For every page with plots."""
 
 PICKING = """
 .list{position:sticky;top:0;z-index:2;background:var(--paper);border-bottom:1px solid var(--rule);
@@ -108,11 +109,11 @@ mask:linear-gradient(90deg,#000 72%,#0000 76% 80%,#000 84%)}
 tr.one th:first-child{border-left:4px solid var(--own);padding-left:8px}
 thead th:first-child{padding-left:12px}
 """
-"""Of a page on which one picks who is in color: whatever has the class `one`."""
+"""For a page on which one picks what is in color: all elements of the class `one`."""
 
 
 def document(title: str, body: str, *, style: str = "") -> str:
-    """A whole page under its title: this style sheet, more of it if needed, and what is shown."""
+    """A whole page under its title: this style sheet, more CSS if needed, and the body."""
     name = escape(title)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -123,9 +124,9 @@ def document(title: str, body: str, *, style: str = "") -> str:
 
 
 def picked(count: int) -> str:
-    """Rules for so many to pick from: `pN` is in its color where `kN`, or all, is ticked.
+    """Rules for a number of places: `pN` is in its color where `kN`, or all, is ticked.
 
-    Whoever is pointed at is in color as well. A browser that is too old to know has all in color.
+    The place under the pointer is in color as well. A browser that is too old for that colors all.
     """
     rules: list[str] = [PICKING]
     for place in range(count):
@@ -142,5 +143,5 @@ def picked(count: int) -> str:
 
 
 def mark(place: int) -> tuple[int, int]:
-    """Color (from 1) and dash of whoever has this place."""
+    """Color (from 1) and dash of this place."""
     return place % COLORS + 1, place // COLORS % len(DASHES)

@@ -1,7 +1,4 @@
-"""What jobs waited for, by the size of their gangs, as in the Philly study (ATC'19, table 2).
-
-Must not know any kind.
-"""
+"""Waiting time by pending reason and gang size, as in the Philly study (ATC'19, table 2)."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Waits = dict[str, dict[str, WaitFigures]]
 
 
 def waits_by_size(jobs: Iterable[JobEntry]) -> Waits:
-    """What jobs waited for; empty where no policy said it."""
+    """Waiting time by pending reason; empty where no policy reported it."""
     sizes = [name for _, name in SIZES] + [LARGEST]
     counts: dict[str, dict[str, int]] = {size: {} for size in sizes}
     sums_s: dict[str, dict[str, float]] = {size: {} for size in sizes}

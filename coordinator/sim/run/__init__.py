@@ -1,4 +1,4 @@
-"""One run and many: pretend nodes, simulated time, the engine.
+"""One run and many: simulated nodes, simulated time, the real engine.
 
-Start at `play`; `simulation` is the driver, `compare` plays many runs over cores.
+Start at `play`. `simulation` is the driver, and `compare` plays many runs over cores.
 """

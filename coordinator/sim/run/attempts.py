@@ -1,6 +1,4 @@
-"""A simulated job and its attempt as they really are: work, workers, pace, pauses. Data only; must
-not know why workers come and go.
-"""
+"""The true state of a simulated job and its attempt: work, workers, pace, pauses. Data only."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from coordinator.workloads.records import SpeedUp
 
 
 class Saves(StrEnum):
-    """What of a job's work outlives its gang."""
+    """The part of a job's work that outlives its gang."""
 
     NEVER = "never"
     """Nothing: it starts over (Lyra, EuroSys'23, section 4)."""
     ON_REQUEST = "on_request"
     """All, when it is asked to stop; nothing when its node dies."""
     PERIODIC = "periodic"
-    """What was done at its last regular save."""
+    """Work done at its last regular save."""
 
 
 class Attempt(Struct):
@@ -43,7 +41,7 @@ class Attempt(Struct):
     """The workers of a gang are there, if perhaps suspended."""
     suspended: set[WorkerKey] = field(default_factory=set[WorkerKey])
     pause_left_s: float = 0.0
-    """Of the pause in which it was suspended."""
+    """Start of the pause in which it was suspended."""
     share: float = 1.0
     """Part of its GPUs' time that is its own."""
     is_packed: bool = False
@@ -53,11 +51,11 @@ class Attempt(Struct):
     version: int = 0
 
     def admits(self, key: WorkerKey) -> bool:
-        """Whether a worker that begins now is of this gang; else its number was given out anew, by
-        a coordinator that lost its journal.
+        """True if a worker that begins now belongs to this gang. If not, a coordinator that lost
+        its journal used its number again.
 
-        A gang that was asked to leave, or of which nobody is left, takes nobody in, and none of its
-        workers begins twice.
+        A gang that was asked to leave, or without any worker left, takes no worker in, and none of
+        its workers begins twice.
         """
         is_over = self.is_leaving or not self.workers
         return key.attempt == self.number and key not in self.workers and not is_over
@@ -83,8 +81,9 @@ class Truth(Struct):
     attempt: Attempt | None = None
 
     def done_by_s(self, now_s: float) -> float:
-        """Work done and not lost by an instant, in worker-seconds: also what is not counted yet, as
-        `done_s` is of when its workers last changed. Changes nothing."""
+        """Work done and not lost by an instant, in worker-seconds, including uncounted work;
+        `done_s` is of when its workers last changed. Changes nothing.
+        """
         attempt = self.attempt
         if attempt is None:
             return self.done_s

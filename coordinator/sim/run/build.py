@@ -1,6 +1,7 @@
-"""A workload and options as a simulation that is ready to begin. Must not run it.
+"""Build a simulation from a workload and options.
 
-Here stand the numbers that the literature or we give to delays, and what is off without them.
+The delays here come from the literature or are ours. A run without delays also turns off the
+engine's own waits (`_at_once`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from coordinator.workloads.sizes import worker_size
 
 
 class TimesTaken(Struct, frozen=True, kw_only=True):
-    """What takes how long, in seconds, where a run has delays; see `Delays` and `RunRules`.
+    """The delays of a run, in seconds; see `Delays` and `RunRules`.
 
     With stop, save and start, `restart_s` makes up the 63 s of a preemption that Lyra, EuroSys'23,
     section 7.5 measured; how these 63 s divide is ours.
@@ -59,14 +60,15 @@ class TimesTaken(Struct, frozen=True, kw_only=True):
     resize_s: float = 30.0
 
     def delays(self) -> Delays:
-        """Those of nodes."""
+        """The delays of nodes."""
         names = Delays.__struct_fields__
         return Delays(**{name: getattr(self, name) for name in names})
 
     @property
     def startup_s(self) -> float:
-        """What a gang takes on idle GPUs, from the pass that starts it to its first step, and from
-        its last step until that is known; what is ready, and that it is over, is reported."""
+        """Time of a gang on idle GPUs from the pass that starts it to its first step, and from its
+        last step until that is known; both ends are reports.
+        """
         return self.ready_s + self.report_s + self.start_s + self.report_s
 
 
@@ -79,21 +81,22 @@ GRACE_S = 30.0
 class RunOptions(Struct, frozen=True, kw_only=True):
     """How a workload is played.
 
-    knobs: turned beyond those in `policy`, which stays the name that results are told under.
-    times: what `has_delays` takes. engine, service: settings other than the default ones.
-    tells_progress: whether jobs say how far they are.
+    knobs: changed beyond those in `policy`, which stays the name in results.
+    times: the delays that `has_delays` uses.
+    engine, service: settings other than the default ones.
+    tells_progress: whether jobs report progress.
     has_locality: gangs of known models are slower where they are spread, see `workloads.models`.
-    has_delays: nodes and jobs take the time that they take; without, all is at once, as in the
-        simulators of the literature, and the engine's own cooldowns are off too.
+    has_delays: nodes and jobs take realistic time; without, all is at once, as in the simulators of
+        the literature, and the engine's own cooldowns are off too.
     saves, save_period_s: see `RunRules`.
     speedup, curves: how elastic jobs speed up, see `ShapeOptions`.
     is_oracle: estimates are the true running times; else they are learned.
-    check: look at the engine's invariants after every event.
-    failures: what lets jobs fail by themselves. restarts: a job's own budget for that, where
-        something does (three attempts; the Philly study gives no number). prerun_s: length of the
-        pre-run that jobs of several GPUs ask for then; None: they ask for none.
-    idle_events: after so many facts, and some for each job, in which no job ended and the work that
-        is done and kept did not grow, a run has no headway (`ending.Headway`).
+    check: check the engine's invariants after every event.
+    failures: the source of job failures. restarts: a job's own budget for them, if there are any
+        (three attempts; the Philly study gives no number). prerun_s: length of the pre-run that
+        jobs of several GPUs then ask for; None: they ask for none.
+    idle_events: after this many facts, plus some for each job, in which no job ended and the work
+        done and kept did not grow, a run makes no progress (`stall_detection.Headway`).
     """
 
     policy: str
@@ -226,7 +229,7 @@ def never_lends(options: RunOptions) -> str:
 
 
 def _at_once(settings: EngineSettings) -> EngineSettings:
-    """Nothing has to wait for anything."""
+    """The settings without any wait: for runs without delays."""
     services = tuple(
         structs.replace(
             service, max_grace_s=0.0, device_free_p99_s=0.0, warm_up_p99_s=0.0, hold_off_s=0.0
@@ -251,9 +254,10 @@ def _at_once(settings: EngineSettings) -> EngineSettings:
 def _shaped(
     workload: Workload, options: RunOptions
 ) -> tuple[tuple[WorkloadJob, ...], dict[JobId, str]]:
-    """Jobs of the simulator, numbered so that ids sort as jobs were submitted; and their names.
+    """Jobs of the simulator, numbered so that ids sort in order of submission; and their names.
 
-    With an oracle every job has a name of its own: a history by name would beat what it declares.
+    With an oracle every job has a name of its own: a history by name would override its declared
+    runtime.
     """
     numbered = tuple(
         structs.replace(
@@ -280,7 +284,7 @@ def _shaped(
 
 
 def _saves_when_asked(job: TraceJob, options: RunOptions) -> bool:
-    """What a job says of itself is what it does, also where the run says it in its place."""
+    """A job behaves as it declares, also where the run declares it in its place."""
     return job.has_checkpoints if options.saves is None else options.saves == Saves.ON_REQUEST
 
 
@@ -314,13 +318,14 @@ def _submission(job: WorkloadJob) -> Submission:
 
 def _rules(options: RunOptions) -> RunRules:
     if not options.has_delays:
-        # Jobs say how far they are at once: a preemptive order then knows what is left exactly.
+        # Jobs report progress at once: a preemptive order then knows the remaining work exactly.
         return RunRules(
             saves=options.saves,
             save_period_s=options.save_period_s,
             progress_after_s=1.0 if options.tells_progress else None,
         )
-    # An oracle is better than the pace that the engine sees, whose first word counts warming up.
+    # An oracle is better than the pace that the engine sees, whose first report includes the
+    # warm-up.
     is_silent = options.is_oracle or not options.tells_progress
     return RunRules(
         saves=options.saves,

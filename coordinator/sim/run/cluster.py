@@ -1,7 +1,6 @@
-"""Pretend nodes: they obey desired states with delays, by the real life-cycle table.
+"""Simulated nodes: they obey desired states with delays, by the real life-cycle table.
 
-Must not know policies; a node here sees what a real agent would be sent, and answers with what a
-real agent would report.
+A simulated node sees what a real agent would be sent, and answers what a real agent would report.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Delays(Struct, frozen=True, kw_only=True):
     """From the order until its GPUs are left, and back below (Gandiva, OSDI'18, section 3.1)."""
     resume_s: float = 0.0
     stop_s: float = 0.0
-    """From the order until it has ended; a job that does not save computes on for so long."""
+    """From the order until it has ended; a job that does not save computes on for this long."""
     checkpoint_s: float = 0.0
-    """More for a worker that computed and whose job saves."""
+    """Additional time for a worker that computed and whose job saves."""
     drain_s: float = 0.0
     device_free_s: float = 0.0
     warm_up_s: float = 0.0
@@ -78,12 +77,12 @@ class PretendNode:
     """One node.
 
     Args:
-        tell: where its reports go.
-        started, stopped: told when a worker really begins and ceases to compute.
-        asked: told before `stopped` when a worker is asked to stop, and why: one that saves, or
-            whose work is over, ceases then, and any other one when it ends.
-        crashed: told instead of `stopped` when nobody asked it to: its process or its node died.
-        suspended, resumed: told when it ceases to compute for a while, and goes on.
+        tell: receives its reports.
+        started, stopped: called when a worker really begins and ceases to compute.
+        asked: called before `stopped` when a worker is asked to stop, with the reason: one that
+            saves, or whose work is over, ceases then, and any other one when it ends.
+        crashed: called instead of `stopped` when there was no order: its process or its node died.
+        suspended, resumed: called when it ceases to compute for a while, and goes on.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class PretendNode:
         self._suspended = suspended or stopped
         self._resumed = resumed or started
         self.left: Callable[[WorkerKey], None] = lambda key: None
-        """Told when a worker's process is gone, however it ended."""
+        """Called when a worker's process is gone, however it ended."""
         home = spec.home_pool
         self.role = NodeRole.TRAINING if home == Pool.TRAINING else NodeRole.SERVING
         self.is_up = True
@@ -122,7 +121,7 @@ class PretendNode:
         self._held: dict[WorkerKey, Held] = {}
         self._forgotten: set[WorkerKey] = set()
         self._has_suspended = False
-        """Whether anybody here was ever ordered to be suspended."""
+        """True if any worker here was ever ordered to be suspended."""
         self._boots = 1
         self._said = NodeReported(
             node=spec.name,
@@ -148,10 +147,10 @@ class PretendNode:
         self._endpoint = f"{spec.name}:1"
         self._will_report = False
 
-    # --- what it says -----------------------------------------------------------------------
+    #   --- reports ----------------------------------------------------------------------------
 
     def report_soon(self) -> None:
-        """Say what is, once per instant."""
+        """Report the present state, once per instant."""
         if not self._will_report:
             self._will_report = True
             self._loop.after(self._delays.report_s, self._report)
@@ -173,10 +172,10 @@ class PretendNode:
         )
         self._tell(self._said)
 
-    # --- what it is told --------------------------------------------------------------------
+    #   --- orders -----------------------------------------------------------------------------
 
     def obey(self, desired: DesiredState) -> None:
-        """Take a desired state, unless it is older than what it has."""
+        """Take a desired state, unless it is older than the present one."""
         if not self.is_up:
             return
         if (desired.epoch, desired.generation) <= (self._epoch, self._generation):
@@ -218,7 +217,7 @@ class PretendNode:
         if held is None or held.phase != WorkerPhase.RESERVING:
             return
         if self._is_busy(held):
-            return  # whoever leaves these GPUs looks again
+            return  # the worker that leaves these GPUs triggers this again
         held.phase = WorkerPhase.READY
         self.report_soon()
         if held.order.phase == OrderPhase.RUN:
@@ -243,7 +242,7 @@ class PretendNode:
         return is_going or held.phase == WorkerPhase.STOPPING
 
     def _switch_all(self) -> None:
-        """Suspend and resume whoever is ordered to; a resumed one waits for those that give way."""
+        """Suspend and resume workers as ordered; a resumed one waits for those that give way."""
         if not self._has_suspended:
             return
         for key, held in list(self._held.items()):
@@ -309,7 +308,7 @@ class PretendNode:
         return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 
     def exited(self, key: WorkerKey, exit_code: int | None, failure: Failure | None = None) -> None:
-        """A worker's process is gone; one that still computed has lost what it had not saved."""
+        """A worker's process is gone; one that still computed has lost its unsaved work."""
         held = self._held.get(key)
         if held is None or held.phase == WorkerPhase.EXITED:
             return
@@ -370,10 +369,10 @@ class PretendNode:
     # --- faults -----------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Power is lost: nothing runs, nothing is said."""
+        """Power is lost: nothing runs and nothing is reported."""
         self.is_up = False
         running = self.keys(*_STARTED)
-        self._held.clear()  # what was about to become ready or to start never does
+        self._held.clear()  # pending preparations and starts are dropped
         for key in running:
             self._crashed(key)
             self.left(key)

@@ -1,7 +1,7 @@
-"""Which workers really compute on which GPU, and what that costs them. Knows no scheduler.
+"""Co-location: which workers really compute on which GPU, and what that costs them.
 
-The truth of the simulator: a suspended worker is not here, two that compute on one GPU slow each
-other down as `common.profile.packed_speed_ratio` says.
+This is the truth of the simulator: a suspended worker does not count. Two that compute on one GPU
+slow each other down by `common.profile.packed_speed_ratio`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from common.profile import JobProfile, packed_speed_ratio
 
 
 class Colocation:
-    """GPUs by whoever computes on them."""
+    """GPUs by the workers that compute on them."""
 
     def __init__(self) -> None:
         self._on: dict[GpuUuid, dict[WorkerKey, JobProfile]] = {}

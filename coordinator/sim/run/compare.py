@@ -1,7 +1,7 @@
-"""Many runs: policies x seeds, over cores or over a cluster of an existing engine.
+"""Many runs: policies x seeds, over cores or over a cluster of an existing execution engine.
 
-Must not know options or pages. Each run is a pure function of its task, so where it runs cannot
-change a figure; joblib carries tasks out (docs/decisions/0006-dependencies.md).
+Each run is a pure function of its task, so where it runs cannot change a figure; joblib carries
+tasks out (docs/decisions/0006-dependencies.md).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ BACKENDS = (*LOCAL_BACKENDS, "dask", "ray")
 ALL_AT_ONCE = ("multiprocessing", "ray")
 """Backends that give nothing back before the last run has ended."""
 KNOB = "policy."
-"""What the key of a swept knob begins with."""
+"""The prefix of the key of a swept knob."""
 
 LEAST_GAP = 1e-9
-"""Of its own mean; what is less of a way from sjf to the bound is rounding."""
+"""As a fraction of its own mean; a smaller part of the way from sjf to the bound is rounding."""
 
 INSTALLS = {"dask": "'dask[distributed]'", "ray": "'ray[default]'"}
-"""What brings a backend that is not of joblib's own."""
+"""The package that provides a backend outside joblib."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
     """One run, small enough to send anywhere; files are read where it runs.
 
     seed: None for a named trace that has its seed in its name.
-    scenario: of the paper, by name; changes the workload only: `Scene` says under which policy.
+    scenario: of the paper, by name; changes the workload only: `Scene` names its policy.
     parameters: of the generator, where other than the fitted.
     skip_zero_gpus: rows of a trace without a GPU are left out; else they are an error.
-    swept: what a sweep changed, as a person wrote it; told with the results.
+    swept: the changes of a sweep, as a person wrote them; shown with the results.
     curves: directory of measured scaling curves, for `RuntimeModel.TABLE`.
-    progress: file that says how far the run is, as `jobs events`; None keeps quiet.
+    progress: file with the run's progress, as `jobs events`; None writes none.
     keeps_jobs: whether its jobs and its samples come back, or its figures only.
     """
 
@@ -144,7 +144,7 @@ def teller(path: Path) -> Callable[[int, int], None]:
     beside = path.with_name(f"{path.name}.new")
 
     def tell(jobs: int, events: int) -> None:
-        # Whoever reads it meets this word or the last one, never an empty file: bars go forward.
+        # A reader meets this content or the last one, never an empty file: bars go forward.
         beside.write_text(f"{jobs} {events}")
         beside.replace(path)
 
@@ -166,16 +166,16 @@ def compare(
     backend: str = "loky",
     unfinished: Callable[[str], None] | None = None,
 ) -> Iterator[Run]:
-    """Carry out tasks and give their runs back in the order of the tasks, as they come.
+    """Carry out tasks and yield their runs in the order of the tasks, as they finish.
 
     Args:
         cores: how many at a time, where the backend is on this machine.
         backend: one of `BACKENDS`; dask is `dask=ADDRESS` of its scheduler.
-        unfinished: told of a run that does not come to its end, which is then left out.
+        unfinished: called with a run that does not come to its end, which is then left out.
 
     Raises:
         ConfigError: of a task, or a backend that is not known or not installed.
-        UnfinishedError: of a run that does not come to its end, where nobody is told.
+        UnfinishedError: of a run that does not come to its end, without `unfinished`.
     """
     for found in _results(tasks, cores, backend):
         if isinstance(found, Run):
@@ -226,8 +226,8 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
             yield
         finally:
             if name == "loky":
-                # It keeps its processes for whoever is next, who would meet the environment and
-                # the installed policies of before; and nobody would end them.
+                # It keeps its processes for the next caller, who would get the old environment and
+                # installed policies; and they would never end.
                 loky: Any = import_module("joblib.externals.loky")
                 loky.get_reusable_executor(reuse=True).shutdown(wait=True)
 
@@ -265,7 +265,7 @@ def _is_knob(key: str) -> bool:
 
 
 def _is_own(result: RunResult) -> bool:
-    """Whether all swept knobs of a run are what they are of its policy anyway."""
+    """True if all swept knobs of a run have their policy's own values."""
     turned = [f"{k.removeprefix(KNOB)}={v}" for k, v in result.swept.items() if _is_knob(k)]
     name = ":".join((result.policy, *turned))
     return find_policy(name, is_whole=False).knobs == find_policy(result.policy).knobs
@@ -285,7 +285,7 @@ def _with_gap(run: Run, sjf_s: float | None) -> Run:
 
 
 class Means(Struct, frozen=True, kw_only=True):
-    """What was asked for over its seeds: each figure of `RunResult` by its dotted name."""
+    """The means of one task over its seeds: each figure of `RunResult` by its dotted name."""
 
     policy: str
     seeds: int
@@ -295,13 +295,13 @@ class Means(Struct, frozen=True, kw_only=True):
 
 
 TOLD = {"policy", "seed", "scenario", "swept"}
-"""Of a result: what was asked for."""
+"""The options of a result."""
 
 
 def label(row: RunResult | Means) -> str:
-    """What was asked for, seeds aside, in one line: `basic sjf elastic=0.2`.
+    """The options, seeds aside, in one line: `basic sjf elastic=0.2`.
 
-    A scenario under its own policy is told by its name alone.
+    A scenario under its own policy is shown by its name alone.
     """
     swept = (f"{key}={value}" for key, value in row.swept.items())
     return " ".join(filter(None, (row.scenario, "" if plays_own(row) else row.policy, *swept)))
@@ -322,7 +322,7 @@ def plays_own(row: RunResult | Means) -> bool:
 
 
 def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
-    """What was asked for in the order in which it comes, each averaged over its seeds."""
+    """The tasks in order, each averaged over its seeds."""
     rows: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[dict[str, float]]] = {}
     for result in results:
         key = (result.scenario, result.policy, tuple(result.swept.items()))
@@ -344,8 +344,9 @@ def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
 
 
 def flat(result: RunResult) -> dict[str, float]:
-    """The figures of a run by dotted name: `jct_s.mean`; without those that it has not, and
-    without lists, whose parts differ from run to run."""
+    """The figures of a run by dotted name: `jct_s.mean`; without missing ones, and without lists,
+    whose parts differ from run to run.
+    """
     return dict(_flat("", plain(result)))
 
 

@@ -1,10 +1,9 @@
-"""Jobs that fail by themselves while they compute, and what that costs. Must not know policies, nor
-where the failures come from.
+"""Fault injection: jobs that fail while they compute, and the cost of that.
 
-A failure is a point of the job's program: its clock is what the base gang would have computed up to
-there, in seconds. So it stands still while the job waits, is suspended, warms up or changes its
-size, goes as fast as the gang does, and goes back with work that a preemption lost: however a
-scheduler cuts a job into attempts, the same ones fail, as often.
+A failure is a point of the job's program. Its clock is the time, in seconds, that the base gang
+would have computed up to there. So it stands still while the job waits, is suspended, warms up or
+changes its size. It runs as fast as the gang does, and goes back with work that a preemption lost.
+However a scheduler cuts a job into attempts, the same failures occur, equally often.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ EXIT_CODE = 1
 
 
 class ReasonFigures(Struct, frozen=True, kw_only=True):
-    """Of one reason; fields as in `FailureFigures`."""
+    """Figures of one reason; fields as in `FailureFigures`."""
 
     trials: int = 0
     gpu_s: float = 0.0
 
 
 class FailureFigures(Struct, frozen=True, kw_only=True):
-    """What failures cost.
+    """The cost of failures.
 
-    trials: attempts that failed by themselves. jobs: that had one. gpu_s: GPU-seconds that jobs had
-    of their GPUs on the way to a failure, from the whole gang's first start, or the failure before,
-    on: each worker while it was there and not suspended, its part of shared GPUs, and in all
-    attempts that came to it, without what their preemptions lost.
+    trials: attempts that failed by themselves. jobs: that had one.
+    gpu_s: GPU-seconds on the way to a failure, from the whole gang's first start, or the failure
+        before. Each worker counts while it was there and not suspended, with its part of shared
+        GPUs, in all attempts on that way, without the losses of their preemptions.
     """
 
     trials: int = 0
@@ -59,10 +58,10 @@ class _Try(Struct):
     """A job's way to its next failure, or to its end, over as many attempts as that takes.
 
     attempt: the present one, and `workers` those of it that are there.
-    fails_at_s: how much work is done when it fails, as in `Truth`; None: not known yet, or never.
+    fails_at_s: the work done when it fails, as in `Truth`; None: not known yet, or never.
     left_s: of a pre-run, until it fails, at `counted_at_s`; None: it does not.
-    gpu_s: had of its GPUs until `counted_at_s`; gpus: of which it has so many since then.
-    lost_gpu_s: what preemptions of the job have lost, and `lost_before_gpu_s` before this try.
+    gpu_s: had of its GPUs until `counted_at_s`; gpus: the number that it has since then.
+    lost_gpu_s: the loss by preemptions of the job; `lost_before_gpu_s` before this try.
     """
 
     attempt: int
@@ -89,12 +88,12 @@ class _Try(Struct):
 
 
 class Failing:
-    """Lets attempts end as their jobs' troubles say.
+    """Lets attempts end by their jobs' troubles.
 
     Args:
-        troubles: how jobs fail; those that are not named do not.
+        troubles: how jobs fail; jobs that are not named do not.
         failure_of: the failure of a reason, as a node would read it in the log.
-        runtime: what jobs have computed, and at which pace they go on.
+        runtime: the work of jobs, and their present pace.
         runs_s: how long the base gang of each of these jobs runs in all. A failure that would come
             later does not come; neither in its pre-run, as the gang would end before.
     """
@@ -116,9 +115,9 @@ class Failing:
         self._runs_s = runs_s
         self._tries: dict[JobId, _Try] = {}
         self._failed: dict[JobId, int] = {}
-        """The last attempt of a job that failed: what is left of it is being stopped."""
+        """The last attempt of a job that failed: its remaining workers are being stopped."""
         self._colocation = Colocation()
-        """Of all workers, pre-runs too, until they have really ended."""
+        """All workers, of pre-runs too, until they have really ended."""
         self._trials: dict[JobId, int] = {}
         self._by_reason: dict[str, ReasonFigures] = {}
         for node in nodes.values():
@@ -128,7 +127,7 @@ class Failing:
         runtime.taken_up = self._taken_up
 
     def figures(self) -> FailureFigures:
-        """What has failed up to now."""
+        """The failures up to now."""
         return FailureFigures(
             trials=sum(self._trials.values()),
             jobs=len(self._trials),
@@ -139,7 +138,7 @@ class Failing:
     # --- workers come and go ------------------------------------------------------------------
 
     def started(self, node: NodeName, order: WorkerOrder) -> None:
-        """A worker begins; told before `Runtime.started`, which says at which pace it goes on."""
+        """A worker begins; called before `Runtime.started`, which gives its pace from then on."""
         job_id, attempt = order.key.job_id, order.key.attempt
         met = self._colocation.enter(order)
         if job_id in self._troubles and self._failed.get(job_id) != attempt:
@@ -231,12 +230,12 @@ class Failing:
         return job.work_s / self._runs_s[job_id]
 
     def _fails_at_s(self, job_id: JobId, job: Truth, warm_up_s: float) -> float | None:
-        """How much work is done when a try fails that begins now; None: it does not.
+        """The work done when a try fails that begins now; None: it does not fail.
 
-        A job's fault is at one point of its program; other failures come so long after the start.
-        Their times are of attempts, and so with the warm-up of the one in which the try begins. It
-        fails if that is before the end of a job that does all of its work then, so that what a
-        scheduler let it save spares it no failure: where less is left, it comes at the end.
+        A job's fault is at one point of its program; other failures come at a time after the start.
+        Their times are of attempts, and so include the warm-up of the one in which the try begins.
+        It fails if that is before the end of a job that does all of its work then. Saved work thus
+        spares it no failure: where less is left, the failure comes at the end.
         """
         trouble, failed_before = self._troubles[job_id], self._trials.get(job_id, 0)
         after_s = trouble.after_s(failed_before)

@@ -1,6 +1,6 @@
-"""The heap of (time, priority, sequence, call): simulated time and nothing else.
+"""The event loop: a heap of (time, priority, sequence, call).
 
-Must not know what the calls do. The sequence makes ties deterministic.
+The sequence makes ties deterministic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NORMAL = 1
 LATE = 2
 """After everything else of the same instant: passes see all facts of their moment."""
 LAST = 3
-"""After what is late: a scheduling pass sees what a loan pass of its instant did."""
+"""After late calls: a scheduling pass sees the result of a loan pass of its instant."""
 
 
 _Entry = tuple[float, int, int, Callable[[], None]]
@@ -45,8 +45,9 @@ class Loop:
         heapq.heappush(self._heap, (when_s, priority, self._sequence, call))
 
     def plan(self, calls: Iterable[tuple[float, Callable[[], None]]]) -> None:
-        """As `at` for each (instant, call), of which only the next one is in the heap: what is to
-        come does not slow down what comes before it."""
+        """As `at` for each (instant, call), of which only the next one is in the heap: later calls
+        do not slow down earlier ones.
+        """
         planned: list[_Entry] = []
         for when_s, call in calls:
             self._sequence += 1
@@ -74,7 +75,9 @@ class Loop:
         return True
 
     def steps(self, most: int) -> int:
-        """Run up to so many calls, none once it is halted or nothing is left; how many."""
+        """Run up to a number of calls, none once it is halted or nothing is left; returns the
+        count.
+        """
         heap, pop, done = self._heap, heapq.heappop, 0
         while heap and done < most and not self.is_halted:
             self.now_s, _, _, call = pop(heap)

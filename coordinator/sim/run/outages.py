@@ -1,6 +1,4 @@
-"""Nodes of a simulation that lose power: crash, silence, boot. Must not know what the engine makes
-of it.
-"""
+"""Outages of simulated nodes: crash, silence, boot."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from coordinator.sim.run.cluster import PretendNode
 from coordinator.sim.run.loop import Loop
 
 LOST_AFTER_S = 15.0
-"""A node that is silent so long is LOST, as the live coordinator has it by default."""
+"""A node that is silent this long is LOST, as by default in the live coordinator."""
 
 
 class Crash(Struct, frozen=True, kw_only=True):
@@ -31,8 +29,8 @@ class Outages:
     """Every node that is down, and since when.
 
     Args:
-        tell: where its silence is said, first when the node is LOST.
-        awaited_s: how much silence of a LOST node would say more, as `Engine.awaited_silence_s`.
+        tell: receives its silence, first when the node is LOST.
+        awaited_s: the silence of a LOST node that would matter next, as `Engine.awaited_silence_s`.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class Outages:
         self._loop.at(at_s, partial(self._say, name, since_s, silent_s))
 
     def _say(self, name: NodeName, since_s: float, silent_s: float) -> None:
-        """It has been down for so long, and nobody answered a report of it since."""
+        """Report how long it has been down without an answered report."""
         if self._nodes[name].is_up or self._since_s[name] != since_s:
             return
         self._tell(NodeSilent(node=name, silent_s=silent_s, unanswered_s=silent_s))

@@ -1,7 +1,7 @@
-"""One run: a workload, a cluster, a policy and options in; its figures out.
+"""Play one run: a workload, a cluster, a policy and options in; its figures out.
 
-Must not read options or print. Everything but `wall_s` and `peak_rss_bytes` follows from the
-arguments alone: the same ones give the same bytes on every machine, whatever PYTHONHASHSEED.
+Everything but `wall_s` and `peak_rss_bytes` follows from the arguments alone: the same arguments
+give the same bytes on every machine, whatever PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from coordinator.workloads.records import Workload
 
 
 class OnLoanJobs(Struct, frozen=True, kw_only=True):
-    """The jobs that ran on a lent node, if only for a while (Lyra, EuroSys'23, table 7).
+    """The jobs that ran on a lent node, even for a while (Lyra, EuroSys'23, table 7).
 
-    Times are None where no job did: nobody waited zero seconds there.
+    Times are None where no job did: a wait of zero seconds would be wrong there.
     """
 
     jobs: int = 0
@@ -218,11 +218,11 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
 
 ASKED = ("deadline_s", "is_promised", "tenant")
 LIFE = tuple(name for name in JobRow.__struct_fields__ if name not in ASKED)
-"""What became of a job, without what was asked for or said: that may differ among equal lives."""
+"""The outcome of a job without its options and labels: these may differ among equal outcomes."""
 
 
 def fingerprint_of(rows: Sequence[JobRow]) -> str:
-    """Of all that is told of each job; see `Run`."""
+    """A hash of all reported facts of each job; see `Run`."""
     if not rows:
         return ""
     digest, life = sha256(), attrgetter(*LIFE)
@@ -232,7 +232,7 @@ def fingerprint_of(rows: Sequence[JobRow]) -> str:
     return digest.hexdigest()
 
 
-# --- what comes out -----------------------------------------------------------------------------
+#   --- results ------------------------------------------------------------------------------------
 
 
 def _is_done(job: JobEntry) -> bool:
@@ -293,7 +293,7 @@ def _makespan_s(jobs: Sequence[JobEntry]) -> float:
 
 
 def _deadlines_met(jobs: Iterable[JobEntry], now_s: float) -> float | None:
-    """Of those with a deadline, the part that succeeded in time; rejected ones did not."""
+    """The fraction of jobs with a deadline that succeeded in time; rejected ones did not."""
     met = deadlines(jobs, now_s)
     return sum(met) / len(met) if met else None
 

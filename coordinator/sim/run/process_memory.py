@@ -1,6 +1,4 @@
-"""Memory of this process: its peak, and how often garbage is looked for. Must not know what uses
-it.
-"""
+"""Memory of this process: its peak, and how often garbage is collected."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ collections."""
 
 @contextlib.contextmanager
 def collecting_rarely() -> Generator[None]:
-    """Look for garbage in cycles seldom while this lasts; for programs that keep what they make.
+    """Collect cyclic garbage seldom while this lasts; for programs that keep their objects.
 
     A run keeps every job, node and worker that it makes, and the collector looks through all of
     them each time that their number has grown by a quarter. Most passes leave nothing in cycles;
-    what others do leave is found among the young, before it takes much memory.
+    the garbage of others is found among the young, before it takes much memory.
     """
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)
@@ -36,10 +34,11 @@ def collecting_rarely() -> Generator[None]:
 
 
 def let_go(*holders: object) -> None:
-    """Take everything out of objects that know each other, once nobody asks them any more.
+    """Clear objects that reference each other, once they are not needed.
 
-    What only they hold is then gone at once. Else it would stay until garbage is looked for, and
-    that looks through all of it: of a run of 20,000 jobs it took eight times as long.
+    Objects that only they hold are then freed at once. Otherwise they would stay until the garbage
+    collector runs, and that looks through all of them: for a run of 20,000 jobs it took eight times
+    as long.
     """
     for holder in holders:
         vars(holder).clear()

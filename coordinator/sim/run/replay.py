@@ -1,7 +1,6 @@
 """Replay: a journal's events through the engine again, on simulated time.
 
-Nothing is pretended here: nodes, jobs and passes are those of the journal. Must not know where
-records come from.
+Nothing is simulated here: nodes, jobs and passes are those of the journal.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """What came of a replay; the same code and policy have no differences."""
+    """The result of a replay; the same code and policy have no differences."""
 
     records: int
     events: int
@@ -58,7 +57,7 @@ class Replay:
         self._events = 0
 
     def take(self, sequence: int, record: Record) -> None:
-        """Let a record's events happen at their instants, and compare what is decided."""
+        """Let a record's events happen at their instants, and compare the decisions."""
         self._decided = []
         for entry in record.entries:
             self.loop.at(entry.now_s, partial(self._handle, entry.event))
@@ -78,11 +77,11 @@ class Replay:
             )
 
     def _handle(self, event: Event) -> None:
-        # What is ordered goes nowhere: what nodes did about it is in the journal too.
+        # Commands go nowhere: the nodes' reactions are in the journal too.
         self._decided += self.engine.handle(event, now_s=self.loop.now_s).decisions
 
     def result(self) -> Replayed:
-        """What came of the records so far."""
+        """The result of the records so far."""
         return Replayed(
             records=self._records,
             events=self._events,

@@ -1,7 +1,7 @@
-"""How the true work of jobs runs down: speed by workers, saving, what a stop costs.
+"""The true work of jobs as it runs down: speed by workers, saving, the cost of a stop.
 
-Must not know why workers start or stop, nor what a scheduler believes: it holds the truth that a
-real training job would hold itself. Work is in worker-seconds of the reference GPU type.
+It holds the truth that a real training job would hold itself. Work is in worker-seconds of the
+reference GPU type.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from coordinator.workloads.records import SpeedUp
 __all__ = ["STEPS_PER_WORKER_S", "RunRules", "Runtime", "Saves"]  # with how a job saves
 
 STEPS_PER_WORKER_S = 1000
-"""Progress is told in whole steps: this many in a worker-second."""
+"""Progress is reported in whole steps: this many in a worker-second."""
 SAID_AFTER_S = 1e-3
-"""A regular save is heard of so long after it was made; by then it is made despite rounding."""
+"""A regular save is reported this long after it was made; by then it is made despite rounding."""
 
 
 class RunRules(Struct, frozen=True, kw_only=True):
-    """What stopping and changing costs, in seconds; the defaults cost nothing.
+    """The costs of stops and changes, in seconds; the defaults cost nothing.
 
     saves: for every job; None: jobs that have a checkpoint path save on request, others never.
     save_period_s: of computing between two saves of `PERIODIC`.
-    restart_s: an attempt after the first loads and warms up for so long before it computes
-        (63 s with the save, section 7.5).
-    resize_s: a gang that changes its worker count stands still for so long (its rendezvous).
-    progress_after_s: a job says how far it is so long after each start and resize; its pace is
-        even until the next one. None: it never does.
-    is_progress_repeated: it says so again each time that twice as long has passed, since what it
-        took to warm up then distorts its pace less and less.
+    restart_s: an attempt after the first loads and warms up for this long before it computes (63 s
+        with the save, section 7.5).
+    resize_s: a gang that changes its worker count stands still for this long (its rendezvous).
+    progress_after_s: a job reports progress this long after each start and resize; its pace is even
+        until the next one. None: it never does.
+    is_progress_repeated: it reports again each time that twice as long has passed, because its
+        warm-up then distorts its pace less and less.
     """
 
     saves: Saves | None = None
@@ -49,16 +49,17 @@ class RunRules(Struct, frozen=True, kw_only=True):
     progress_after_s: float | None = None
     is_progress_repeated: bool = False
     shared_progress_s: float = 30.0
-    """A job says so also whenever it is suspended, resumed or packed, and each time that so long
-    has passed while it computes beside others: whoever lets it can see whether that pays."""
+    """A job also reports whenever it is suspended, resumed or packed, and at this interval while it
+    computes beside others: the policy can then judge whether sharing pays.
+    """
 
 
 class Runtime:
     """All jobs of a run.
 
     Args:
-        finished: told when a job's work is done, with its workers and their nodes.
-        tell: where the jobs' words about their progress go.
+        finished: called when a job's work is done, with its workers and their nodes.
+        tell: receives the jobs' progress reports.
         type_of: GPU types of nodes; a worker on a node that it does not name has its attempt's.
         rack_of: racks of nodes; those that it does not name stand in one.
     """
@@ -84,11 +85,12 @@ class Runtime:
         self.lost_gpu_s = 0.0
         """GPU-seconds of computing that was thrown away."""
         self.paced: Callable[[JobId, Truth], None] = lambda job_id, job: None
-        """Told when a job's gang goes on at a pace or after a pause that may be another, or ceases;
-        before its end is planned."""
+        """Called when a job's gang goes on at a pace or after a pause that may be another, or
+        ceases; before its end is planned.
+        """
         self.put_aside: Callable[[WorkerKey], None] = lambda key: None
         self.taken_up: Callable[[WorkerOrder], None] = lambda order: None
-        """Told of every worker that is suspended or resumed, also of those unknown here."""
+        """Called for every worker that is suspended or resumed, also for unknown ones."""
 
     def add(
         self,
@@ -122,7 +124,7 @@ class Runtime:
         job = self._jobs[order.key.job_id]
         attempt = job.attempt
         if attempt is None or not attempt.admits(order.key):
-            self.given_up(order.key.job_id)  # it is on a node that nobody hears
+            self.given_up(order.key.job_id)  # it is on a node that does not report
             attempt = job.attempt = self._begin(job, order)
         self._advance(job, attempt)
         attempt.workers[order.key] = node
@@ -147,9 +149,9 @@ class Runtime:
     def asked(self, key: WorkerKey, reason: StopReason) -> None:
         """A worker is asked to stop.
 
-        One that saves when it is asked to ceases to compute then, as does one whose work is over
-        or that its gang goes on without. A preempted job that cannot answer goes on, all of it,
-        until `stopped`: it makes no regular save meanwhile, and does not finish.
+        One that saves on request ceases to compute then, as does one whose work is over or that its
+        gang goes on without. A preempted job that cannot answer goes on as a whole until `stopped`:
+        it makes no regular save meanwhile, and does not finish.
         """
         job = self._jobs[key.job_id]
         attempt = job.attempt
@@ -165,11 +167,13 @@ class Runtime:
         self._leave(key, is_asked=True)
 
     def crashed(self, key: WorkerKey) -> None:
-        """A worker's node is gone, and with it what was not saved."""
+        """A worker's node is gone, and with it the unsaved work."""
         self._leave(key, is_asked=False)
 
     def given_up(self, job_id: JobId) -> None:
-        """Its gang computes no more and saves nothing: one of it failed, or nobody stopped it."""
+        """Its gang computes no more and saves nothing: one worker failed, or was lost without a
+        stop.
+        """
         attempt = self._jobs[job_id].attempt
         for key in () if attempt is None else tuple(attempt.workers):
             self._leave(key, is_asked=False)
@@ -200,7 +204,7 @@ class Runtime:
             return
         met = self._colocation.leave(key)
         if attempt.suspended:
-            attempt.suspended.add(key)  # the gang has ceased with the first of it
+            attempt.suspended.add(key)  # the gang has ceased with the first of them
         else:
             attempt.pause_left_s = max(0.0, attempt.paused_until_s - self._loop.now_s)
             self._retune({key.job_id}, suspending=key)
@@ -235,7 +239,7 @@ class Runtime:
             self._run_on(job_id, job, attempt)
 
     def _break(self, job_id: JobId, job: Truth, attempt: Attempt, *, is_asked: bool) -> None:
-        """The gang is whole no more: its attempt is over, what was saved stays."""
+        """The gang is no longer whole: its attempt is over, saved work stays."""
         if job.saves == Saves.ON_REQUEST and is_asked:
             job.saved_s, job.unsaved_gpu_s = job.done_s, 0.0
             job.saved_at_s = self._loop.now_s
@@ -294,7 +298,7 @@ class Runtime:
         self._run_on(job_id, job, attempt)
 
     def _set_pace(self, job: Truth, attempt: Attempt) -> None:
-        """By workers, where they stand, and who else computes on their GPUs."""
+        """By workers, their nodes, and the other jobs on their GPUs."""
         count, multiplier = len(attempt.workers), attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
         if attempt.elsewhere:
@@ -368,7 +372,7 @@ class Runtime:
         self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=said))
 
     def _say_now(self, job_id: JobId, job: Truth, attempt: Attempt) -> None:
-        """What it has done before its pace changed, and again while it computes beside others."""
+        """Report the work done before its pace changed, and again while GPUs are shared."""
         if not attempt.is_whole:
             return
         said = self._progress(job)

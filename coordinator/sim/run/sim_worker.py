@@ -1,4 +1,4 @@
-"""A worker that a pretend node holds, and what is said of it. Must not know loops or policies."""
+"""A worker on a simulated node, and its report."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Held(Struct):
     """It is about to be suspended or to be resumed."""
     ended_at_s: float | None = None
     said: WorkerFact | None = None
-    """What was last reported of it."""
+    """Its last reported fact."""
 
     def fact(self, endpoint: str, now_s: float) -> WorkerFact:
-        """What is to be reported of it; the same value again while nothing changed."""
+        """The fact to report of it; the same value again while nothing changed."""
         said = self.said
         if (
             said is None

@@ -1,7 +1,7 @@
-"""The simulating driver: the engine, a heap of events and pretend nodes; no clock, no socket.
+"""The simulating driver: the engine, a heap of events and simulated nodes; no clock, no socket.
 
-Differs from the live coordinator only in who calls `Engine.handle` and who obeys its commands.
-Passes happen when something changed, never because time went by, unless an option asks for that.
+It differs from the live coordinator only in who calls `Engine.handle` and who obeys its commands.
+Passes run when something changed, never because time went by, unless an option asks for that.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from coordinator.workloads.shaping import linear
 
 STEPS_PER_LOOK = 1000
 COPIES_EVERY = 5
-"""Events between two looks at what the engine keeps beside its state, where runs are checked: what
-went stale stays so until its node or job changes again."""
+"""Events between two checks of the engine's derived data, where runs are checked: stale data stays
+stale until its node or job changes again.
+"""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class Passes(Struct, frozen=True, kw_only=True):
 
     coalesce_s: facts are gathered this long; 0: one pass after all facts of an instant.
     grid_s: only at its multiples, as the paper's periodic scheduler; None: at any instant.
-    period_s: also without a reason, so often, while there is a job; None: never.
+    period_s: also without a reason, at this interval, while there is a job; None: never.
     """
 
     coalesce_s: float = 0.0
@@ -71,16 +72,16 @@ class Passes(Struct, frozen=True, kw_only=True):
 
 
 Watch = Callable[[float], None]
-"""Told the instant of each event just before the engine takes it."""
+"""Called with the instant of each event just before the engine takes it."""
 
 
 class Simulation:
     """One run.
 
     Args:
-        rules: what runs and stops of jobs cost.
+        rules: the costs of runs and stops of jobs.
         wire: how messages travel; by default none is lost.
-        check: look at the engine's invariants after every event (tests).
+        check: check the engine's invariants after every event (tests).
     """
 
     def __init__(
@@ -115,9 +116,9 @@ class Simulation:
         self._keep_decisions = keep_decisions
         self.watch: Watch | None = None
         self.hear: Callable[[Sequence[Decision]], None] | None = None
-        """Told of decisions right after the event that they came of."""
+        """Called with decisions right after their event."""
         self.failing: Failing | None = None
-        """Told of each worker that begins; without it jobs do not fail by themselves."""
+        """Called with each worker that begins; without it jobs do not fail by themselves."""
         self._passes = passes or Passes()
         self._pass_is_due = False
         self._passed_at_s = float("-inf")
@@ -230,7 +231,7 @@ class Simulation:
         """Begin, and run until the last job has ended or can never run.
 
         Args:
-            look: called now and then; what it raises ends the run.
+            look: called now and then; its exception ends the run.
         """
         self.begin()
         self.loop.is_halted = not (self._left or self.engine.state.live_jobs)
@@ -249,7 +250,7 @@ class Simulation:
     # --- the engine -------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Let one fact into the engine now, and carry out what it orders."""
+        """Give one fact to the engine now, and carry out its commands."""
         now_s = self.loop.now_s
         if self.watch is not None:
             self.watch(now_s)
@@ -333,7 +334,7 @@ class Simulation:
     # --- the wire ---------------------------------------------------------------------------
 
     def _told(self, report: NodeReported) -> None:
-        """A node's report arrives, or is said again when it is lost."""
+        """A node's report arrives, or is sent again when it is lost."""
         if not self.wire.arrives():
             self._say_again(report.node)
             return
@@ -345,7 +346,7 @@ class Simulation:
         self.loop.after(self.wire.report_period_s, self.nodes[name].report_soon)
 
     def _push_soon(self, name: NodeName) -> None:
-        """Send a node what it is to be; of several in one instant the last is enough."""
+        """Send a node its desired state; of several in one instant the last is enough."""
         if name not in self._pushes:
             self._pushes.add(name)
             self.loop.after(0.0, partial(self._push, name))
@@ -361,14 +362,14 @@ class Simulation:
             self._compare_soon(name)
 
     def _compare_soon(self, name: NodeName) -> None:
-        """A node that lags is told again, not more often than the live coordinator would."""
+        """A node that lags gets its state again, not more often than from the live coordinator."""
         if name not in self._compares and self._lags(name):
             self._compares.add(name)
             self.loop.after(self.wire.push_retry_s, partial(self._compare, name))
 
     def _compare(self, name: NodeName) -> None:
         self._compares.discard(name)
-        if self.nodes[name].is_up and self._lags(name):  # a silent one is told when it reports
+        if self.nodes[name].is_up and self._lags(name):  # a silent one gets it when it reports
             self._push_soon(name)
 
     def _lags(self, name: NodeName) -> bool:

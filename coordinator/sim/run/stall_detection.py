@@ -1,6 +1,6 @@
-"""Whether a run comes to its last job, and if not, why. Must not know figures, nor play anything.
+"""Stall detection: whether a run reaches the end of its last job, and if not, why.
 
-A run of which one job never ends has no figures: a mean without that job would be a lie.
+A run with a job that never ends has no figures: a mean without that job would be a lie.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ ID = re.compile(r"\b\d{7}\b")
 IDLE_EVENTS_PER_JOB = 100
 """Facts for each job, beyond `idle_events`, in which nothing grows: then there is no headway."""
 LEAST_GAIN_RATIO = 1e-6
-"""Of all work of a run: a gain below it is none, be it rounding, or the luck of a look at slices
-that are thrown away later. It is so little that a run which gains less in all of its patience would
-not end in 10^10 facts, and so much that there are few gains by luck before there is none."""
+"""As a fraction of all work of a run: a smaller gain counts as none, be it rounding, or the luck of
+sampling slices that are thrown away later. It is so small that a run which gains less in all of
+its patience would not end in 10^10 facts, and so large that few gains by luck come before there
+is none.
+"""
 
 
 class UnfinishedError(ConfigError):
@@ -71,8 +73,9 @@ class Headway:
             )
 
     def _since(self, counters: Counters) -> str:
-        """What was done in that time, and why: where jobs only stopped one another it is that they
-        lose their work; else it is what the first that is left waits for."""
+        """The work done in that time, and the cause: where jobs only stopped one another, they lose
+        their work; else what the first remaining job waits for.
+        """
         preemptions = counters.preemptions - self._preemptions
         resizes = counters.resizes - self._resizes
         done = f"{counted(preemptions, 'preemption')} and {counted(resizes, 'resize')}"

@@ -1,6 +1,6 @@
-"""The wire between coordinator and pretend nodes: loses messages by seed, and sends them again.
+"""The wire between coordinator and simulated nodes: loses messages by seed, and sends them again.
 
-Must not know what is in a message. Chance is an argument: the same seed loses the same ones.
+Chance is an argument: the same seed loses the same messages.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Struct
 class WireRules(Struct, frozen=True, kw_only=True):
     """How messages travel.
 
-    loss_ratio: part of the messages that never arrive, both ways, 0 to 1 (exclusive).
+    loss_ratio: fraction of the messages that never arrive, both ways, 0 to 1 (exclusive).
     seed: which ones.
-    push_retry_s: a desired state that the node's reports do not show is sent again after this,
-        as the live coordinator does.
-    report_period_s: a node says again after this what its lost report said.
+    push_retry_s: a desired state that the node's reports do not show is sent again after this, as
+        by the live coordinator.
+    report_period_s: a node repeats the content of a lost report after this.
     """
 
     loss_ratio: float = 0.0
@@ -43,12 +43,12 @@ class Wire:
 
     @property
     def push_retry_s(self) -> float:
-        """Seconds until a lagging node is told again."""
+        """Seconds until a lagging node gets its state again."""
         return self._rules.push_retry_s
 
     @property
     def report_period_s(self) -> float:
-        """Seconds until a lost report is said again."""
+        """Seconds until a lost report is repeated."""
         return self._rules.report_period_s
 
     def arrives(self) -> bool:

@@ -1,4 +1,4 @@
-"""How many nodes a service can spare, and which of them.
+"""Lending: how many nodes a service can spare, and which of them.
 
-Start at `balance`; `forecast` predicts load, `loan_lifetime` how long a loan lasts.
+Start at `balance`. `forecast` predicts load, `loan_lifetime` predicts how long a loan lasts.
 """

@@ -1,9 +1,9 @@
-"""How many nodes a service can lend or must have back, which first. Must not know who wants one.
+"""The balance of a service: how many nodes it can lend or must get back, and which go first.
 
-Per service (Lyra, EuroSys'23, section 6, made per service and by load):
-needed = max(min_serving, ceil(forecast / capacity_per_node) + headroom), and what is ready beyond
-that is spare. Two levels keep a node from flapping: to lend, the peak of the last loan period
-counts too, so a dip lends nothing; to reclaim, only last value and forecast count.
+Per service (Lyra, EuroSys'23, section 6, made per service and by load): needed = max(min_serving,
+ceil(forecast / capacity_per_node) + headroom). Ready nodes beyond that are spare. Two levels keep a
+node from flapping. To lend, the peak of the last loan period counts too, so a dip lends nothing. To
+reclaim, only the last value and the forecast count.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Balance(Struct, frozen=True, kw_only=True):
     """What a service has and needs, in nodes.
 
     ready: serving and not cordoned. coming: on their way home.
-    longest_serving: those ready that tell since when and can be lent, the longest first.
-    forecast_load: None when nothing was measured.
+    longest_serving: ready nodes with a known start of serving that can be lent, the longest first.
+    forecast_load: None without a measurement.
     horizon_s: how far the forecast looks: a return and one loan period.
     needed: below that, nodes are reclaimed. needed_to_lend: above that, nodes are lent.
-    unknown: nodes that serve and whose load is unknown, of so many that are there to serve: nothing
-        is lent on what they may not carry, and after `unknown_load_s` nodes are reclaimed for it.
+    unknown: serving nodes whose load is unknown, with the number of all serving nodes. Their
+        possible load is not lent on, and after `unknown_load_s` nodes are reclaimed for it.
     """
 
     ready: tuple[NodeView, ...]
@@ -61,7 +61,7 @@ class Balance(Struct, frozen=True, kw_only=True):
 
 
 def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
-    """What a service has and needs now."""
+    """The present balance of a service."""
     own = nodes_of(snapshot, service.name)
     horizon_s = service.return_s + service.loan_period_s
     forecast = _foreseen(service, now_s=snapshot.now_s, horizon_s=horizon_s)
@@ -85,10 +85,10 @@ def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
 def _nodes_for(
     service: ServiceView, load: float, nodes: Sequence[UnknownLoad], node_count: int
 ) -> int:
-    """Nodes that a load needs beside what nodes of an unknown load may carry.
+    """Nodes that a load needs, apart from what nodes of unknown load may carry.
 
-    Each of them counts as full, and as many others as they are stay beside them, so that most of
-    what is served can be seen. Where none that serves is known, the service needs all its nodes.
+    Each of these counts as full, and as many other nodes stay, so that most of the served load is
+    known. Where no serving node is known, the service needs all its nodes.
     """
     if not nodes:
         return nodes_for(service, load, node_count)
@@ -144,10 +144,9 @@ def lendable(
 
 
 def loan_limit(have: Balance, nodes: Sequence[NodeView]) -> int:
-    """How many of the nodes that could be lent may be, at most: what is spare, less those within
-    their hold-off.
+    """The maximum number of nodes to lend: the spare ones, less those within their hold-off.
 
-    A node that has just come home was wanted. If another one went in its place, the hold-off would
+    A node that has just come home was needed. If another node went in its place, the hold-off would
     keep the node and not the service's capacity, and a small service would swap nodes for ever.
     """
     return max(0, min(len(nodes), have.spare - (len(have.longest_serving) - len(nodes))))
@@ -172,8 +171,7 @@ def numbers(service: ServiceView, have: Balance) -> str:
 
 
 def of_unknown(service: ServiceView, have: Balance) -> str:
-    """Of which nodes the load is unknown and what that means, as the end of a sentence; mostly
-    empty."""
+    """The nodes with unknown load and the consequence, as the end of a sentence; mostly empty."""
     if not have.unknown:
         return ""
     over = sum(one.is_over for one in have.unknown)

@@ -1,8 +1,8 @@
-"""Who gets which nodes, of those that could be lent. Must not know why nodes are spare.
+"""Which lendable nodes go to which job.
 
-After a scheduling pass was tried: each job that still waits, in the order of the policy, is given
-as few further nodes as let its whole base gang start, on one GPU type, beside what is free; a gang
-that cannot be completed gets none. Last, elastic jobs grow where a worker more is worth its
+A scheduling pass is tried first. Then each job that still waits, in the policy's order, gets the
+fewest further nodes that let its whole base gang start, on one GPU type, together with free GPUs. A
+gang that cannot be completed gets none. Last, elastic jobs grow where one more worker is worth its
 rendezvous.
 """
 
@@ -25,13 +25,14 @@ from coordinator.policies.tenants.infeasible import Hosts
 
 
 class Unmet(Struct, frozen=True, kw_only=True):
-    """What a scheduling pass leaves over. Whoever asks for it may change it.
+    """Demand that a scheduling pass leaves unmet. The caller may change it.
 
-    held: jobs that go on waiting, in order. strict: one that does not fit blocks those behind it
-        that want the same GPU types, where those could host it some day; None: it blocks nobody.
+    held: jobs that go on waiting, in order.
+    strict: a job that does not fit blocks those behind it that want the same GPU types, where those
+        could host it some day; None: it blocks none.
     shares: elastic jobs that run or start; none where the policy does not scale.
-    resize_cost_s: running time that each flexible worker more must save.
-    trusts_profiles: whether jobs are as fast as their profiles tell; else linear in their workers.
+    resize_cost_s: running time that each further flexible worker must save.
+    trusts_profiles: whether jobs are as fast as their profiles state; else linear in their workers.
     """
 
     room: PlacementState
@@ -57,7 +58,7 @@ class _Place(Struct):
     service: ServiceName
     left: int
     is_sure: bool
-    """It comes anyway, or was chosen for somebody before."""
+    """The node comes anyway, or was chosen for an earlier job."""
 
 
 def _places(nodes: Iterable[NodeView], *, is_sure: bool) -> Iterator[_Place]:
@@ -67,17 +68,17 @@ def _places(nodes: Iterable[NodeView], *, is_sure: bool) -> Iterator[_Place]:
 
 
 class Plan:
-    """One try: who gets which of the offered nodes."""
+    """One try: the job of each offered node."""
 
     def __init__(self, unmet: Unmet, offers: Sequence[Offer], sure: Iterable[NodeView]) -> None:
         self._unmet = unmet
         self._room = unmet.room
         self._limits = {offer.service: offer.limit for offer in offers}
         self.chosen: list[NodeName] = []
-        """Nodes on offer that somebody got, in the order in which they were given."""
+        """Nodes on offer that a job got, in order."""
         self._sure: dict[str, list[_Place]] = {}
         self._fresh: dict[str, list[_Place]] = {}
-        """By GPU type, once somebody asks for it: there are many, and mostly nobody does."""
+        """By GPU type, at first use: there are many types, and most are never used."""
         self._started: list[Share] = []
         self._full: set[tuple[str, int, Preemptibility, float]] = set()
         self._by_id = {share.job.job_id: share for share in unmet.shares}
@@ -145,7 +146,7 @@ class Plan:
             yield place
 
     def _fresh_of(self, gpu_type: str) -> list[_Place]:
-        """Places of a type on offer that nobody got yet, the first one first."""
+        """Places of a type on offer that no job has yet, the first one first."""
         found = self._fresh.get(gpu_type)
         if found is None:
             nodes = [
@@ -167,7 +168,9 @@ class Plan:
     # --- base gangs -------------------------------------------------------------------------
 
     def _start(self, job: JobView, gpu_type: str) -> bool:
-        """Give a base gang the fewest places beside what is free; False if it stays incomplete."""
+        """Give a base gang the fewest places in addition to free GPUs; False if it stays
+        incomplete.
+        """
         size, left = job.gpus_per_worker, job.workers_on(gpu_type).min
         used: list[tuple[_Place, int]] = []
         open_places = list(self._open(job, gpu_type, is_flexible=False))
@@ -194,7 +197,9 @@ class Plan:
             self._started.append(share)
 
     def _start_spanning(self, job: JobView, gpu_type: str) -> bool:
-        """Complete a base gang over several GPU types, on what is free and then on offer."""
+        """Complete a base gang over several GPU types, on free GPUs first and then on offered
+        nodes.
+        """
         if not job.gpu.heterogeneous_speed_ratio:
             return False
         left = job.workers_on(gpu_type).min
@@ -285,7 +290,9 @@ class Plan:
                 self._take(place, gpus)
 
     def _put_flexible(self, share: Share, count: int, more: int) -> int:
-        """Take places for up to so many workers more, and for no more than help; for how many."""
+        """Take places for up to this number of further workers, and for no more than help; returns
+        the count.
+        """
         found, used = self._flexible_seats(share, more)
         fitting = placed_count(found) + sum(gpus for _, gpus in used) // share.job.gpus_per_worker
         helping = share.best(count, count + fitting) - count
@@ -299,7 +306,7 @@ class Plan:
     def _flexible_seats(
         self, share: Share, count: int
     ) -> tuple[Sequence[Placement], list[tuple[_Place, int]]]:
-        """Where workers go: what is free first, then on offer; nothing is taken yet."""
+        """Seats for workers: free GPUs first, then offered nodes; nothing is taken yet."""
         job, gpu_type = share.job, share.gpu_type
         like = (gpu_type, job.gpus_per_worker, job.preemptibility, job.grace_s)
         found: Sequence[Placement] = ()

@@ -1,7 +1,7 @@
-"""Which spare nodes training could use if they were lent now. Must not know why nodes are spare.
+"""Training's demand for loans: which spare nodes jobs could use if they were lent now.
 
-A scheduling pass is tried first: what starts or grows without a loan wants none. `covering` gives
-what could be lent to those that it leaves over, and a node that nobody got stays home.
+A scheduling pass is tried first: a job that starts or grows without a loan demands none. `covering`
+gives lendable nodes to the jobs that remain. A node that no job got stays home.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from coordinator.policies.contract.snapshot import (
 
 
 class Demand:
-    """Answers for one snapshot which of the nodes on offer somebody could use.
+    """Answers for one snapshot which of the offered nodes a job could use.
 
     Args:
-        unmet: what a scheduling pass leaves over; asked only when there are nodes on offer.
+        unmet: what a scheduling pass leaves over; computed only when there are nodes on offer.
         is_scaling: whether the policy gives flexible workers.
     """
 
@@ -41,10 +41,10 @@ class Demand:
         self._max_grace_s = {service.name: service.max_grace_s for service in snapshot.services}
 
     def choose(self, service: ServiceView, have: Balance) -> tuple[NodeName, ...]:
-        """Nodes of a service that somebody could use, of those that it could lend.
+        """Nodes of a service that a job could use, among those that it could lend.
 
-        Services in mode act are planned for together, as a gang may need nodes of two of them.
-        Any other comes after them and covers nothing: what it would lend is not lent.
+        Services in mode act are planned together, because a gang may need nodes of two of them. Any
+        other service comes after them and covers no demand: its nodes are not really lent.
         """
         if service.mode == Mode.ACT:
             planned = self._planned(service, have)
@@ -106,7 +106,7 @@ class Demand:
         return can_grow and job.is_resizable
 
     def accepts(self, node: NodeView) -> bool:
-        """Whether a worker of some such job could run on this node, were it lent."""
+        """True if a worker of any of these jobs could run on this node if it were lent."""
         grace_s = self._max_grace_s.get(node.service, -1.0) if node.service else -1.0
         return any(
             job.grace_s <= grace_s
@@ -132,7 +132,7 @@ def choose_loans(
     """Spare nodes to lend: the longest serving first, none within its hold-off or in the place of
     one that is.
 
-    demand: lend only what somebody could use (None: all that is spare, as in the paper).
+    demand: lend only nodes that a job could use (None: all spare nodes, as in the paper).
     """
     if demand is not None:
         return demand.choose(service, have)

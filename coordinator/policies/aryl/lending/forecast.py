@@ -1,8 +1,8 @@
-"""How high a service's load may be by the time a lent node is home. Must not know nodes or jobs.
+"""The forecast of a service's load at the time when a lent node would be home.
 
-The paper forecasts with an LSTM over the next five minutes (Lyra, EuroSys'23, section 6). The
-last value with a robust slope, and the same time of the day before, need no training, explain
-themselves and look as far as the return of a node takes.
+The paper forecasts with an LSTM over the next five minutes (Lyra, EuroSys'23, section 6). Here the
+last value with a robust slope, and the same time of the day before, are used. They need no
+training, explain themselves, and look as far ahead as the return of a node takes.
 """
 
 from __future__ import annotations

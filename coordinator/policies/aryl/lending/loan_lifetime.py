@@ -1,21 +1,21 @@
-"""How long lent nodes may be held by base workers: loan lifetimes. Must not know order or value.
+"""Loan lifetimes: how long base workers may hold lent nodes.
 
 The paper lends by the next five minutes and preempts when the load comes back (Lyra, EuroSys'23,
-sections 4 and 6). But the load of a day is known before: by quantile, so many nodes of a service
-can stay away until one instant, and fewer until a later one. A base gang may go to lent nodes only
-while at no instant before its end more of them are held by base workers than can stay away until
-then. Which node is held does not matter, as a reclaim takes those that nobody holds. Flexible
-workers go home without a preemption, and may use any. What is not known forbids nothing: until the
-load's day was seen, base workers may go to any lent node, as without this rule.
+sections 4 and 6). But the load of a day is known before. By quantile, a certain number of a
+service's nodes can stay away until one instant, and fewer until a later one. A base gang may go to
+lent nodes only if at every instant before its end base workers hold no more of them than can stay
+away until then. Which node is held does not matter, because a reclaim takes nodes without base
+workers. Flexible workers leave without a preemption and may use any node. Unknown load forbids
+nothing: until a day of the service's load was seen, base workers may go to any lent node.
 
-How surely a loan must outlive a job is a matter of odds: where training is full and the job would
-wait for long, low ones will do. A job that would have room at home, were it not for flexible
-workers or for a claim (`aged_claims`), waits for nothing or for less than its own length, as a
-claim bars none that is over before it is ready: its loan must surely outlive it. `odds` says for
-each job how surely; then, of a day that nobody has seen, nothing is sure.
+The required probability that a loan outlives a job depends on the alternatives. Where training is
+full and the job would wait for long, a low one will do. A job may have room at home except for
+flexible workers or a claim (`aged_claims`). It waits for less than its own length, because a claim
+admits jobs that end before it is ready. Its loan must surely outlive it. `odds` gives the
+probability for each job; until a day was seen, nothing is sure.
 
-What saves loses little by a stop. Where saves count, it need not be over before the load comes
-back: a loan does that is many times as long as what a stop would cost it.
+A job that saves loses little by a stop. Where saves count, it need not end before the load comes
+back: the loan must only last many times as long as a stop would cost the job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ser
 from coordinator.policies.parts.setbacks import is_resumed
 
 SLACK_S = 120.0
-"""A job must be over so long before its node is wanted: starts and restarts take time."""
+"""A job must end this long before its node is needed: starts and restarts take time."""
 
 SPANS_S = tuple(
     hours * 3600.0
@@ -46,7 +46,7 @@ SPANS_S = tuple(
 """How far ahead it is asked how many nodes can stay away."""
 
 MOST_S = LEADS[-1] * BIN_S
-"""What lies beyond is taken to be like the days until then."""
+"""Days beyond are taken to be like the days until then."""
 
 CAUTION = 0.1
 """Where no forecast was tested yet, but the day was seen: its level and this part of the peak."""
@@ -59,8 +59,9 @@ ODDS_MOST = 0.9
 seen."""
 
 STAY_RATIO = 10.0
-"""A loan is long enough for a job that saves if it lasts for so many times what a stop costs the
-job: a tenth of its time there is the most that a preemption takes."""
+"""A loan is long enough for a job that saves if it lasts this many times the cost of a stop: a
+preemption then takes at most a tenth of the job's time there.
+"""
 
 
 def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
@@ -72,12 +73,12 @@ def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
 
 
 def stop_cost_s(job: JobView, now_s: float) -> float | None:
-    """What a stop later on is expected to cost a job, in seconds of its base gang, its restart
-    counted; None: all that it will have done, as far as is known.
+    """Expected cost of a later stop, in seconds of its base gang, its restart included; None: all
+    its work, as far as is known.
 
-    Nothing but the restart of one that goes on from where it was. When another one saves is its own
-    business; that it does is known once a stop left it something, and what stops took from it so
-    far, on average, tells how old its saves are.
+    A job that continues where it was loses only the restart. When another job saves is its own
+    matter. It is known to save once a stop left it some work; the average loss of its stops so far
+    tells the age of its saves.
     """
     if is_resumed(job, now_s):
         return RESTART_S
@@ -88,10 +89,10 @@ def stop_cost_s(job: JobView, now_s: float) -> float | None:
 
 
 class _Lent(Struct, frozen=True, kw_only=True):
-    """What one service has lent.
+    """The loans of one service.
 
     kinds: GPU types of all its nodes.
-    held_s: per place of a usable lent node, for how long base workers hold it yet.
+    held_s: per place of a usable lent node, how long base workers will still hold it.
     """
 
     service: ServiceView
@@ -100,9 +101,10 @@ class _Lent(Struct, frozen=True, kw_only=True):
 
 
 class _Loans:
-    """What one service has lent, and for how long by one quantile of its load.
+    """The loans of one service, and their lifetime by one quantile of its load.
 
-    away: for each of `SPANS_S` how many nodes can stay away so long; the last one also beyond.
+    away: for each of `SPANS_S` the number of nodes that can stay away that long; the last one also
+        beyond.
     """
 
     def __init__(self, held_s: Mapping[int, float], away: Sequence[int]) -> None:
@@ -112,14 +114,14 @@ class _Loans:
         self._known: dict[float, int] = {}
 
     def barred(self, runtime_s: float) -> int:
-        """Places that a job of a running time must leave alone.
+        """Places that are barred to a job of a running time.
 
-        All places stand in one order, those held longest first. A job may use the first so many
-        of them: those that are held as long anyway, and of the others as many as can stay away
-        beside these. To hold a node for longer takes no more nodes until its present holders end.
-        The longer a job runs, the fewer it may use of this one order: jobs of one pass therefore
-        need not be told of each other, since together they hold at any instant no more than those
-        held anyway, or than can stay away.
+        All places stand in one order, those held longest first. A job may use a first part of it:
+        places that are held as long anyway, and of the others as many as can stay away in addition.
+        Holding a node for longer takes no more nodes until its present holders end. The longer a
+        job runs, the fewer places of this one order it may use. The jobs of one pass therefore need
+        not know each other: together they hold at any instant no more than the places held anyway,
+        or than can stay away.
         """
         if runtime_s not in self._known:
             barred = self._order[self._usable(runtime_s) :]
@@ -127,7 +129,7 @@ class _Loans:
         return self._known[runtime_s]
 
     def is_open_for(self, runtime_s: float) -> bool:
-        """Whether one more node, that nobody holds, can be held so long."""
+        """True if one more node without holder can be held that long."""
         return self._usable(runtime_s) > len(self._ends_s) - bisect_right(self._ends_s, 0.0)
 
     def _usable(self, runtime_s: float) -> int:
@@ -182,7 +184,9 @@ class Lifetimes:
         return places
 
     def barred_flexible(self, job: JobView) -> int:
-        """Flexible workers go home with their node, and nobody is stopped for it."""
+        """Flexible workers go home with their node without a preemption, so nothing is barred to
+        them.
+        """
         return 0
 
     def may_use_loans(self, job: JobView) -> bool:
@@ -227,7 +231,7 @@ class Lifetimes:
         return [(stays_s, self._at(lent, q, is_shy=is_shy)) for lent, stays_s in needs]
 
     def _caution(self, job: JobView, stays_s: float) -> tuple[float, bool]:
-        """The quantile that a job goes by, and whether what is unknown keeps it away."""
+        """The quantile that a job goes by, and whether unknown load keeps it away."""
         if self._near_q is None and self._odds is None:
             return self._q, False
         is_near = self._is_near_home(job)
@@ -307,10 +311,10 @@ class Lifetimes:
         return 0.0 if asked is None or outlived is None else max(0.0, asked - outlived)
 
     def _away(self, service: ServiceView, q: float, *, is_shy: bool) -> list[int]:
-        """For each of `SPANS_S` how many nodes can stay away so long.
+        """For each of `SPANS_S` the number of nodes that can stay away that long.
 
-        Of what is unknown all that there are, as without foresight: only the reclaim looks ahead
-        then. None for whom waiting costs little.
+        With unknown load all nodes, as without foresight: only the reclaim looks ahead then. None
+        for jobs to which waiting costs little.
         """
         own = [
             node

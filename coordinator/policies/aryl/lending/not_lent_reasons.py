@@ -1,4 +1,4 @@
-"""Why a node that serves is not lent: every reason, in sentences. Must not change anything."""
+"""Reasons why a serving node is not lent, as sentences. Changes nothing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def why_kept(
 ) -> tuple[str, ...]:
     """The balance of the node's service, then every reason for which the node is not lent.
 
-    Empty for a node that no service of this cell has, or that does not serve.
+    Empty for a node of no service of this cell, or that does not serve.
 
     Args:
         is_loaning: whether the policy lends at all.
         demand: as `choose_loans` takes it.
-        lent_next: what a loan pass would lend now.
-        proposed: what it would recommend to lend, or in mode observe note as if it were lent.
+        lent_next: the nodes that a loan pass would lend now.
+        proposed: the nodes that it would recommend, or record as shadow loans in mode observe.
     """
     node = next((node for node in snapshot.nodes if node.name == name), None)
     service = next((s for s in snapshot.services if node and s.name == node.service), None)
@@ -53,7 +53,8 @@ def why_kept(
     found += _of_service(snapshot, service, have)
     found += _of_node(snapshot, service, node, demand)
     if not is_loaning:
-        # The last: who shows one reason only shows that one, and it outlasts all others.
+        # The last reason, because it outlasts all others: a display of one reason shows only this
+        # one.
         found.append("the policy of this cell lends nothing")
     if len(found) == 1:
         found.append(_why_not_used(snapshot, lent_next))
@@ -61,7 +62,7 @@ def why_kept(
 
 
 def _of_mode(service: ServiceView, *, is_proposed: bool) -> str:
-    """What becomes of a loan in a mode that does not lend by itself."""
+    """The effect of a loan in a mode that does not lend by itself."""
     said = f"{service.name} is in mode {service.mode}: "
     if service.mode == Mode.RECOMMEND:
         if is_proposed:

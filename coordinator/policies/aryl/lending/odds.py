@@ -1,19 +1,19 @@
-"""How surely a loan must outlive a job for it to gain by one. Must not know loans or forecasts.
+"""The lowest probability that a loan outlives a job at which the loan pays for the job.
 
-Whoever waits for training nodes can take a lent one instead. If the job is over before the load
-comes back it has saved its wait at home, W, and the line there the GPU-seconds that it would have
-held: with n others in line for the G GPUs of a type, each moves up by g L / G seconds, where g is
-the job's GPUs and L its length. That is E = n g L / G in all. If not, it has run in vain, for half
-of its length on average, while the line had half of E. With p the chance that the loan outlives it,
-p (W + E) + (1 - p) (E - L) / 2 is what it brings, and a lent node pays from
+A job that waits for training nodes can take a lent one instead. If it ends before the load comes
+back, it has saved its wait at home, W. It has also saved the queue there the GPU-seconds that it
+would have held: with n other jobs in the queue for the G GPUs of a type, each moves up by g L / G
+seconds, where g is the job's GPUs and L its length. That is E = n g L / G in all. If it does not,
+it loses on average half of its length, and the queue gains half of E. With p the chance that the
+loan outlives it, p (W + E) + (1 - p) (E - L) / 2 is what it brings, and a lent node pays from
 
     p = (L - E) / (L + E + 2 W)
 
-on. Where the line is long any odds will do, and where training nodes come free soon a job does
-better to wait for them.
+on. Where the queue is long any odds will do. Where training nodes come free soon, a job does better
+to wait for them.
 
-W is what shortest first would make of the line: the work of the shorter jobs that wait, spread over
-all GPUs of the type, and the time until nodes have room for the job as those who run there end.
+W is the wait under shortest job first: the work of the shorter waiting jobs spread over all GPUs of
+the type, and the time until nodes have room for the job as running jobs end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 
 
 class Odds:
-    """Of the jobs that wait, as a pass begins."""
+    """The odds of the waiting jobs at the start of a pass."""
 
     def __init__(self, snapshot: ClusterSnapshot, room: PlacementState) -> None:
         self._snapshot = snapshot
@@ -60,7 +60,7 @@ class Odds:
 
 
 class _Line:
-    """The training nodes of one GPU type, and who waits for them."""
+    """The training nodes of one GPU type, and the jobs that wait for them."""
 
     def __init__(self, snapshot: ClusterSnapshot, room: PlacementState, gpu_type: str) -> None:
         self._gpu_type = gpu_type

@@ -1,4 +1,4 @@
-"""Which lent nodes go home, at the least preemption cost.
+"""Reclaim: which lent nodes go home, at the least preemption cost.
 
-Start at `choose_nodes`; `search` orders the solvers, `preemption_cost` says what a stop costs.
+Start at `choose_nodes`. `search` orders the solvers, `preemption_cost` gives the cost of a stop.
 """

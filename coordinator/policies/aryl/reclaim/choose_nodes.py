@@ -1,8 +1,9 @@
-"""Which lent nodes go back, at the least cost to jobs. Must not know why they are wanted.
+"""Choose the lent nodes to reclaim, at the least preemption cost.
 
-Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes that are not yet lent in full, idle nodes,
+Order (Lyra, EuroSys'23, sections 4 and 5.3): nodes whose loan is not complete yet, idle nodes,
 nodes with flexible workers only, nodes whose jobs end by themselves in time, and then those whose
-jobs must stop. Whom to stop is the paper's greedy, or from there on a search near the optimum.
+jobs must stop. The jobs to stop come from the paper's greedy, or from a search near the optimum
+that starts there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 Chooser = Callable[[Occupancy, Sequence[NodeView], int], Choice]
-"""Who is there, the lent nodes, how many are wanted; no occupancy is changed."""
+"""Occupancy, the lent nodes, the wanted number; the occupancy is not changed."""
 
 
 class Reclaiming(Struct, frozen=True, kw_only=True):
@@ -58,11 +59,11 @@ def choose_nodes(
 ) -> Choice:
     """The cheapest `wanted_count` nodes, fewer if there are fewer; `occupancy` is not changed.
 
-    Priority comes before any price: those are cheapest for which the fewest jobs of the highest
-    priority stop, then of the next one, and among these those of the lowest price.
+    Priority comes before any price. The cheapest choice stops the fewest jobs of the highest
+    priority, then of the next one; among equals the lowest price counts. Every victim is needed:
+    without any one of them too few nodes would be free. The order of `candidates` does not matter.
 
-    No victim is in vain: without any one of them too few nodes would be free. The order of
-    `candidates` does not matter. how: None is the paper's way.
+    how: None is the paper's way.
     """
     wanted_count = min(wanted_count, len(candidates))
     awaited = {} if how is None else _ending(occupancy, candidates, how)
@@ -120,7 +121,9 @@ def _without_needless(
     wanted_count: int,
     price: Mapping[JobId, float] | None,
 ) -> set[JobId]:
-    """Give back what was not needed, of the highest priority the job that would lose most first."""
+    """Spare victims that were not needed, of the highest priority the one that would lose most
+    first.
+    """
     lacking = {name: sum(job not in victims for job in jobs) for name, jobs in base.items()}
     hosts: dict[JobId, list[NodeName]] = {}
     for name, jobs in base.items():
@@ -150,7 +153,7 @@ def _search(
     wanted_count: int,
     how: Reclaiming,
 ) -> tuple[set[JobId], str]:
-    """Cheaper victims if there are any, and what is proven about them."""
+    """Cheaper victims if there are any, with the proven bound."""
     jobs = sorted({job for held in base.values() for job in held})
     number = {job: index for index, job in enumerate(jobs)}
     price = prices(how.costs, how.model, jobs)

@@ -1,4 +1,4 @@
-"""The decisions that take chosen nodes back, each with its reason and price. Chooses nothing."""
+"""The decisions that reclaim the chosen nodes, each with its reason and cost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The cheapest way to empty so many nodes, part by part. Pure numbers; must not know jobs or nodes.
+"""The cheapest way to empty a given number of nodes, part by part. Pure numbers.
 
-Parts that share no job are settled apart, each as a row of points (nodes emptied, cost), and put
-together by dynamic programming: exact where every part is small.
+Parts that share no job are solved separately, each as a row of points (nodes emptied, cost).
+Dynamic programming combines them: exact where every part is small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coordinator.policies.aryl.reclaim.problem import Problem, parts
 
 EXACT_JOBS_MAX = 11
-"""A part with at most so many jobs is settled exactly, by all its 2 ** jobs sets."""
+"""A part with at most this many jobs is solved exactly, by all its 2 ** jobs sets."""
 
 EFFORT = 60_000
 """Steps for exact prices in large parts: 15 to 30 ms of a core where it was measured."""
@@ -25,7 +25,7 @@ _FAR = np.int64(1 << 61)
 
 
 class Point(Struct, frozen=True):
-    """A choice in one part: nodes that it empties, what it costs, and the jobs."""
+    """A choice in one part: the emptied nodes, the cost, and the jobs."""
 
     emptied: int
     weight: int
@@ -79,7 +79,7 @@ Part = dict[tuple[int, ...], int]
 
 
 def parts_left(problem: Problem, given: frozenset[int]) -> list[Part]:
-    """What is left to empty when the given jobs stop, in parts that share no job."""
+    """Nodes left to empty when the given jobs stop, in parts that share no job."""
     rest: Part = {}
     for needs, count in zip(problem.needs, problem.counts, strict=True):
         left = tuple(job for job in needs if job not in given)
@@ -157,7 +157,7 @@ class Growth:
             self._offer(kind)
 
     def step(self) -> bool:
-        """Stop the jobs of the node that empties most for what it costs; False when all are."""
+        """Stop the jobs of the node that empties most for its cost; False when all are stopped."""
         while self._heap:
             price, kind = heapq.heappop(self._heap)
             if not self._missing[kind]:

@@ -1,11 +1,10 @@
-"""The paper's greedy: node by node the lowest preemption cost. Must not know why nodes are wanted.
-
-Priority comes before cost, as the paper has none: a node on which fewer jobs of the highest
-priority stop goes first, whatever else it costs. Where all priorities are alike it is the paper's.
+"""The paper's greedy: take the node of the lowest preemption cost, one node at a time.
 
 Lyra, EuroSys'23, sections 4 and 5.3. Its tie rule, "collateral damage", counts only GPUs vacated
-beyond what is still wanted: a node that the same preemption empties and that goes home as well is
-no damage.
+beyond the demand: a node that the same preemption empties and that also goes home is no damage.
+
+Priority comes before cost; the paper has no priorities. A node on which fewer jobs of the highest
+priority stop goes first, whatever else it costs. With equal priorities the result is the paper's.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ def greedy_victims(
 
 
 class _Greedy:
-    """Costs of all nodes, kept up to date as jobs stop; only what a stop touches is reckoned anew.
+    """Costs of all nodes, kept up to date as jobs stop; only affected nodes are computed again.
 
-    The damage of a node is reckoned when its cost has changed, and again before it is taken, in
-    case it rose. It falls elsewhere only when a neighbour's last other job has stopped; that
-    neighbour is then reckoned anew, costs no more, and takes the same victims.
+    The damage of a node is computed when its cost has changed, and again before it is taken, in
+    case it rose. It falls elsewhere only when a neighbour's last other job has stopped. That
+    neighbour is then computed again, costs no more, and takes the same victims.
 
     taken: nodes without base jobs that go on. gone: victims so far.
     """
@@ -107,7 +106,7 @@ class _Greedy:
         while True:
             damage, lost_gpu_s, name = heapq.heappop(ties)
             if name not in tier or self._damage[name] != (damage, lost_gpu_s):
-                continue  # it was reckoned anew since
+                continue  # it was computed again since
             if self._excess_gpus(name, left) == damage:
                 return name
             self._weigh(name, left, ties)

@@ -1,8 +1,8 @@
-"""Local search for cheaper jobs that empty as many nodes. Pure numbers; knows no jobs or nodes.
+"""Local search for a cheaper set of jobs that empties as many nodes. Pure numbers.
 
-Exchanges until none helps; then again and again a few victims are let go and the gap is filled
-otherwise. Both are bounded by steps, never by time, and draw no chance but from counters: the same
-arguments give the same answer.
+It exchanges jobs until no exchange helps. Then it repeatedly removes a few victims and fills the
+gap otherwise. Both loops are bounded by steps, never by time. Their only randomness comes from
+counters: the same arguments give the same answer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spare(problem: Problem, victims: Iterable[int]) -> frozenset[int]:
 def improve(
     problem: Problem, victims: Iterable[int], *, target: int, effort: int
 ) -> frozenset[int]:
-    """The cheapest found in so many steps, never dearer than `victims`.
+    """The cheapest set found in a bounded number of steps, never more expensive than `victims`.
 
     victims: a choice that empties enough. target: a cost that is good enough to stop at.
     """
@@ -144,10 +144,10 @@ def _fill_again(problem: Problem, tally: Tally, changes: list[Change], *, banned
 
 
 class Tally:
-    """Victims, and what each kind of node still lacks; kept up to date change by change.
+    """Victims, and the jobs that each kind of node still lacks; kept up to date change by change.
 
     lack_weight: per kind, the weight of its jobs that are no victims; 0 when it is empty.
-    steps: what all changes took so far.
+    steps: the cost of all changes so far, in steps.
     """
 
     def __init__(self, problem: Problem, victims: Iterable[int]) -> None:
@@ -218,9 +218,10 @@ class Tally:
     def spare(
         self, changes: list[Change] | None = None, *, kept: frozenset[int] = frozenset()
     ) -> None:
-        """Let go on whom the wanted nodes do not need; per node given up the dearest first.
+        """Spare victims that the wanted nodes do not need; per node given up the most expensive
+        first.
 
-        changes: whom it lets go is added to it.
+        changes: spared victims are added to it.
         """
         while True:
             surplus = self.emptied - self._problem.wanted

@@ -1,4 +1,4 @@
-"""The best sets of jobs where a price per node is paid, and the bound that follows. Pure numbers.
+"""The best sets of jobs at a price per node, and the lower bound that follows. Pure numbers.
 
 With a price per emptied node instead of a number to empty, the best set of jobs is a maximum
 closure (Picard, Management Science 22, 1976): a minimum cut, found exactly. The sets that are best
@@ -20,9 +20,10 @@ EFFORT = 100_000
 
 
 class Hull(Struct, frozen=True, kw_only=True):
-    """The two corners around the wanted number of nodes, as sets of jobs, and what they prove.
+    """The two corners around the wanted number of nodes, as sets of jobs, and the bound that they
+    prove.
 
-    below: empties at most the wanted nodes. above: empties at least so many. below is a subset.
+    below: empties at most the wanted nodes. above: empties at least that many. below is a subset.
     bound: no choice that empties enough costs less.
     """
 
@@ -87,9 +88,8 @@ def _between(
 ) -> _Cut:
     """The best set at price / unit per node; it contains the low corner and is within the high.
 
-    Corners are nested, so what is outside the high one or inside the low one is decided. For the
-    bound that is sound as well: at a price between those of two corners some best set lies
-    between them.
+    Corners are nested, so jobs outside the high one or inside the low one are decided. The bound
+    stays sound: at a price between those of two corners some best set lies between them.
     """
     jobs = sorted(high.victims - low.victims)
     number = {job: index for index, job in enumerate(jobs)}

@@ -1,4 +1,4 @@
-"""Who holds the nodes that may go home. Must not know why they are wanted, or what a job costs."""
+"""Occupancy: which jobs hold the nodes that may go home."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Ranks = tuple[int, ...]
 
 
 class Occupancy:
-    """Who sits where, leaving workers left out; shrinks as jobs and workers are taken away.
+    """The jobs on each node, without leaving workers; shrinks as jobs and workers are taken away.
 
-    Several services reclaim in one pass from the same occupancy, so that no job is a victim twice
-    and what one preemption empties is idle for the next service.
+    Several services reclaim in one pass from the same occupancy. So no job is a victim twice, and a
+    node that one preemption empties is idle for the next service.
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
@@ -86,13 +86,13 @@ class Occupancy:
         """Priorities of jobs above the least of all that have workers, the highest first.
 
         Of two such rows the lesser one stops fewer jobs of the highest priority in which they
-        differ. Where all jobs are alike they are empty.
+        differ. With equal priorities they are empty.
         """
         here = (self.priority(job_id) for job_id in job_ids)
         return tuple(sorted((each for each in here if each > self._least), reverse=True))
 
     def priority(self, job_id: JobId) -> int:
-        """Of a job; the least of an unknown one."""
+        """Priority of a job; the least one for an unknown job."""
         job = self.jobs.get(job_id)
         return self._least if job is None else job.priority
 
@@ -116,7 +116,7 @@ class Occupancy:
 
 
 def lent_nodes(snapshot: ClusterSnapshot, service: str) -> list[NodeView]:
-    """Nodes of a service that can be told to come home: on loan or on the way there."""
+    """Nodes of a service that can be recalled: on loan or on the way there."""
     return [
         node
         for node in snapshot.nodes

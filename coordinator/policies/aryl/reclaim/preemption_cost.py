@@ -1,8 +1,8 @@
-"""What it costs to stop a job, by two models; and which jobs end by themselves in time.
+"""Preemption cost of a job, by two models; and the jobs that end by themselves in time.
 
-Must not know nodes or services. The paper counts jobs, so that the fewest users are hit (Lyra,
-EuroSys'23, section 4). The other model counts expected lost GPU-seconds: work since the last
-verified checkpoint, the restart, and the wait in the queue before it.
+The paper counts jobs, so that the fewest users are hit (Lyra, EuroSys'23, section 4). The other
+model counts expected lost GPU-seconds: the work since the last verified checkpoint, the restart,
+and the wait in the queue before it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _is_silent(job: JobView) -> bool:
 
 
 def prices(costs: Costs, model: CostModel, job_ids: Iterable[JobId]) -> dict[JobId, float]:
-    """What each job counts in a model."""
+    """The cost of each job in a model."""
     if model == CostModel.JOBS:
         return dict.fromkeys(job_ids, 1.0)
     return {job_id: max(1.0, costs.expected_lost_gpu_s(job_id)) for job_id in job_ids}

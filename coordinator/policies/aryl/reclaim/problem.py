@@ -1,8 +1,8 @@
-"""The reclaim as numbers: sets of jobs that must stop to empty nodes. Must not know jobs or nodes.
+"""The reclaim problem as numbers: sets of jobs that must stop to empty nodes.
 
-A node is empty when all its base jobs stop. Asked is the cheapest set of jobs that empties as many
-nodes as are wanted; each job counts once, however many nodes it is on (Lyra, EuroSys'23, section
-4: a knapsack with dependent values, NP-hard).
+A node is empty when all its base jobs stop. The problem asks for the cheapest set of jobs that
+empties the wanted number of nodes. Each job counts once, however many nodes it is on (Lyra,
+EuroSys'23, section 4: a knapsack with dependent values, NP-hard).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRICES_MAX = 1 << 34
 must."""
 
 _SUM_MAX = 1 << 52
-"""All that priorities and prices add up to is less, so that ties can still be told apart."""
+"""The total of priorities and prices is below this, so that ties can still be distinguished."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def weight(self, victims: Iterable[int]) -> int:
-        """What it costs that these jobs stop."""
+        """The cost of stopping these jobs."""
         return sum(self.weights[job] for job in victims)
 
 
@@ -131,7 +131,7 @@ def by_priority(prices: Sequence[int], priorities: Sequence[int]) -> list[int]:
     levels = sorted(set(priorities))
     if len(levels) < 2:
         return list(prices)
-    cut = max(1, -(-sum(prices) // _PRICES_MAX))  # so many GPU-seconds count as one
+    cut = max(1, -(-sum(prices) // _PRICES_MAX))  # the GPU-seconds that count as one unit
     priced = [-(-price // cut) for price in prices]
     while True:
         at_level = [bisect_right(levels, each) - 1 for each in priorities]
@@ -149,8 +149,8 @@ def lexical_weights(
 ) -> tuple[tuple[int, ...], int]:
     """Whole numbers whose sums compare by the sum of `first`, then by the sum of `second`.
 
-    Their sum is below 2 ** 60, so that arrays can hold it; with very large costs `second` is told
-    apart less finely.
+    Their sum is below 2 ** 60, so that arrays can hold it; with very large costs `second` is
+    distinguished less finely.
 
     Returns:
         The weights, and the unit that stands for 1 of `first`; all of `second` together is less

@@ -1,10 +1,9 @@
-"""The rules by which lent nodes are taken back, by name. Must not know why they are wanted.
+"""The reclaim rules by name: Aryl's, and the two that the paper compares with.
 
-Reclaim rules that the paper compares with: at random, and fewest jobs first. Must not know why.
-
-Both (Lyra, EuroSys'23, section 7.1) choose nodes one by one and look at no job twice, so that one
-preemption empties two nodes only by luck: that is what the cost in `reclaiming` improves on. The
-lowest priorities go first here as well, as operators mean them; the paper has none.
+Those two take nodes at random, or the node with the fewest jobs first (Lyra, EuroSys'23, section
+7.1). Both choose nodes one by one and look at no job twice, so that one preemption empties two
+nodes only by luck. The preemption cost in `greedy` improves on that. The lowest priorities go first
+here as well, as operators expect; the paper has no priorities.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class ReclaimRule(StrEnum):
     COST = "cost"
     """Least preemption cost, node by node: the paper's greedy (`greedy`)."""
     NEAR_OPTIMUM = "near-optimum"
-    """Never more than by the greedy, and near what is possible at all (`search`)."""
+    """Never more cost than the greedy, and near the optimum (`search`)."""
     RANDOM = "random"
     FEWEST_JOBS = "fewest-jobs"
 
@@ -97,14 +96,15 @@ class TakeBack:
         self._occupancy = Occupancy(snapshot)
 
     def all_of(self, service: ServiceView) -> tuple[Decision, ...]:
-        """A recalled service gets all its nodes, and waits for nobody's end."""
+        """A recalled service gets all its nodes, without waiting for jobs to end."""
         lent = lent_nodes(self._snapshot, service.name)
         return self._order(service, lent, len(lent), 0.0, f"{service.name} was recalled")
 
     def __call__(
         self, service: ServiceView, wanted_count: int, because: str
     ) -> tuple[Decision, ...]:
-        """So many nodes go home: workers released, jobs waited for or stopped, as costs least.
+        """The cheapest way to send this number of nodes home: workers released, jobs waited for or
+        stopped.
 
         because: why the service wants them, with numbers.
         """

@@ -1,8 +1,8 @@
-"""Choices near the optimum, with a proof of how near. Pure numbers; must not know jobs or nodes.
+"""Search for sets of jobs near the optimum, with a proof of the distance. Pure numbers.
 
 Three steps, each deterministic and bounded by steps, never by time: the corners of the hull
-(`hull`), what is missing to them filled part by part (`frontier`), and then a local search by
-exchanges (`exchange`). What the caller had is taken as well, so the answer is never worse.
+(`lower_bound`), the missing nodes filled part by part (`frontier`), and a local search by exchanges
+(`local_search`). The caller's own solution competes too, so the answer is never worse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXCHANGE_EFFORT = 300_000
 
 
 class Solution(Struct, frozen=True, kw_only=True):
-    """Jobs that empty the wanted nodes, what they cost, and what no choice can be below."""
+    """Jobs that empty the wanted nodes, their cost, and the proven lower bound."""
 
     victims: frozenset[int]
     weight: int
@@ -65,5 +65,5 @@ def solve(
 
 
 def _leanest(problem: Problem, choices: Iterable[frozenset[int]]) -> frozenset[int]:
-    """The cheapest of choices that empty enough, each without what it does not need."""
+    """The cheapest of choices that empty enough, each without needless jobs."""
     return min((spare(problem, victims) for victims in choices), key=problem.weight)

@@ -1,8 +1,8 @@
-"""AFS: elastic sharing that weighs shortness against efficiency, pair by pair (`worker_shares`).
+"""AFS: elastic sharing that weighs shortness against efficiency in pairwise comparisons.
 
-AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4). Their base gangs
-come first, in an order that counts what a stop would throw away; the papers' jobs lose nothing.
-Must not know the engine.
+AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4); `worker_shares`
+has the comparison. Their base gangs come first, in an order that counts the work a stop would lose;
+the papers' jobs lose nothing.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ def _grants(pool: Pool, shares: Sequence[Share], why: str) -> list[Grant]:
 
 
 _Pass = tuple[Allocation, tuple[PendingReason, ...], list[JobView]]
-"""What comes of it, whose GPUs are no nodes for it, and all in the order of their base gangs."""
+"""The resulting worker counts, the barred nodes of each job, and all jobs in the order of their
+base gangs.
+"""
 
 
 def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> _Pass:
-    """AFS-L, or where it is not exact Lyra's cut of it, which stops nobody for another job."""
+    """AFS-L, or if it is not exact Lyra's form, which stops no job for another."""
     floor, now_s = FreeGpus(snapshot), snapshot.now_s
     line: list[JobView] = []
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
-        # Whoever is stopped for a shorter one has its loss to make up as well: for the mean of both
-        # it makes room only where what it has left exceeds the other's by more than that.
+        # A job stopped for a shorter one must also make up its loss. For the mean of both it makes
+        # room only where its remaining time exceeds the other's by more than that.
         left_s = job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s)
         keeps = job.state != JobState.PENDING and not is_exact
         return not (keeps or stays(job)), -job.priority, left_s, job.job_id
@@ -89,9 +91,9 @@ class _Turn(Struct, frozen=True):
 
 
 class _Memory(Struct, frozen=True, kw_only=True):
-    """What AFS-P remembers.
+    """The memory of AFS-P.
 
-    passes: by which earlier releases tossed their coin; kept for whoever goes back to one.
+    passes: earlier releases tossed their coin by it; kept for a return to one of these.
     """
 
     turns: dict[JobId, _Turn] = field(default_factory=dict[JobId, _Turn])
@@ -124,7 +126,7 @@ def _turns(knobs: UnknownKnobs, snapshot: ClusterSnapshot, memory: _Memory) -> d
 
 
 def _unseen(snapshot: ClusterSnapshot, memory: _Memory) -> dict[JobId, _Turn]:
-    """Of jobs that wait unseen: who had its turns does not come back as one that had none."""
+    """For hidden waiting jobs: a job that had its turns does not come back as one without any."""
     had = {name: turn for name, turn in memory.turns.items() if name in snapshot.unseen}
     return {
         name: _Turn(turn.count + (turn.ends_at_s is not None and turn.ends_at_s <= snapshot.now_s))
@@ -133,8 +135,8 @@ def _unseen(snapshot: ClusterSnapshot, memory: _Memory) -> dict[JobId, _Turn]:
 
 
 def _toss(seed: int, turns: Mapping[JobId, _Turn]) -> Wins:
-    """A coin for each pair and their workers, tossed anew when a lease of theirs has ended: in each
-    pass anew, and a worker would go to and fro between equals.
+    """A coin for each pair and their workers, tossed again when a lease of theirs has ended. Tossed
+    in each pass, a worker would alternate between equals.
     """
 
     def beats(candidate: Share, other: Share) -> bool:

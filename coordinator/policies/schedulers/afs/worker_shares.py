@@ -1,9 +1,9 @@
-"""Workers shared out one by one, pair by pair: the rules of AFS, and Lyra's cut of them. Pure.
+"""Workers shared out one by one in pairwise comparisons: the rules of AFS, and Lyra's form. Pure.
 
 Hwang et al., NSDI'21, "Elastic Resource Sharing for Distributed Deep Learning", section 4; the
-rules as its author's simulator has them. A greedy rule is too sure that what it gives away comes
-back, so two jobs are compared as if it never did. The unit is one worker, the first share a whole
-base gang. Must not know nodes, nor who comes first.
+rules follow its author's simulator. A greedy rule relies too much on getting back what it gives
+away, so two jobs are compared as if it never came back. The unit is one worker, the first share a
+whole base gang.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Share(Struct):
         return self.left_s / self.rate
 
     def may_grow(self, gpus: int) -> bool:
-        """Whether one worker more fits its range and what is left, and makes it faster."""
+        """True if one more worker fits its range and the remaining GPUs, and makes it faster."""
         job = self.job
         return self.workers < job.workers.max and self.gpus_each <= gpus and self.gain > 0
 
@@ -76,7 +76,7 @@ def beats_by_length(candidate: Share, other: Share) -> bool:
 
 
 def beats_by_gain(toss: Wins) -> Wins:
-    """AFS-P: who would win even if it were the longer one; `toss` where neither would."""
+    """AFS-P: the one that would win even if it were the longer one; `toss` if neither would."""
 
     def beats(candidate: Share, other: Share) -> bool:
         if (other.rate + other.gain) / other.gain <= candidate.rate / candidate.gain:
@@ -106,7 +106,7 @@ def base_shares(
 
 
 def share_out(shares: Sequence[Share], gpus: int, wins: Wins) -> None:
-    """Give one worker after the other to whoever is left of all pairwise comparisons."""
+    """Give one worker after another to the winner of all pairwise comparisons."""
     while True:
         growing = [share for share in shares if share.may_grow(gpus)]
         if not growing:

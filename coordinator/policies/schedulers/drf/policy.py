@@ -1,26 +1,18 @@
-"""Dominant resource fairness: the tenant with the least of what it has most of goes next.
+"""Dominant resource fairness: the tenant with the smallest dominant share goes next.
 
 Sources: DRF, NSDI'11, algorithm 1; H-DRF, SoCC'13, for a tree of tenants. Progressive filling: the
-tenant with the smallest dominant share over its weight starts its next job, whole gangs only; one
-whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the same
-order on what is left. Must not know the engine.
+tenant with the smallest dominant share over its weight starts its next job, whole gangs only. A
+tenant whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the
+same order on the rest. The filling is algorithm 1 of DRF (section 4.2) for any single pieces, one
+at a time to the line that is next, until no line takes more.
 
 A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
-the tenant that starts stays below the share that the other has after the stop. Flexible workers go
-by the same rule and without the knob, as nothing is lost with them; those of the tenant itself go
-for its gangs by no rule at all, as they are dealt on what gangs leave.
+the tenant that starts stays below the share that the other has after the stop. Flexible workers
+follow the same rule without the knob, because nothing is lost with them. A tenant's own flexible
+workers always go for its gangs, because they are dealt on what gangs leave.
 
-Progressive filling: one at a time to the line that is next, until nobody takes any more.
-
-Algorithm 1 of DRF (NSDI'11, section 4.2), for whatever comes in single pieces. Must not know what
-is dealt, nor what puts one line before another.
-
-How many workers of one job nodes take, kept while others come and go. Must not know who goes.
-
-Who makes room for a gang: take victims until it fits, then give back those not needed. Pure.
-
-Least disruptive first is the caller's order; the set found has nobody in it without whom the gang
-would fit as well. Must not know what a victim is, nor why it comes before another.
+To make room, victims are taken, least disruptive first, until the gang fits. Then each victim that
+is not needed is spared again: the gang needs every victim that remains.
 """
 
 from __future__ import annotations
@@ -65,10 +57,11 @@ def fewest_victims(
     move: Callable[[V, int], None],
     fits: Callable[[], bool],
 ) -> list[V] | None:
-    """Victims of a line, none of them in vain; None where the gang does not fit even without all.
+    """Victims of a line, all of them needed; None if the gang does not fit even without all.
 
-    may_go: asked as things stand with those before it gone. move: a victim goes (1), or stays after
-    all (-1). Afterwards those found are gone, and everybody else is where it was.
+    may_go: evaluated with the victims before it gone.
+    move: a victim leaves (1), or stays after all (-1). Afterwards the returned victims are gone,
+        and all others are where they were.
     """
     gone: list[V] = []
     does_fit = False
@@ -105,7 +98,7 @@ class RoomsLeft:
         self.workers = sum(self._rooms.values())
 
     def look(self, nodes: Iterable[NodeName]) -> None:
-        """What is free of these nodes may have changed; of others of the type nothing has."""
+        """The free part of these nodes may have changed; of others of the type it has not."""
         for name in nodes:
             if name in self._rooms:
                 now = self._bins.room(self._job, name)
@@ -121,10 +114,11 @@ def deal(
     first: Callable[[Mapping[str, T]], str],
     give: Callable[[T], bool],
 ) -> None:
-    """Each time one to the head of the line that is next.
+    """Deal one at a time to the head of the next line.
 
-    first: of the lines that are left, by their heads, as things stand. give: one more to somebody;
-    False where it takes none, and the next of its line is the head from then on.
+    first: chooses among the remaining lines, by their heads, as things stand.
+    give: gives one more to a head; False if it takes none, and the next of its line is the head
+        from then on.
     """
     queues = {name: deque(line) for name, line in lines.items()}
     while heads := {name: queue[0] for name, queue in queues.items() if queue}:
@@ -148,7 +142,7 @@ class _Victim(Struct, frozen=True, kw_only=True):
 
 
 class _Shrunk(Struct, frozen=True):
-    """Indices of flexible workers of one job that go, and for whom."""
+    """Indices of leaving flexible workers of one job, and the jobs that they leave for."""
 
     room_for: list[JobId]
     leaving: list[int]
@@ -205,7 +199,7 @@ class Filling:
     # --- victims ------------------------------------------------------------------------------
 
     def _make_room(self, job: JobView, kind: str) -> bool:
-        """Let workers of tenants that stay above the job's go; nobody goes in vain."""
+        """Remove workers of tenants that stay above the job's; no worker leaves without need."""
         base = job.workers_on(kind).min
         left = RoomsLeft(self._bins, job, kind)
 
@@ -255,7 +249,7 @@ class Filling:
             yield chain(flexible, self._gangs(gangs, job))
 
     def _flexible(self, job: JobView) -> Iterator[_Victim]:
-        """Each worker that it can go on without and still has, the newest first."""
+        """Each worker that it can spare and still has, the newest first."""
         shrunk = self._shrunk.get(job.job_id)
         gone = frozenset(shrunk.leaving if shrunk else ())
         for worker in spare_workers(job):
@@ -263,7 +257,9 @@ class Filling:
                 yield _Victim(job=job, workers=(worker,), is_whole=False)
 
     def _gangs(self, others: Iterable[JobView], job: JobView) -> Iterator[_Victim]:
-        """Those of the tenants with most first, then the lowest priority, then who loses least."""
+        """Gangs of the tenants with the largest shares first, then the lowest priority, then the
+        smallest loss.
+        """
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
@@ -303,7 +299,7 @@ class Filling:
                 self._move(structs.replace(victim, workers=rest), 1)
 
     def _spare(self) -> None:
-        """Whose place is free after all goes on, whoever loses most by a stop first."""
+        """A gang whose GPUs stay free goes on, the one that loses most by a stop first."""
         now_s = self._snapshot.now_s
         gone = [job for job in self._snapshot.jobs if job.job_id in self._stopped]
         for job in sorted(
@@ -381,12 +377,12 @@ class Filling:
                         room_for=tuple(shrunk.room_for),
                     )
                 )  # fmt: skip
-        # Whoever is stopped makes room, if only of CPUs or memory.
+        # A stopped job makes room, if only in CPUs or memory.
         plan = carry_out(self._snapshot, grants, place=self._planned, stops_in_vain=True)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 
     def _planned(self, _: FreeGpus, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
-        """What `_grow` found; nodes have room for it when the shrinks are done."""
+        """The result of `_grow`; nodes have room for it when the shrinks are done."""
         return tuple(self._grown.get(job.job_id, ()))
 
     def _wake_at_s(self) -> float | None:

@@ -1,7 +1,6 @@
-"""The cluster as Gandiva sees it in one pass: who has which GPUs, who computes, what is given away.
+"""The board: the cluster as Gandiva sees it in one pass, with holders, computing jobs and grants.
 
-Heights and affinities are those of Gandiva (OSDI'18, section 4.1). Must not know the engine, nor
-which of its rules asks.
+Heights and affinities are those of Gandiva (OSDI'18, section 4.1).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Board:
         if node in self._gangs:
             self._gangs[node][gang] = self._gangs[node].get(gang, 0) + gpus
 
-    # --- what is there ------------------------------------------------------------------------
+    #   --- the present state ------------------------------------------------------------------
 
     def of(self, *states: JobState) -> list[JobView]:
         """Jobs in one of the states, by id, that were not decided on yet."""
@@ -82,7 +81,7 @@ class Board:
         return seat
 
     def rivals(self, seat: Iterable[GpuUuid]) -> set[JobId]:
-        """Who computes on GPUs now."""
+        """The jobs that compute on GPUs now."""
         return {job_id for uuid in seat for job_id in self.computes.get(uuid, ())}
 
     def depth(self, seat: Seat) -> int:
@@ -102,7 +101,7 @@ class Board:
         """
         return sum(self._gangs[node].values()) / self.floor.nodes[node].gpus
 
-    # --- what is given away -------------------------------------------------------------------
+    #   --- giving GPUs away -------------------------------------------------------------------
 
     def decide(self, job: JobView, *decisions: Decision) -> None:
         """A job's decisions of this pass."""
@@ -168,10 +167,10 @@ class Board:
         return not self.snapshot.tenants or job.tenant == host.tenant
 
     def may_come(self, job: JobView, host: JobView) -> bool:
-        """Whether a job that waits may compute on another's GPUs until its turn is over.
+        """True if a waiting job may compute on another's GPUs until its turn is over.
 
-        The turn of one that never gives way is all of its time: whoever has these GPUs would wait
-        for its end, and must stand behind it.
+        The turn of a job that never gives way is all of its time: the holder of these GPUs would
+        wait for its end, and must stand behind it.
         """
         if gives_way(job):
             return True
@@ -179,9 +178,9 @@ class Board:
         return all(submission(self.jobs[job_id]) > submission(job) for job_id in there)
 
     def on_seat(self, job: JobView, host: JobView) -> Place | None:
-        """The GPUs of another gang for this one; None where its workers do not go there.
+        """The GPUs of another gang for this one; None if its workers do not go there.
 
-        They do not where one of these GPUs is given to nobody any more.
+        They do not where one of these GPUs stays barred.
         """
         gpu_type = host.gpu_type
         if barred_gpus(host):

@@ -1,7 +1,7 @@
 """Growing and shrinking: elastic jobs take idle GPUs of their node and give them back. Pure.
 
-Gandiva (OSDI'18), section 3.4: whoever is elastic has agreed to grow on its own node while nobody
-waits, and to shrink at once when somebody comes. Must not know the engine, nor who comes next.
+Gandiva (OSDI'18), section 3.4: an elastic job has agreed to grow on its own node while no job
+waits, and to shrink at once when a job arrives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_room(board: Board, job: JobView) -> Place | None:
 
 
 def shrink_hosts(board: Board, job: JobView) -> None:
-    """Gangs that it could take turns with give back what they have grown by, for the next pass."""
+    """Gangs that it could take turns with give back their growth, for the next pass."""
     for other in board.of(JobState.RUNNING):
         if not other.is_resizable:
             continue
@@ -63,7 +63,7 @@ def shrink_hosts(board: Board, job: JobView) -> None:
 
 
 def _is_base_well(job: JobView) -> bool:
-    """Whether all GPUs of its base gang can be given to others, who would come to share them."""
+    """True if all GPUs of its base gang can be given to other jobs that would share them."""
     base = (each for each in job.placed if not each.is_flexible and not each.is_leaving)
     return all(worker.freed_gpus == worker.gpus for worker in base)
 

@@ -1,9 +1,9 @@
-"""Migration: jobs move to where they are better off, or where whole nodes come free. Pure.
+"""Migration: jobs move to better GPUs, or so that whole nodes come free. Pure.
 
-Gandiva (OSDI'18), section 4.2: a suspended job to GPUs that were vacated, a spread gang to fewer
-nodes, and the jobs of an almost empty node to others. Each job rests between its moves, as a move
-costs a save and a start. Who never saves starts over, so that it is moved for the sake of order
-only while it has next to nothing to lose. Must not know the engine.
+Gandiva (OSDI'18), section 4.2: a suspended job moves to vacated GPUs, a spread gang to fewer nodes,
+and the jobs of an almost empty node to others. Each job rests between its moves, because a move
+costs a save and a start. A job that never saves starts over, so it is moved for defragmentation
+only while it has next to nothing to lose.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from coordinator.policies.schedulers.gandiva.board import (
 )
 
 NEGLIGIBLE_RATIO = 0.01
-"""Of all that a job has computed. A tidier cell helps whoever may come later, and nobody else, and
-a trial may not pay: the paper moves jobs whose work is saved, and what that costs is some seconds
-in many minutes."""
+"""As a fraction of all that a job has computed. A tidier cell helps only jobs that may come later,
+and a trial may not pay. The paper moves jobs whose work is saved, which costs some seconds in
+many minutes.
+"""
 
 
 def loses_nothing(job: JobView, now_s: float) -> bool:

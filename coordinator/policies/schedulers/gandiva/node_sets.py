@@ -1,12 +1,12 @@
-"""Sets of nodes by gang size, and who stands in each, in turns: a book. Knows no policy.
+"""Sets of nodes by gang size, and the jobs that take turns in each.
 
-A set is the fewest nodes that hold a gang of its class; as many of its jobs as it has room for
-compute, the others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's
-(OSDI'18, section 4.1). Must not know snapshots, nor what a turn costs.
+A set is the fewest nodes that hold a gang of its class. As many of its jobs as fit compute, and the
+others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's (OSDI'18,
+section 4.1).
 
-Whoever may not start now, for reasons that are not the book's, is unseen: it keeps its place in the
-line and counts for nothing else. Forgotten it would come back as the last each time, and a job that
-comes back only while others compute would never have a turn.
+A job that may not start now, for reasons outside the sets, is unseen: it keeps its place in the
+line and counts for nothing else. If it were forgotten it would come back last each time, and a job
+that comes back only while others compute would never have a turn.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Division:
         self._types = types
         self._unseen = unseen
 
-    # --- what is there ------------------------------------------------------------------------
+    #   --- the present state ------------------------------------------------------------------
 
     def room(self, each: NodeSet) -> int:
         """Gangs that compute side by side in a set."""
@@ -78,7 +78,7 @@ class Division:
         return [job_id for job_id in each.jobs if job_id not in self._unseen]
 
     def computing(self, each: NodeSet) -> list[JobId]:
-        """Whose turn it is in a set."""
+        """The jobs whose turn it is in a set."""
         return self.seen(each)[: self.room(each)]
 
     def of(self, kind: Class, avoided: Iterable[NodeName] = ()) -> list[NodeSet]:
@@ -98,7 +98,7 @@ class Division:
 
     @property
     def is_shared(self) -> bool:
-        """Whether anybody in a set waits for a turn."""
+        """True if any job in a set waits for a turn."""
         return any(len(self.seen(each)) > self.room(each) for each in self.sets)
 
     def _workers(self, kind: Class, nodes: Iterable[NodeName]) -> int:
@@ -107,9 +107,10 @@ class Division:
     # --- jobs come and go ---------------------------------------------------------------------
 
     def keep(self, jobs: Iterable[JobId]) -> None:
-        """Only these are still there, and who is unseen; a set without any of these is dissolved.
+        """Keep only these jobs and the unseen ones; a set without any of these is dissolved.
 
-        Nodes are not kept for the unseen alone; whoever stood in such a set is a newcomer later.
+        Nodes are not kept for unseen jobs alone; a job that stood in such a set is a newcomer
+        later.
         """
         there = set(jobs)
         for each in self.sets:
@@ -129,7 +130,7 @@ class Division:
             ]
 
     def adopt(self, job_id: JobId, kind: Class, nodes: tuple[NodeName, ...]) -> bool:
-        """Who runs already stays where it is, if nobody's set is there or one of its class."""
+        """A running job stays where it is, if its nodes are in no set or in one of its class."""
         for each in self.of(kind):
             if set(nodes) <= set(each.nodes):
                 each.jobs.append(job_id)
@@ -152,8 +153,9 @@ class Division:
     def move_on(
         self, job_id: JobId, mine: NodeSet, kinds: Sequence[Class], avoided: Iterable[NodeName]
     ) -> bool:
-        """Who waits for its turn in its set leaves it for one of another class that has room; False
-        if there is none, for nobody alike."""
+        """A job that waits for its turn moves to a set of another class with room; False if there
+        is none, which holds for all alike.
+        """
         if job_id in self.computing(mine):
             return True
         found = self._open_set([kind for kind in kinds if kind != mine.kind], avoided)
@@ -163,7 +165,7 @@ class Division:
         return found is not None
 
     def _open_set(self, kinds: Sequence[Class], avoided: Iterable[NodeName]) -> NodeSet | None:
-        """A set in which nobody waits for a turn and there is room, else a new one."""
+        """A set without a waiting job and with room, else a new one."""
         for kind in kinds:
             sets = self.of(kind, avoided)
             has_room = bool(sets) and len(self.seen(sets[0])) < self.room(sets[0])
@@ -193,7 +195,7 @@ class Division:
     # --- turns and shares ---------------------------------------------------------------------
 
     def rotate(self, stays: Iterable[JobId]) -> None:
-        """Round robin: who computed goes behind who waited, but for those that stay."""
+        """Round robin: jobs that computed go behind jobs that waited, but for those that stay."""
         fixed = set(stays)
         for each in self.sets:
             now = self.computing(each)
@@ -203,10 +205,10 @@ class Division:
                 each.jobs = rest + goes
 
     def first(self, ranks: Mapping[JobId, tuple[bool, float]]) -> None:
-        """Lower ranks stand before higher ones in each set, otherwise the order is kept.
+        """Lower ranks stand before higher ones in each set; otherwise the order is kept.
 
-        Who left since the last look, and still has a place, stands before all others. The unseen
-        stay where they are among those that wait: whoever comes back ends nobody's turn.
+        A job that left since the last look, and still has a place, stands before all others. Unseen
+        jobs stay where they are among those that wait: a job that comes back ends no turn.
         """
         for each in self.sets:
             line = sorted(self.seen(each), key=lambda job_id: ranks.get(job_id, (False, -inf)))
@@ -255,7 +257,7 @@ class Division:
             self.of(kind)[0].jobs.append(job_id)
 
     def _balance(self, kind: Class) -> None:
-        """The last in line of the fullest sets go to the emptiest ones, until that helps nobody."""
+        """The last in line of the fullest sets go to the emptiest ones, until no move helps."""
         while True:
             sets = self.of(kind)
             low, high = sets[0], sets[-1]

@@ -1,9 +1,9 @@
-"""Packing by trial: two jobs on one GPU are tried, measured, and parted if turns were better. Pure.
+"""Packing by trial: two jobs try one GPU, are measured, and part if turns were better. Pure.
 
-Gandiva (OSDI'18), sections 3.3 and 4.2. Both were measured alone first. What is compared is
-progress per GPU-second that a job was charged: alone it has the whole GPU in its turns, packed half
-of it all the time, so that turns and packing cost the same and the better one makes more steps.
-Must not know the engine, nor what a profile promises: it only says whom to try first.
+Gandiva (OSDI'18), sections 3.3 and 4.2. Both jobs were measured alone first. The comparison is
+progress per charged GPU-second: alone a job has the whole GPU in its turns, packed it has half of
+it all the time. Turns and packing therefore cost the same, and the better one makes more steps. A
+profile only suggests which pair to try first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LEAST_GPU_S = 1.0
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """What was measured of a job. Rates are steps per GPU-second charged; 0: not yet known.
+    """The measurements of a job. Rates are steps per GPU-second charged; 0: not yet known.
 
-    step, gpu_s: its first word of the present measurement. is_packed: what that measures.
+    step, gpu_s: its first report of the present measurement. is_packed: what that measures.
     """
 
     attempt: int
@@ -61,7 +61,7 @@ def pair_key(one: JobId, other: JobId) -> str:
 
 
 def measured(board: Board, marks: Marks) -> Marks:
-    """What the jobs' words say since the last pass; a job that has ended is forgotten."""
+    """The measurements from progress reports since the last pass; ended jobs are dropped."""
     found: Marks = {}
     for job in board.snapshot.jobs:
         if job.state in (JobState.RUNNING, JobState.SUSPENDED) and job.progress_step is not None:
@@ -99,7 +99,7 @@ def _measure(board: Board, job: JobView, step: int, mark: Mark | None) -> Mark:
 
 
 class Packing:
-    """One pass: who is parted, who stays, whom to try."""
+    """One pass: the pairs that part, that stay, and that are tried."""
 
     def __init__(self, board: Board, marks: Marks, pairs: Pairs) -> None:
         self._board = board
@@ -130,7 +130,8 @@ class Packing:
             gain = self._gain(one, other)
             is_starting = JobState.STARTING in (one.state, other.state)
             if gain is None and (is_starting or self._board.now_s < pair.since_s + 3 * trial_s):
-                continue  # who starts cannot be parted yet; or one of them has said nothing yet
+                # a starting job cannot be parted yet; or one of them has reported nothing yet
+                continue
             self.pairs[key] = Pair(since_s=pair.since_s, gain=gain or 0.0)
             is_together = self._board.rivals(self._board.seat(one)) >= {one.job_id, other.job_id}
             if not self.pairs[key].is_kept and is_together:
@@ -142,7 +143,7 @@ class Packing:
                 )
 
     def _gain(self, one: JobView, other: JobView) -> float | None:
-        """What both make packed over what they make in turns: the mean of their ratios."""
+        """The progress of both packed over that in turns: the mean of their ratios."""
         ratios: list[float] = []
         for job in (one, other):
             mark = self._marks.get(job.job_id)
@@ -154,7 +155,7 @@ class Packing:
     def offer(self, *, rest_s: float) -> None:
         """Try one more pair on each GPU: the least busy job that waits with the least busy one.
 
-        Only under overload, that is while somebody is suspended.
+        Only under overload, that is while any job is suspended.
         """
         waiting = [job for job in self._board.of(JobState.SUSPENDED) if self._is_known(job)]
         if not waiting:
@@ -242,14 +243,16 @@ class Hosts:
                 yield host
 
     def leave(self, host: JobView) -> None:
-        """It is tried with somebody, and with nobody else in this pass."""
+        """The job is tried with one partner, and with no other in this pass."""
         del self._hosts[host.job_id]
         del self._on_seat[self._board.seat(host)]
         for fits in self._fits.values():
             fits.pop(host.job_id, None)
 
     def _reached(self, guest: JobView, *, may_move: bool) -> Iterable[JobView]:
-        """Who may not move has the one that computes on its own GPUs."""
+        """Partners for a guest; one that may not move has only the job that computes on its own
+        GPUs.
+        """
         board = self._board
         if not may_move:
             host = self._on_seat.get(board.seat(guest))
@@ -263,7 +266,7 @@ class Hosts:
         return fits.values()
 
     def _memory_left(self, host: JobView) -> float:
-        """On the GPU of its nodes that has least; what is not known of a node never hinders."""
+        """On the GPU of its nodes with the least memory left; unknown memory never blocks."""
         nodes = self._board.floor.nodes
         there = (nodes[name] for name in self._board.gpus[host.job_id] if name in nodes)
         has = min((node.gpu_memory_bytes for node in there if node.gpu_memory_bytes), default=0)

@@ -1,7 +1,7 @@
-"""When a policy that takes turns looks at its jobs: each slice, or once nobody came for a while.
+"""When a policy with turns decides: each slice, or once no job arrived for a while.
 
 The steps of ElasticFlow's artefact (pkusys/ElasticFlow), whose Gandiva shares GPUs out again when a
-job came, and each slice only while none does. Pure; must not know what a look changes.
+job arrives, and each slice only while none does. Pure.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ class Pace(Struct, frozen=True, kw_only=True):
 
 
 class Looked(Struct, frozen=True, kw_only=True):
-    """at_s: the instant of the last look. came_at_s: that of the last one at somebody new."""
+    """at_s: the instant of the last look. came_at_s: that of the last look that saw a new job."""
 
     at_s: float = -inf
     came_at_s: float = -inf
 
 
 class Look:
-    """Whether one pass looks.
+    """Whether one pass looks. has_new: a job is there that was not at the last look.
 
-    has_new: somebody is there who was not at the last look.
-
-    is_one: it does. is_awaited: who is new has to wait for one. after: what is remembered.
+    is_one: it does. is_awaited: a new job has to wait for one. after: the memory.
     """
 
     def __init__(self, pace: Pace, before: Looked, now_s: float, *, has_new: bool) -> None:
@@ -54,7 +52,7 @@ class Look:
 
     @property
     def next_s(self) -> float:
-        """When the next one is due, if nobody comes."""
+        """When the next one is due, if no job arrives."""
         next_s = self.after.at_s + self._pace.slice_s
         if self.is_awaited or not self._pace.quiet_s:
             return next_s

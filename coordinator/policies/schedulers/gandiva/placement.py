@@ -1,7 +1,7 @@
-"""Gandiva's reactive mode: where a job goes that waits, and how others make room. Pure.
+"""Gandiva's reactive mode: where a waiting job goes, and how others make room. Pure.
 
 Algorithm 1 of Gandiva (OSDI'18, section 4.1): nodes of its own gang size, empty nodes, any free
-GPUs, else in turns with a gang of its size. Must not know the engine.
+GPUs, else turns with a gang of its size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[P
     in_vain: dict[GangShape, str] = {}
     for job in _waiting(board):
         tenant = job.tenant if board.snapshot.tenants else ""
-        # Nobody before it has a lower priority, so that whose turn was not over then is not now.
+        # No job before it has a lower priority, so a turn that was not over then is not over now.
         like = (*gang_shape(job), tenant, gives_way(job))
         why = in_vain.get(like) or _start(board, turns, job, jobs_per_gpu)
         if why:

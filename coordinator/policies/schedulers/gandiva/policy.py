@@ -1,8 +1,7 @@
-"""Gandiva: turns on shared GPUs, packing that is measured, migration, growing and shrinking.
+"""Gandiva: turns on shared GPUs, measured packing, migration, growing and shrinking.
 
-Gandiva (OSDI'18). It wants early feedback for every job rather than short completion times: a job
-that comes computes at once where it can, on free GPUs or in turns with a gang of its size.
-Must not know the engine.
+Gandiva (OSDI'18). It aims at early feedback for every job rather than short completion times: a job
+that arrives computes at once where it can, on free GPUs or in turns with a gang of its size.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Knobs(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """began_s: when turns began. idle_since_s: since when GPUs were free and nobody waited."""
+    """began_s: when turns began. idle_since_s: since when GPUs were free without a waiting job."""
 
     began_s: dict[JobId, float] = {}
     marks: dict[JobId, Mark] = {}
@@ -83,7 +82,7 @@ def _pass(
     start_on_free(board)
     moves = Moves(board, rest_s=knobs.rest_s) if knobs.migrates else None
     if has_looked := now_slice != memory.looked_at:
-        _look(knobs, board, packing, moves)  # before the turns: they leave nobody to move or pack
+        _look(knobs, board, packing, moves)  # before the turns: they leave no job to move or pack
     turns.take_idle()
     # A newcomer has its first turn where one is over now. After those that are suspended it would
     # have none while two take turns: one of them has always just begun.
@@ -129,7 +128,7 @@ def _look(knobs: Knobs, board: Board, packing: Packing, moves: Moves | None) -> 
 def _idle_since(
     board: Board, holds: tuple[PendingReason, ...], before_s: float | None
 ) -> float | None:
-    """Since when GPUs are free while nobody waits or takes turns; None where that is not so."""
+    """Since when GPUs are free while no job waits or takes turns; None if that is not so."""
     takes_turns = any(job.state == JobState.SUSPENDED for job in board.snapshot.jobs)
     if holds or takes_turns or board.floor.free_gpus() <= 0:
         return None
@@ -139,7 +138,7 @@ def _idle_since(
 def _wake_at_s(
     knobs: Knobs, board: Board, grows_at_s: float | None, holds: tuple[PendingReason, ...]
 ) -> float | None:
-    """The next slice while somebody takes turns or waits, or is tried; when jobs may grow."""
+    """The next slice while any job takes turns, waits or is tried; when jobs may grow."""
     is_shared = any(len(jobs) > 1 for jobs in board.has.values())
     if is_shared or (holds and (board.gpus or board.decisions)):
         return _next_slice_s(knobs, board)

@@ -1,11 +1,11 @@
-"""Gandiva as simulators play it: sets of nodes by gang size, turns in each, shares by demand.
+"""Gandiva as simulators play it: node sets by gang size, turns in each, shares by demand.
 
 From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the turns (sections 3.1 and
-4.1), and nothing else: no packing, no growing, no move but where a set comes or goes. ElasticFlow's
-artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
-turn that is over is a preemption, as a job of a set gets any GPUs of it; whoever would lose most of
-its work by that keeps its GPUs (`setbacks`), and a turn lasts as long as handing it over is worth.
-Must not know the engine.
+4.1), and nothing else: no packing, no growing, no move except when a set is made or dissolved.
+ElasticFlow's artefact (pkusys/ElasticFlow, figure 8a) compares with this form; its two faults are
+knobs here. The end of a turn is a preemption, because a job may get any GPUs of its set. A job that
+would lose most of its work by it keeps its GPUs (`setbacks`), and a turn lasts long enough to be
+worth its handover.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Knobs(Pace, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """sets: with their jobs, in turn. waits: who was looked at and found no set.
+    """sets: with their jobs, in turn. waits: jobs that were looked at and found no set.
 
-    came_at_s, looked_at_s: of `looked`, which says what they are; stored flat.
-    handed_at_s: when those that have a place were given it.
+    came_at_s, looked_at_s: of `looked`, which defines them; stored flat.
+    handed_at_s: when each job with a place was given it.
     """
 
     sets: tuple[NodeSet, ...] = ()
@@ -70,7 +70,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     @property
     def looked(self) -> Looked:
-        """When it did, and when somebody new was there."""
+        """When it last looked, and when it last saw a new job."""
         return Looked(at_s=self.looked_at_s, came_at_s=self.came_at_s)
 
 
@@ -88,7 +88,8 @@ class _Pass:
             for worker in job.placed:
                 if not worker.is_leaving:
                     gpus[worker.node] += worker.freed_gpus
-        # A gang that is stopped there may not come back: nobody is then, but for somebody else.
+        # A gang that is stopped there may not come back: no gang is then stopped, except for
+        # another one.
         self._is_barred = any(node.barred_gpus for node in self._floor.nodes.values())
         types = {name: node.gpu_type for name, node in self._floor.nodes.items()}
         self.division = Division(self._before.sets, gpus=gpus, types=types, unseen=snapshot.unseen)
@@ -103,7 +104,7 @@ class _Pass:
 
     def _settle(self) -> None:
         knobs, before, now_s = self._knobs, self._before, self._snapshot.now_s
-        # Who is hidden has come already, whatever becomes of its set meanwhile.
+        # A hidden job has arrived already, whatever happens to its set meanwhile.
         self._hidden = self._snapshot.unseen & (self.division.set_of().keys() | before.waits)
         self.division.leave(self._is_alike)
         known = self.division.set_of().keys() | before.waits
@@ -130,7 +131,7 @@ class _Pass:
         return set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes)
 
     def _stay(self) -> set[JobId]:
-        """Who runs and may not be stopped now, or shall not for its work's sake."""
+        """Running jobs that may not be stopped now, or are not to lose their work."""
         now_s = self._snapshot.now_s
         return {
             job.job_id
@@ -139,7 +140,7 @@ class _Pass:
         }
 
     def _welcome(self) -> None:
-        """Whoever is in no set, by submission; those that run already first."""
+        """Jobs in no set, by submission; running ones first."""
         self.division.leave(self._may_stand)
         settled = self.division.set_of()
         new = [job for job in self._jobs.values() if job.job_id not in settled]
@@ -166,10 +167,10 @@ class _Pass:
             return (job.gpu_type,)
         return tuple(accepted_types(job, self._floor))
 
-    # --- what comes of it ---------------------------------------------------------------------
+    #   --- results ------------------------------------------------------------------------------
 
     def allocation(self) -> Allocation:
-        """Stops and starts, and what is remembered."""
+        """Stops and starts, and the memory."""
         decisions = carry_out(
             self._snapshot,
             self._grants(),
@@ -193,8 +194,9 @@ class _Pass:
         )
 
     def _waits(self) -> tuple[JobId, ...]:
-        """Who found no set, also of those that are hidden; between looks who came since is nobody
-        yet."""
+        """Jobs that found no set, hidden ones included; jobs that came since the last look do not
+        count yet.
+        """
         settled = self.division.set_of()
         seen = self._jobs.keys()
         known = seen & self._before.waits if self.look.is_awaited else seen
@@ -214,7 +216,7 @@ class _Pass:
                 self._nodes[job.job_id] = each.nodes
                 away = any(worker.node not in each.nodes for worker in job.placed)
                 if away and is_movable(job):
-                    continue  # it goes on where it is until somebody's turn comes there
+                    continue  # it goes on where it is until another job's turn comes there
                 grants.append(
                     Grant(
                         job=job,
@@ -290,7 +292,7 @@ def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pendin
 
 
 def tell(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
-    """Of a job whose turn does not end, why."""
+    """For a job whose turn does not end: why."""
     return told_of(snapshot, job_id)
 
 

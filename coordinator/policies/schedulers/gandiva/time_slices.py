@@ -1,8 +1,8 @@
-"""Time slices: gangs that have the same GPUs compute in turns, round robin. Pure.
+"""Time slices: gangs on the same GPUs compute in turns, round robin. Pure.
 
 Gandiva (OSDI'18), sections 3.1 and 4.1. A turn ends on a grid of slices, after half a slice at
-least, so that all nodes change at one instant and nobody is cut short. A job of higher priority
-never gives way to one of lower. Must not know the engine.
+least, so that all nodes change at one instant and no turn is cut short. A job of higher priority
+never gives way to one of lower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tick(now_s: float, slice_s: float) -> int:
 
 
 class Slices:
-    """Who goes on and who gives way, in one pass.
+    """The jobs that go on and those that give way, in one pass.
 
     began_s: when each job's turn began. goes_with: whether two may compute side by side.
     keeps: jobs that stay on their GPUs though their turn is over.
@@ -56,13 +56,13 @@ class Slices:
         return tick(self._board.now_s, self._slice_s) > tick(began_s + half, self._slice_s)
 
     def take_idle(self) -> None:
-        """Who has waited longest goes first, on GPUs on which nobody computes."""
+        """The job that has waited longest goes first, on GPUs without a computing job."""
         for job in self._suspended():
             if not self._board.rivals(self._board.seat(job)):
                 self._go_on(job)
 
     def take(self) -> None:
-        """Who has waited longest goes first: on GPUs that are idle, or whose turn is over."""
+        """The longest waiting job goes first: on GPUs that are idle, or whose turn is over."""
         for job in self._suspended():
             self._go_on(job)
 

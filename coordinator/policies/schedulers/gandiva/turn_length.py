@@ -1,7 +1,7 @@
-"""Turns that are handed over by preemption: since when a job has its own, and how long it lasts.
+"""The length of a turn that ends by preemption, and its start.
 
-Others' stops and the job's own start take time, in which nobody computes. A turn that is shorter
-than some times of that does little else. Pure; must not know whose turn comes next.
+The stops of other jobs and the job's own start take time in which no job computes. A turn must last
+a multiple of that time to be of use. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Handed = Mapping[JobId, float]
 def fresh(
     jobs: Mapping[JobId, JobView], handed_at_s: Handed, ratio: float, now_s: float
 ) -> set[JobId]:
-    """Whose turn has not lasted yet as long as handing it over is worth.
+    """Jobs whose turn is still too short to be worth its handover.
 
-    ratio: a turn is no shorter than so many times what passed from the decision until the gang ran.
+    ratio: a turn is no shorter than this many times the time from the decision until the gang ran.
     """
     found = set[JobId]()
     for job_id, at_s in handed_at_s.items():

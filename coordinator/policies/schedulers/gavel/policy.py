@@ -1,11 +1,11 @@
-"""Gavel's rounds (OSDI'20): shares of time by a program, kept by priorities, round after round.
+"""Gavel's rounds (OSDI'20): a program gives shares of time, and priorities keep them each round.
 
-A policy of Gavel says which part of the time each job should run (`time_shares`); in each round
-those run whose part over the time that they received is greatest (section 5). `las` makes the
-least attained service greatest; `themis-lp` makes the worst finish-time fairness least, which is
-what Gavel and those after it take for Themis. In between nothing changes. Must not know the engine.
+A policy of Gavel gives the part of the time that each job should run (`time_shares`). In each round
+the jobs run whose part over their received time is greatest (section 5). `las` maximises the least
+attained service. `themis-lp` minimises the worst finish-time fairness; Gavel and its successors
+take that for Themis. Between rounds nothing changes.
 
-GPUs count as one pool here; gangs go to real nodes in `carry_out`.
+GPUs count as one pool here; `carry_out` places gangs on real nodes.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class RoundPass:
     # --- shares ---------------------------------------------------------------------------------
 
     def solve(self) -> None:
-        """Shares anew, where jobs came or went and the last ones were kept up long enough.
+        """Solve for new shares, if jobs came or went and the last ones were kept up long enough.
 
-        Who was out of sight whenever they were set does not wait: that may be so each time.
+        A job that was hidden whenever they were set does not wait for that: that may be so each
+        time.
         """
         rounds = self.rounds
         solved_at_s = rounds.solved_at_s
@@ -110,9 +111,9 @@ class RoundPass:
     # --- a round --------------------------------------------------------------------------------
 
     def ranked(self) -> list[JobView]:
-        """Those first that received least of what they should; of equal ones those owed most.
+        """Jobs that received least of their share first; among equals those that are owed most.
 
-        Before them stand those whose work a stop would throw away, and use up their share.
+        Before them stand those whose work a stop would lose; they use up their share.
         """
 
         def rank(job: JobView) -> tuple[float, ...]:
@@ -123,7 +124,7 @@ class RoundPass:
         return sorted(self._snapshot.jobs, key=rank)
 
     def chosen(self, ranked: Sequence[JobView]) -> set[JobId]:
-        """Who runs in this round: gangs in this order, skipping those that do not fit."""
+        """The gangs of this round, in this order, skipping those that do not fit."""
         movable = {job.job_id for job in ranked if job.state == JobState.PENDING or is_movable(job)}
         held = [w for job in ranked if job.job_id in movable for w in job.placed]
         free = self._floor.free_gpus() + sum(
@@ -158,7 +159,7 @@ class RoundPass:
         return Grant(job=job, workers=job.workers.min, reason=reason)
 
     def due_text(self, job: JobView) -> str:
-        """What a job should have, and what it is owed."""
+        """As text: a job's share of time, and the part that it is owed."""
         turn = self.rounds.turns[job.job_id]
         if not turn.has_share:
             return f"{turn.share_text}, which comes in {self._next_solve_in_s():.0f} s"
@@ -180,7 +181,7 @@ class RoundPass:
         return (self.due_text(job), *told(job, self._now_s))
 
     def wake_at_s(self) -> float | None:
-        """The next round, while anybody waits."""
+        """The next round, while any job waits."""
         waiting = (job for job in self._snapshot.jobs if job.state == JobState.PENDING)
         self.rounds.is_awaited = any(waiting)
         if not self.rounds.is_awaited:
@@ -224,7 +225,7 @@ def hold(
 def tell(
     solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """What part of the time a job should run, and how far it is from that."""
+    """The part of the time that a job should run, and its distance from that."""
     turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
     return next((turn.told(job) for job in snapshot.jobs if job.job_id == job_id), ())
 

@@ -1,7 +1,7 @@
 """Rounds of one length: when one begins, and how long each job ran since shares were set. Pure.
 
-Who decides in rounds remembers this between passes (Gavel, OSDI'20, section 5: time received since
-the shares were computed last). Must not know what a share is for, nor who runs in a round.
+A policy that decides in rounds remembers this between passes (Gavel, OSDI'20, section 5: time
+received since the shares were computed last).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Turn(Struct, array_like=True):
 
     @property
     def has_share(self) -> bool:
-        """Whether shares were set since it came: a newcomer's is not 0, nobody has said one."""
+        """True if shares were set since it came: a newcomer's share is unknown, not 0."""
         return self.left_s is not None
 
     @property
     def share_text(self) -> str:
-        """What it should have, in words."""
+        """Its share as text."""
         if not self.has_share:
             return "it waits for its share of the time"
         return f"it should run {self.share:.0%} of the time"
@@ -77,7 +77,7 @@ class Turn(Struct, array_like=True):
         return self.since_s > 0.0 and not self.has_share
 
     def progress(self, left_s: float, alone_rate: float) -> float:
-        """Note what is left now; returns what all of its work takes alone, in seconds."""
+        """Note the remaining work; returns the time that all its work takes alone, in seconds."""
         if self.left_s is not None:
             self.alone_s += max(0.0, self.left_s - left_s) / self.alone_rate
         self.left_s, self.alone_rate = left_s, alone_rate
@@ -85,10 +85,10 @@ class Turn(Struct, array_like=True):
 
 
 class Rounds(Struct):
-    """What is remembered. begun_at_s: of the present round. noted_at_s: of the last pass.
+    """The memory. begun_at_s: of the present round. noted_at_s: of the last pass.
 
-    is_awaited: somebody waits for the next round, which begins however late the pass for it comes.
-    away: of those that wait unseen. Their accounts stand still: they are owed what they did not
+    is_awaited: a job waits for the next round, which begins however late the pass for it comes.
+    away: of hidden waiting jobs. Their accounts stand still: they are owed what they did not
         receive while rounds could have given it, and nothing for the time since.
     """
 
@@ -101,9 +101,10 @@ class Rounds(Struct):
     away: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
 
     def note(self, snapshot: ClusterSnapshot, round_s: float) -> None:
-        """Jobs came and went, those that ran have received time.
+        """Note arrivals and ends; jobs that ran have received time.
 
-        Who comes as a gang after its pre-run has the share of that until shares are set anew.
+        A job that comes as a gang after its pre-run has the share of the pre-run until shares are
+        set again.
         """
         noted_at_s, self.noted_at_s = self.noted_at_s, snapshot.now_s
         before = self.turns
@@ -123,7 +124,7 @@ class Rounds(Struct):
                 self.turns[job.job_id].received_s += max(0.0, snapshot.now_s - since_s)
 
     def _come_back(self, snapshot: ClusterSnapshot) -> dict[JobId, Turn]:
-        """Whoever is no longer seen is put away; returns those that are seen again."""
+        """Jobs that are no longer seen are put away; returns those that are seen again."""
         seen = {job.job_id for job in snapshot.jobs}
         back = {job_id: turn for job_id, turn in self.away.items() if job_id in seen}
         for turn in back.values():
@@ -136,7 +137,7 @@ class Rounds(Struct):
         return back
 
     def begins(self, snapshot: ClusterSnapshot, round_s: float) -> bool:
-        """Whether a round begins now: one follows another; where nobody runs one begins at once."""
+        """True if a round begins now: one follows another; while no job runs one begins at once."""
         is_idle = not any(job.placed for job in snapshot.jobs)
         if is_idle:
             self.begun_at_s = snapshot.now_s
@@ -145,5 +146,5 @@ class Rounds(Struct):
         if count == 0:
             return False
         self.begun_at_s += count * round_s
-        # A pass within a round that nobody asked for at its begin leaves that round alone.
+        # A pass within a round that was not requested at its begin leaves that round alone.
         return snapshot.now_s - self.begun_at_s <= EARLY_S or self.is_awaited

@@ -3,7 +3,7 @@
 A gang that runs the part x of the time uses x times its GPUs of the pool. Both problems of Gavel
 (OSDI'20, section 4) are linear or quasi-convex programs over the matrix of such parts; with one
 type of GPU a program has one resource, and raising all jobs together until it is used up solves it
-exactly. Must not know jobs or time.
+exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 
 class Spare(StrEnum):
-    """What becomes of room that the worst off cannot use, as they have all of the time.
+    """The use of room that the worst off cannot use, because they have all of the time.
 
     The programs leave it open: each of these is one of their optima.
     """
@@ -38,8 +38,8 @@ LEAST_S = 1e-9
 class Gang(Struct, frozen=True, kw_only=True):
     """One job.
 
-    gpus: of its gang. left_s: running time that is left. passed_s: since its submission.
-    alone_s: what it would have taken alone so far, and what is left of that, in seconds.
+    gpus: of its gang. left_s: remaining running time. passed_s: since its submission.
+    alone_s: the time alone of its work so far plus the remaining work, in seconds.
     """
 
     gpus: int

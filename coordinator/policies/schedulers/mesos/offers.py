@@ -1,24 +1,18 @@
-"""Offers that are kept until the rest of a gang is offered too: whose they are, and for how long.
+"""Offers of Mesos: GPUs hoarded for a gang, the askers, and the filters of declined nodes.
 
-Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large task,
-and warns of deadlock where several do. So hoards end: those that lasted too long, one at a time and
-the oldest first. If all gave back at once, they would swap what they have for ever. Must not know
-gangs, nor to whom what is given back is offered.
+Hoards. Mesos (NSDI'11, section 3.3) lets a framework keep resources until it has enough for a large
+task, and warns of deadlock where several do. So hoards end: those that lasted too long, one at a
+time and the oldest first. If all ended at once, frameworks would swap their GPUs for ever.
 
-Who asks for offers: lines of waiting jobs without those that could never run.
+Askers are lines of waiting jobs without infeasible ones. Offers for an infeasible job would be kept
+for ever, and the jobs behind it would wait with it. The same holds for a job that only absent nodes
+could hold.
 
-Offers for one of those would be kept for ever, and the jobs behind it would wait with it; so they
-would for one that only absent nodes could hold. Must not know who is asked first.
+Filters (NSDI'11, section 3.2): a framework that declines an offer also says for how long it wants
+no other offer of the same node.
 
-Nodes that were offered and declined: for how long each asker is not asked after one again.
-
-Filters of Mesos (NSDI'11, section 3.2): whoever declines an offer says for how long it wants no
-other of the same node. Must not know what an asker has a use for, nor in which order all are asked.
-
-Whether a cell stands still: the same free GPUs and the same jobs that wait, and since when.
-
-Turns that pass round what is free need not end with a start; who has seen that nothing changes for
-long enough may stop them. Must not know whose turn it is, nor how long is long enough.
+A cell stands still while its free GPUs and waiting jobs stay the same. Offers that go round need
+not end with a start, so the policy may stop them after a while without change.
 """
 
 from __future__ import annotations
@@ -35,7 +29,9 @@ from coordinator.policies.tenants.infeasible import Fleet, wish_of
 
 
 class Still(Struct, frozen=True):
-    """What was seen last, in a few bits, since when it is so, and for how many passes after it."""
+    """The last state of the cell in a few bits, since when it holds, and for how many further
+    passes.
+    """
 
     seen: int = 0
     since_s: float = 0.0
@@ -55,7 +51,7 @@ class Still(Struct, frozen=True):
 
 def _seen(snapshot: ClusterSnapshot) -> int:
     free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
-    # Who waits again is offered anew, and after its pre-run asks for another gang.
+    # A job that waits again gets new offers, and after its pre-run asks for another gang.
     jobs = [(job.job_id, job.attempt) for job in snapshot.jobs if job.state == JobState.PENDING]
     return crc32(msgspec.msgpack.encode((free, jobs)))
 
@@ -68,10 +64,10 @@ Refused = dict[str, dict[NodeName, Refusal]]
 
 
 class Refusals:
-    """Those that hold in one allocation.
+    """The refusals that hold in one allocation.
 
-    by_asker: for the next one. number: of this allocation, counted from 1. refuse_s: how long one
-    holds.
+    by_asker: for the next one. number: of this allocation, counted from 1.
+    refuse_s: how long one holds.
     """
 
     def __init__(self, *, number: int, now_s: float, refuse_s: float) -> None:
@@ -86,11 +82,12 @@ class Refusals:
         askers: Collection[str],
         wanted: Callable[[str], Container[NodeName]],
     ) -> None:
-        """Those of earlier allocations that have not ended, or before some others were asked.
+        """Refusals of earlier allocations that have not ended, or not before some others were
+        asked.
 
-        Allocations may come later than refusals end, however long these are: were all to lapse
-        together, the first in order would be offered what it has no use for again and again. So
-        each holds for as many allocations as there are other askers.
+        Allocations may come later than refusals end, however long these are. If all lapsed
+        together, the first asker in order would get the same useless offer again and again. So each
+        holds for as many allocations as there are other askers.
 
         wanted: nodes that an asker would take after all; only the turns of the others count there.
         """
@@ -129,10 +126,10 @@ def ends_s(refused: Mapping[str, Mapping[NodeName, Refusal]]) -> list[float]:
 def askers(
     waiting: Mapping[str, Iterable[JobView]], fleet: Fleet
 ) -> tuple[dict[str, list[JobView]], dict[JobId, tuple[str, ...]]]:
-    """Lines of those that could run on the nodes that are there, in their order, and why each of
-    the others could not.
+    """Lines of the jobs that could run on the present nodes, in their order, and why each of the
+    others could not.
 
-    A line of which nobody could run is left out.
+    A line without any feasible job is left out.
     """
     left: dict[str, list[JobView]] = {}
     never: dict[JobId, tuple[str, ...]] = {}
@@ -150,8 +147,8 @@ def askers(
 class Hoards:
     """Hoards in one allocation.
 
-    by_owner: GPUs by node. since_s: since when each lasts. gives_back: whose ends now; None:
-    nobody's.
+    by_owner: GPUs by node. since_s: since when each lasts. gives_back: the owner whose hoard ends
+        now; None: none.
     """
 
     def __init__(self, since_s: Mapping[str, float], *, now_s: float, hoard_s: float) -> None:
@@ -165,7 +162,7 @@ class Hoards:
         return self.since_s[owner], owner
 
     def add(self, owner: str, node: NodeName, gpus: int) -> None:
-        """It is offered so many GPUs of a node, beside those that it has."""
+        """Offer it this number of GPUs of a node, in addition to those that it has."""
         mine = self.by_owner.setdefault(owner, {})
         mine[node] = mine.get(node, 0) + gpus
 
@@ -174,7 +171,7 @@ class Hoards:
         return self.by_owner.get(owner, {})
 
     def keep(self, owner: str, gpus: Mapping[NodeName, int]) -> None:
-        """Of what it has it goes on hoarding this; it begins to now where it did not."""
+        """It goes on hoarding this part of its GPUs, or begins to."""
         self.by_owner[owner] = dict(gpus)
         self.since_s.setdefault(owner, self._now_s)
 
@@ -184,11 +181,11 @@ class Hoards:
         self.since_s.pop(owner, None)
 
     def renew(self, owner: str) -> None:
-        """It got what it waited for: what it hoards from now on is for another gang."""
+        """It got its gang: its hoard from now on is for another one."""
         self.since_s.pop(owner, None)
 
     def oldest(self, among: Iterable[str]) -> str | None:
-        """Of these, whoever has hoarded for longest; None where none of them does."""
+        """The owner among these that has hoarded longest; None if none does."""
         hoarding = (owner for owner in among if owner in self.since_s)
         return min(hoarding, key=self._age, default=None)
 

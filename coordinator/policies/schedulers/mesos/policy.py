@@ -1,13 +1,13 @@
-"""Mesos: nodes are offered whole to the framework with the smallest share, which takes or declines.
+"""Mesos: whole nodes are offered to the framework with the smallest share, which takes or declines.
 
 Source: Mesos, NSDI'11, sections 3 and 4. A framework is a tenant. Every `tick_s` the allocator goes
-over the nodes; all that is free of one is offered to the framework with the smallest dominant share
-that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): nobody
-else sees them. The framework starts its jobs in its own order on what it was offered; what it
-cannot use yet for its first job it hoards for `hoard_s` and then gives back, refusing it for a
-while. What it has no use for it declines at once. Must not know the engine.
+over the nodes and offers all free GPUs of a node to the framework with the smallest dominant share
+that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): no other
+framework sees them. The framework starts its jobs in its own order on the offer. GPUs that it
+cannot use yet for its first job it hoards for `hoard_s`; then it gives them back and refuses them
+for a while. GPUs without a use it declines at once.
 
-Nobody is stopped: Mesos revokes beyond a guaranteed share only, and that is the rule of tenants.
+No job is preempted: Mesos revokes beyond a guaranteed share only, and the tenants' rules do that.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ ALLOCATIONS_OF_A_TURN = 4
 
 
 class Memory(Struct, frozen=True):
-    """What is remembered between passes, all by framework.
+    """The memory between passes, all by framework.
 
-    allocated_at_s, number: the last tick, counted from 1. hoards: GPUs by node. since_s: since when
-    it hoards. refused: nodes that it does not want. given_back: nodes of a hoard that just ended.
-    seen, same_since_s, same_count: of `still`, which says what they are; stored flat. in_vain:
-    whether all have had their turns in vain, though the first job of one fits on what is free.
+    allocated_at_s, number: the last tick, counted from 1.
+    hoards: GPUs by node. since_s: since when it hoards.
+    refused: nodes that it does not want. given_back: nodes of a hoard that just ended.
+    seen, same_since_s, same_count: of `still`, which defines them; stored flat.
+    in_vain: whether all had their turns without a start, though the first job of one fits on the
+        free GPUs.
     """
 
     allocated_at_s: float = -1e9
@@ -83,13 +85,13 @@ class Memory(Struct, frozen=True):
 
 
 class Offers:
-    """One allocation: what is offered to whom, and what each makes of it."""
+    """One allocation: the offers, and each framework's answers."""
 
     def __init__(self, knobs: MesosKnobs, snapshot: ClusterSnapshot, before: Memory) -> None:
         self._knobs = knobs
         self._snapshot = snapshot
         self._floor = FreeGpus(snapshot)
-        # Whoever could never run would hoard for ever, and block those behind it.
+        # An infeasible job would hoard for ever, and block those behind it.
         self._lines, self._never = askers(lines(snapshot), Fleet(snapshot, lends=False))
         self._total = total_of(self._floor.nodes.values())
         self._shares = AddedShares(snapshot, self._total)
@@ -113,7 +115,7 @@ class Offers:
             self._answer(name)
 
     def memory(self, still: Still) -> Memory:
-        """What is remembered of it."""
+        """The memory after it."""
         return Memory(
             allocated_at_s=self._snapshot.now_s,
             hoards=self._hoards.by_owner,
@@ -127,15 +129,18 @@ class Offers:
         )
 
     def is_due(self) -> bool:
-        """Whether the next tick has something to offer: what one refused just now to the others,
-        or to whoever hoards what it refused before."""
+        """True if the next tick has something to offer: nodes just refused to the others, or
+        refused ones to a framework that hoards.
+        """
         return (self._refusals.are_new and len(self._lines) > 1) or any(
             not self._refusals.of(name).isdisjoint(self._useful(name, self._unallocated))
             for name in self._hoards.by_owner
         )
 
     def fitting(self) -> str | None:
-        """Whose first job would start on all that is free, hoarded or not; smallest share first."""
+        """Frameworks whose first job would start on all free GPUs, hoarded or not; smallest share
+        first.
+        """
         waiting = heads(self._lines)
         for name in sorted(waiting, key=self._shares.turns(waiting)):
             self._floor.free = dict(self._idle)
@@ -146,7 +151,7 @@ class Offers:
     # --- the allocator --------------------------------------------------------------------------
 
     def _keep(self, hoards: Mapping[str, Mapping[NodeName, int]]) -> None:
-        """What a framework hoards is offered to nobody else; what is gone is gone."""
+        """A framework's hoard is offered to no other; GPUs that disappeared are dropped."""
         for name in sorted(hoards.keys() & self._lines):
             for node, gpus in sorted(hoards[name].items()):
                 held = min(gpus, self._unallocated.get(node, 0))
@@ -155,32 +160,33 @@ class Offers:
                     self._give(name, node, held)
 
     def _give(self, name: str, node: NodeName, gpus: int) -> None:
-        """Its share grows by what it is offered, whatever it makes of it."""
+        """Its share grows by the offer, whatever it makes of it."""
         self._hoards.add(name, node, gpus)
         whole = self._floor.nodes[node]
         part = gpus / whole.gpus
         self._shares.add(name, Vector(float(gpus), whole.cpus * part, whole.memory_bytes * part))
 
     def _wanted(self, name: str) -> set[NodeName]:
-        """Who hoards for a gang refuses nothing that the gang can use: nodes that it gave back at
-        different times would else never be its own together."""
+        """A framework that hoards for a gang refuses no node that the gang can use. Otherwise nodes
+        that it gave back at different times would never be its own together.
+        """
         return self._useful(name, self._unallocated) if self._hoards.is_kept(name) else set()
 
     def _offer_all(self, name: str) -> None:
-        """All give back what they hoard, and one is offered all; refusals start anew.
+        """All give back what they hoard, and one is offered all; refusals start over.
 
-        Turns alone need not end with a start: frameworks with gangs can pass nodes round for as
-        long as others run, and the one in need of the least has the greatest share.
+        Turns alone need not end with a start. Frameworks with gangs can pass nodes round for as
+        long as others run, and the one that needs least has the greatest share.
         """
         for node, gpus in sorted(self._unallocated.items()):
             if gpus > 0:
                 self._give(name, node, gpus)
 
     def _offer(self, given_back: Sequence[NodeName]) -> None:
-        """Node by node, all that is free, to the smallest share that has not refused it.
+        """Offer node by node all free GPUs to the smallest share that has not refused it.
 
-        given_back: of a hoard that lasted too long; whoever hoards for longest is first: were they
-            offered to whoever has none yet, they would go round and no gang would have them all.
+        given_back: of a hoard that lasted too long; the longest hoarder is first. If frameworks
+            without a hoard got them, they would go round and no gang would have them all.
         """
         waiting = heads(self._lines)
         for node, gpus in sorted(self._unallocated.items()):
@@ -199,8 +205,8 @@ class Offers:
     def _answer(self, name: str) -> None:
         """Start jobs in order on its offers; hoard for the first that lacks some, decline the rest.
 
-        A job that its offers do not hold blocks those behind it: they would eat what it waits for.
-        Those that could not run in the fleet as it is are in no line.
+        A job that its offers do not hold blocks those behind it: they would use up its GPUs.
+        Infeasible jobs are in no line.
         """
         mine, line = self._hoards.of(name), self._lines[name]
         self._floor.free = {node: mine.get(node, 0) for node in self._floor.nodes}
@@ -220,7 +226,7 @@ class Offers:
         self._refusals.add(name, left)
 
     def _useful(self, name: str, gpus: Mapping[NodeName, int]) -> set[NodeName]:
-        """Nodes that can take a worker of its first job, of these with so many GPUs."""
+        """Nodes that can take a worker of its first job, among those with a number of GPUs."""
         line = self._lines[name]
         return takers(self._floor, line[0], gpus) if line else set()
 

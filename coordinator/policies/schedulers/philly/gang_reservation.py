@@ -1,10 +1,10 @@
-"""Gangs that hold GPUs which are free now until the rest of them is: who holds what in a pass.
+"""Gang reservations: gangs hold GPUs that are free now until they have the rest.
 
 Gang scheduling by the Philly study (ATC'19, section 2.3). A gang holds as much as its tenant's
-quota leaves, and no more than it needs; what it holds nobody else is given, and is used of the
-quota. It lets go of all of it while it backs off (`gang_tries`); one that reserves keeps that from
-whoever comes after it in its own line, and from nobody else. Who holds goes on before another one
-of its line begins to. Must not know whose turn it is, nor who may hold.
+quota leaves, and no more than it needs. Other jobs do not get held GPUs, and they count as use of
+the quota. The gang releases all of them while it backs off (`gang_tries`). A gang that reserves
+keeps its GPUs only from later jobs of its own line. A gang that holds continues before another one
+of its line begins to.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Attempted(Struct, frozen=True):
 def out_of_sight(
     before: Mapping[JobId, Attempted], unseen: Container[JobId]
 ) -> dict[JobId, Attempted]:
-    """Of jobs that wait unseen: they age like the others, and hold nothing, as they cannot use it.
+    """Tries of hidden waiting jobs: they age like the others, and hold nothing, as they cannot use
+    it.
 
-    Forgotten they would come back as gangs that never tried, at the strictest locality.
+    If they were forgotten, they would come back as gangs that never tried, at the strictest
+    locality.
     """
     return {
         job_id: Attempted(tried.since_s) for job_id, tried in before.items() if job_id in unseen
@@ -43,7 +45,7 @@ def out_of_sight(
 
 
 class Holding:
-    """What gangs hold of a floor; it is not free there meanwhile.
+    """The GPUs that gangs hold; they are not free meanwhile.
 
     most: gangs of one line, the jobs of one tenant, that hold or keep GPUs at a time.
     reserves: whether a gang that backs off keeps GPUs from later jobs of its line.
@@ -67,8 +69,9 @@ class Holding:
         return try_at(self._patience, tried.since_s, self._now_s)
 
     def resume(self, job: JobView, tried: Attempted) -> Attempted:
-        """A gang goes on holding what it held before, as far as it may, that is still there, and
-        its tenant's quota leaves it."""
+        """A gang goes on holding its earlier GPUs, as far as it may, as they are still there, and
+        as its tenant's quota allows.
+        """
         free, kept = self._floor.free, dict[NodeName, int]()
         if tried.held and self.age(tried).may_hold:
             there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
@@ -79,16 +82,16 @@ class Holding:
         return structs.replace(tried, held=kept)
 
     def let_go(self, job: JobView, tried: Attempted) -> None:
-        """What a gang holds is free."""
+        """A gang releases its held GPUs."""
         self._count(job, tried.held, -1)
         _take(self._floor.free, tried.held, -1)
 
     def acquire(self, job: JobView, gangs: Iterable[Gang], tried: Attempted) -> dict[NodeName, int]:
-        """What a gang that let go holds from now on, of what it finds on the first type that has;
-        before all others on the one where it held, or a GPU elsewhere would make it begin anew.
+        """The GPUs that a gang without any holds from now on, on the first type that has some.
 
-        Nothing where others of its line hold already, where its tenant's quota leaves nothing, and
-        while it backs off; one that reserves keeps the same then from later ones of its line.
+        The type where it last held comes before all others; otherwise a GPU elsewhere would make it
+        start over. None if others of its line hold already, if its tenant's quota leaves none, or
+        while it backs off; a gang that reserves then keeps the same from later ones of its line.
         """
         age, room = self.age(tried), self._quotas.room(job)
         is_idle = not (age.may_hold or self._reserves)
@@ -117,7 +120,7 @@ class Holding:
 
     @contextmanager
     def kept_from(self, line: str) -> Generator[None]:
-        """Meanwhile what gangs of a line keep is not free, as far as nobody else was given it."""
+        """GPUs kept by gangs of a line are not free meanwhile, unless another job got them."""
         free, taken = self._floor.free, list[Mapping[NodeName, int]]()
         for kept in self._kept.get(line, {}).values():
             taken.append({name: min(gpus, free[name]) for name, gpus in kept.items()})
@@ -142,7 +145,7 @@ class Holding:
         return sum(kept.values()), f"{nothing}, but keeps {nodes} from later jobs of its tenant"
 
     def _count(self, job: JobView, held: Mapping[NodeName, int], sign: int = 1) -> None:
-        """What it holds is used of its tenant's quota."""
+        """Its held GPUs count as use of its tenant's quota."""
         if held:
             self._holders[self._quotas.leaf(job)] += sign
             self._quotas.hold(job, sign * sum(held.values()))
@@ -154,7 +157,7 @@ def _take(free: dict[NodeName, int], held: Mapping[NodeName, int], sign: int = 1
 
 
 def _first(held: Mapping[NodeName, int], most: int) -> dict[NodeName, int]:
-    """So many GPUs of these at most, of the first nodes."""
+    """At most a number of GPUs of these, from the first nodes."""
     found: dict[NodeName, int] = {}
     for name, gpus in held.items():
         if most > 0:

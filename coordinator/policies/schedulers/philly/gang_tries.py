@@ -1,8 +1,8 @@
-"""How long a gang holds what GPUs it found, lets go of them, and asks for less. Knows no policy.
+"""Tries of a gang: how long it holds GPUs, releases them, and then asks for looser locality.
 
-Gang scheduling by the Philly study (ATC'19, section 2.3): a gang holds GPUs for a while; if it is
-not complete by then it lets go of all of them, backs off, and tries again, and after some such
-timeouts it takes looser locality. All of it follows from when the gang first did not fit.
+Gang scheduling by the Philly study (ATC'19, section 2.3): a gang holds GPUs for a while. If it is
+not complete by then, it releases all of them, backs off and tries again. After a number of timeouts
+it takes looser locality. All of it follows from when the gang first did not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coordinator.policies.knobs import Period
 from coordinator.policies.schedulers.philly.locality import ANYWHERE
 
 EARLY_S = 5e-4
-"""Whoever is woken at an instant must not miss it by rounding."""
+"""A pass that is woken at an instant must not miss it by rounding."""
 
 
 class Patience(Struct, frozen=True, kw_only=True):

@@ -1,9 +1,8 @@
-"""Where a gang may stand by locality levels: nodes, racks, anywhere. Knows no policy, decides
-nothing.
+"""Locality levels of a gang: few nodes in one rack, one rack, anywhere.
 
-The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack
-(RDMA domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first,
-and in a rack the nodes with the most; a job of one GPU goes where the fewest are free.
+The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack (RDMA
+domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first, and in a
+rack the nodes with the most; a job of one GPU goes where the fewest are free.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LEVELS = ("fewest nodes of one rack", "one rack", "anywhere")
 
 
 class Gang(Struct, frozen=True):
-    """What is to be placed: workers of so many GPUs, on nodes of a type."""
+    """The gang to place: workers with a number of GPUs each, on nodes of a type."""
 
     workers: int
     gpus_per_worker: int
@@ -48,9 +47,9 @@ def whole(floor: FreeGpus, gang: Gang, level: int) -> tuple[Placement, ...]:
 def part(
     floor: FreeGpus, gang: Gang, level: int, held: Mapping[NodeName, int]
 ) -> dict[NodeName, int]:
-    """Free GPUs to hold for a gang that does not fit, where it may come to stand.
+    """Free GPUs to hold for a gang that does not fit, where it may run later.
 
-    held: what it holds by now, which is free on the floor: it stays with those nodes.
+    held: its present GPUs, which count as free: it stays with those nodes.
     """
     for nodes in _candidates(floor, gang, level, held):
         left = gang.workers
@@ -96,10 +95,10 @@ def _places(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> int:
 
 
 def _together(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> list[NodeName]:
-    """The first of these nodes that hold the gang with nobody on them, on as few as can.
+    """The first of these nodes that would hold the gang if empty, on as few as possible.
 
-    Where nodes differ not any of them will do: what is held on one that is too small for its part
-    is kept from others for nothing.
+    Where nodes differ not every one will do: GPUs held on a node that is too small for its part are
+    kept from others without use.
     """
     most, left = _fewest(floor, gang, names), gang.workers
     places = {name: _places(floor, gang, (name,)) for name in names}
@@ -117,5 +116,5 @@ def _together(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> list[No
 
 
 def _fewest(floor: FreeGpus, gang: Gang, names: Sequence[NodeName]) -> int:
-    """How many of these nodes the gang would need with nobody on them."""
+    """How many of these nodes the gang would need if they were empty."""
     return nodes_needed((_places(floor, gang, (name,)) for name in names), gang.workers)

@@ -1,17 +1,16 @@
-"""The scheduler of the Philly study (ATC'19, section 2.3): quotas, gangs that are acquired piece by
-piece, and locality that is given up step by step. Must not know the engine.
+"""The scheduler of the Philly study (ATC'19): quotas, gang reservations and relaxed locality.
 
-A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the cell where no
-tenant has one; what a tenant leaves idle others use. The tenant with the smallest part of its quota
-in use comes first, and in it who was submitted first; later jobs that fit start before an earlier
-one that does not.
+Section 2.3. A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the
+cell where no tenant has one; other tenants use idle quota. The tenant with the smallest part of its
+quota in use comes first, and within it the job submitted first. Later jobs that fit start before an
+earlier one that does not.
 
-The first job of a tenant that does not fit, of a size that its quota allows, holds what GPUs it
-finds, up to what the tenant leaves of its quota, for `hold_s`; if its gang is not complete by then
-it lets go of all of them, for `back_off_s`, and tries again. Meanwhile whoever fits may use them,
-and the next gang of its tenant may hold. Every `tries` such timeouts it asks for less locality.
-Whoever waits without holding ages in the same way. All of that follows from when a job first did
-not fit, which is what is remembered, with what is held.
+The first job of a tenant that does not fit, of a size within its quota, holds the GPUs that it
+finds, as far as the quota leaves them, for `hold_s`. If its gang is not complete by then, it
+releases all of them for `back_off_s` and tries again. Meanwhile any job that fits may use them, and
+the next gang of its tenant may hold. After every `tries` timeouts it asks for less locality. A job
+that waits without holding ages in the same way. All of that follows from when a job first did not
+fit. The policy remembers that instant, and the GPUs held.
 
 Running jobs are preempted for a job within quota only when `preempt_ratio` of the GPUs are in use,
 and only those of tenants beyond theirs, the youngest first.
@@ -69,8 +68,9 @@ class Knobs(Patience, frozen=True, kw_only=True):
 class _Pass:
     """One walk over the waiting jobs.
 
-    attempted: what is remembered after it. grants: who starts where. victims: who may be stopped
-    for them. waiting, kinds: the others, and what for. wakes: when time alone changes something.
+    attempted: the memory after it. grants: starts with their nodes.
+    victims: jobs that may be stopped for them.
+    waiting, kinds: the others, and their pending reasons. wakes: when time alone changes something.
     """
 
     def __init__(self, knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
@@ -112,7 +112,8 @@ class _Pass:
     def _look_at(self, job: JobView) -> None:
         tried = self._before.get(job.job_id, Attempted(self._snapshot.now_s))
         self._holding.let_go(job, tried)
-        age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
+        # without the GPUs that it held
+        age, room = self._holding.age(tried), self._quotas.room(job)
         alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)
@@ -131,7 +132,7 @@ class _Pass:
         self._floor.avoided = ()
 
     def _start_in_pool(self, job: JobView) -> bool:
-        """A pre-run starts where nobody else does, in its turn but without regard to quotas."""
+        """A pre-run starts in the pool, in its turn but without regard to quotas."""
         kept = ("GPU that is kept", "GPUs that are kept")
         why = f"its pre-run, in the pool of {counted(self._pool.gpus, *kept)} for them"
         grant = self._pool.begin(job, why)
@@ -141,7 +142,9 @@ class _Pass:
         return grant is not None
 
     def _asks(self, job: JobView) -> tuple[object, ...]:
-        """Whose job it is and all that it asks for: where one finds nothing, nor does its like."""
+        """The tenant of a job and all that it asks for: where one finds nothing, equal ones do not
+        either.
+        """
         return (self._tenancy.leaf(job), job.avoid_nodes, *self._gangs(job))
 
     def _gangs(self, job: JobView) -> Iterator[Gang]:
@@ -198,21 +201,21 @@ class _Pass:
         return False
 
     def _goes_on(self, victim: JobView) -> bool:
-        """Nobody needs what it holds."""
+        """True if no other gang needs what it holds."""
         if not self._floor.goes_on(victim.placed):
             return False
         self._tenancy.take(victim, held_gpus(victim))
         return True
 
     def _stoppable(self) -> Iterator[JobView]:
-        """Whoever may be stopped and is not yet; nobody needs the GPUs of the pool."""
+        """Jobs that may be stopped and are not yet; no job needs the GPUs of the pool."""
         jobs = (job for job in self._snapshot.jobs if job.job_id not in self.victims)
         return (job for job in jobs if is_movable(job) and not self._pool.has(job))
 
     # --- waiting ------------------------------------------------------------------------------
 
     def _wait(self, job: JobView, age: Try, tried: Attempted, room: int) -> None:
-        """It waits, and its tenant's quota leaves so many GPUs for it to hold."""
+        """The job waits, and its tenant's quota leaves this number of GPUs for it to hold."""
         self.attempted[job.job_id] = tried
         is_within = room >= job.base_gpus
         holds_later = room > 0 and not age.may_hold

@@ -1,9 +1,8 @@
-"""GPUs that are kept for pre-runs: a few nodes, or a part of one, on which nobody else starts.
+"""The pre-run pool: a few nodes, or part of one, on which only pre-runs start.
 
-The Philly study (ATC'19, section 5) would try each gang on a small pool first, so that a mistake
-shows after minutes on one GPU and not after hours in the queue on all of them. A pool gives way
-where a gang that waits would fit on the cell without it and not beside it. Must not know whose turn
-it is, nor what becomes of a gang after its pre-run.
+The Philly study (ATC'19, section 5) proposes to try each gang on a small pool first, so that a
+mistake shows after minutes on one GPU and not after hours in the queue on all of them. The pool
+gives way where a waiting gang would fit on the cell without the pool and not beside it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def is_prerun(job: JobView) -> bool:
 
 
 class PrerunPool:
-    """So many GPUs of a floor, of its last nodes by name; the floor is left without them.
+    """A number of free GPUs, on the last nodes by name; `floor` is left without them.
 
-    floor: the pool's own. gpus: of it; fewer than were asked for where the cell is smaller, none
-    where it gives way.
+    floor: the pool's own. gpus: its size; smaller than requested where the cell is smaller, zero
+        where it gives way.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, floor: FreeGpus, gpus: int) -> None:
@@ -46,7 +45,7 @@ class PrerunPool:
         for name, gpus in kept.items():
             node, rest = floor.nodes[name], floor.nodes[name].gpus - gpus
             idle = min(max(0, gpus - taken[name]), floor.free[name])
-            # The pool is the last that goes without what nobody can have.
+            # The pool is the last to lose the GPUs that no job can have.
             barred = min(node.barred_gpus, rest)
             mine = replace(node, gpus=gpus, barred_gpus=node.barred_gpus - barred)
             self.floor.nodes[name], self.floor.free[name] = mine, idle
@@ -55,7 +54,7 @@ class PrerunPool:
 
     @property
     def idle_gpus(self) -> int:
-        """Of it that no pre-run has."""
+        """Its GPUs without a pre-run."""
         return self.floor.free_gpus()
 
     def has(self, job: JobView) -> bool:
@@ -69,7 +68,7 @@ class PrerunPool:
 
 
 def _last(nodes: Mapping[NodeName, NodeView], gpus: int) -> dict[NodeName, int]:
-    """So many GPUs by node, the last nodes first, so that the others stay whole."""
+    """A number of GPUs by node, the last nodes first, so that the others stay whole."""
     kept: dict[NodeName, int] = {}
     for name in sorted(nodes, reverse=True):
         here = min(nodes[name].gpus, gpus)

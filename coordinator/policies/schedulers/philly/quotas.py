@@ -1,8 +1,8 @@
-"""Quotas that others use while they idle: who is within its own, and who has more than that.
+"""Quotas that others use while they are idle: which tenants are within theirs, and which beyond.
 
 The Philly study (ATC'19, section 2.3): a virtual cluster's quota is lent while its owner does not
-use it. What a waiting gang holds is used of its tenant's quota, but stops nobody: who has more than
-its own is told by what runs. Must not know whose turn it is, nor when anybody is stopped for it.
+use it. GPUs that a waiting gang holds count as use of its quota, but stop no job: only running jobs
+count for being beyond it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ def held_gpus(job: JobView) -> int:
 
 
 class QuotasInUse:
-    """What each tenant may use for sure, beside what it uses as a pass goes on.
+    """The certain quota of each tenant, and its use as a pass goes on.
 
-    A job is within quota where its tenant is, or anything that is part of: what the others there
-    leave of theirs is its own before it is anybody else's. Between two tenants this is reckoned
-    below where they part.
+    A job is within quota if its tenant is, or any tenant that contains it. What the others there
+    leave of theirs is its own before it is any other's. Between two tenants this is computed below
+    the point where they part.
 
     gpus: by tenant: its guarantee, and its weight's part of what its parent's quota has beyond
-    those; of the whole cell where nobody has one. Only tenants with jobs have parts by weight.
+        those; of the whole cell where no tenant has one. Only tenants with jobs have parts by
+        weight.
     held: by tenant, GPUs that gangs of it and of all below it hold and do not run on.
     """
 
@@ -49,7 +50,7 @@ class QuotasInUse:
             self.gpus |= {view.name: view.guarantee_gpus + view.weight * each for view in views}
 
     def part_in_use(self, name: str) -> float:
-        """Of a tenant's quota; more than 1 where it uses idle ones of others."""
+        """The used fraction of a tenant's quota; more than 1 where it uses idle ones of others."""
         return (self._tenancy.used[name] + self.held[name]) / max(1.0, self.gpus[name])
 
     def leaf(self, job: JobView) -> str:
@@ -57,7 +58,7 @@ class QuotasInUse:
         return self._tenancy.leaf(job)
 
     def hold(self, job: JobView, gpus: int) -> None:
-        """The job's gang holds so many GPUs more; less than 0 is let go of."""
+        """The job's gang holds this number of further GPUs; a negative number releases them."""
         for name in self._tenancy.path(job):
             self.held[name] += gpus
 
@@ -69,7 +70,7 @@ class QuotasInUse:
         return max(0, int(max(map(self._left, names), default=0.0)))
 
     def told(self, job: JobView, own: int) -> str:
-        """What its tenant has of its quota, for a job that waits.
+        """As text: the use of its tenant's quota, for a waiting job.
 
         own: GPUs that it holds itself.
         """
@@ -88,12 +89,13 @@ class QuotasInUse:
         return any(gpus <= self._left(name) for name in names)
 
     def _left(self, name: str) -> float:
-        """GPUs of a tenant's quota that nobody uses or holds; below 0 where it has more."""
+        """GPUs of a tenant's quota that are neither used nor held; below 0 where it has more."""
         return float(self.gpus[name] - self._tenancy.used[name] - self.held[name])
 
     def beyond(self, jobs: Iterable[JobView], job: JobView) -> list[JobView]:
-        """Those of tenants that use more than their quota at each level beside a job that is within
-        its own there, the lowest priority first, of these the youngest."""
+        """Jobs of tenants beyond their quota at each level beside a job that is within its own
+        there, the lowest priority first, of these the youngest.
+        """
         used, below = self._tenancy.used, self._tenancy.below_top
         found = [
             other

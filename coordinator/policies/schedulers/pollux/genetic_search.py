@@ -1,8 +1,8 @@
 """The genetic search of Pollux for the workers of each job (OSDI'21, section 4.2). Pure numbers.
 
-SPEEDUP is goodput over that of a fair share, FITNESS a power mean of it over jobs; whoever changes
-pays for its restart by its age. Who would be stopped and lose work pays for that as well (ours: the
-paper's jobs save first). Must not know rounds, nor on which nodes workers are.
+SPEEDUP is goodput over that of a fair share, and FITNESS a power mean of it over jobs. A job that
+changes pays for its restart by its age. A job that would be stopped and lose work pays for that as
+well (ours: the paper's jobs save first).
 """
 
 from __future__ import annotations
@@ -99,19 +99,19 @@ class Problem:
         width = np.arange(self.values.shape[1], dtype=np.int64)
         changes: Mask = np.not_equal(width, self.now[row])
         self.values[row, changes] *= paid
-        # A stopped job has a speed-up of nothing, which no factor lessens: what it would do over
-        # makes that nothing worth less than the nothing of a job that waits.
+        # A stopped job has a speed-up of 0, which no factor lowers. Its repeated work makes that 0
+        # worth less than the 0 of a waiting job.
         spent_s, lost_s = age_s + restart_s, loss_s(job, now_s)
         self.values[row, 0] = -LEAST * lost_s / (spent_s + lost_s) if lost_s else 0.0
 
     def fitness(self, population: Genes) -> Values:
-        """Of each allocation: the power mean of its jobs' speed-ups."""
+        """The fitness of each allocation: the power mean of its jobs' speed-ups."""
         speedups = np.take_along_axis(self.values[None, :, :], population[:, :, None], axis=2)
         powered = (speedups[:, :, 0] + LEAST) ** self.power
         return np.asarray(powered.mean(axis=1) ** (1.0 / self.power))
 
     def repaired(self, population: Genes, random: np.random.Generator) -> Genes:
-        """Each allocation made legal: jobs in an order by chance take what is left for them."""
+        """Make each allocation legal: jobs in a random order take the GPUs left for them."""
         order = np.argsort(random.random(population.shape), axis=1)
         sizes, least = self.sizes[order], self.least[order]
         kept, free = self.kept[order], self.gpus - int((self.kept * self.sizes).sum())
@@ -137,14 +137,15 @@ class Problem:
         return [present, self.filled(present), self.filled(self.kept)]
 
     def mended(self, asked: Genes, had: Genes, is_short: Mask) -> Genes:
-        """What to ask for where nodes gave these jobs less than was asked: of them no more, and of
-        the others as much as that leaves."""
+        """The next request where nodes gave these jobs less than requested: for them no more, and
+        for the others as much as that leaves.
+        """
         most = np.where(is_short, np.minimum(had, self.most), self.most)
         most[most < self.least] = 0
         return self.filled(np.minimum(asked, most), most)
 
     def filled(self, genes: Genes, most: Genes | None = None) -> Genes:
-        """An allocation with what is left of the GPUs given to whom it helps most, one by one.
+        """Fill an allocation: each remaining GPU goes to the job that it helps most, one by one.
 
         most: workers that each job may have; None: as many as the problem lets it have.
         """

@@ -1,8 +1,7 @@
-"""Nodes for jobs so that at most one job over several nodes has workers on each.
+"""Nodes for jobs, with at most one multi-node job on each node.
 
-Two such jobs synchronize over one node's network and slow each other down: Qiao et al., OSDI'21,
-section 4.2.1, keep them apart. Jobs on one node alone stand beside any. Must not know the engine,
-nor why a job gets so many workers.
+Two multi-node jobs on one node share its network and slow each other down; Qiao et al., OSDI'21,
+section 4.2.1, keep them apart. A job on a single node may stand beside any other.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from coordinator.policies.parts.setbacks import keeps_gang
 
 
 class ApartFloor(FreeGpus):
-    """A floor that knows which jobs are on each node, and lets nobody stay where it clashes.
+    """Free GPUs that know which jobs are on each node, and keep no worker where it clashes.
 
-    placing: whose workers are given GPUs next; `apart` sets it.
+    placing: the job whose workers are given GPUs next; `apart` sets it.
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
@@ -43,7 +42,7 @@ class ApartFloor(FreeGpus):
             self._count((*job.placed, *job.held), 1)
 
     def nodes_of(self, job_id: JobId) -> list[NodeName]:
-        """Where a job has workers, by name; those that were told to stop count no more."""
+        """Where a job has workers, by name; workers ordered to stop do not count."""
         return sorted(self._nodes.get(job_id, ()))
 
     def crossing(self, name: NodeName, *, but: JobId | None = None) -> list[JobId]:
@@ -64,8 +63,9 @@ class ApartFloor(FreeGpus):
         self._count(workers, 1)
 
     def goes_on(self, workers: Sequence[WorkerView]) -> bool:
-        """Workers of one job that were to go stay after all, if what they hold was given to nobody
-        and they would clash with nobody who came."""
+        """Workers of one job that were to leave stay after all, if their GPUs were given to no job
+        and they clash with no new one.
+        """
         for job_id in {worker.job_id for worker in workers}:
             names = {worker.node for worker in workers if not worker.is_leaving}
             names |= self._nodes.get(job_id, {}).keys()
@@ -74,7 +74,7 @@ class ApartFloor(FreeGpus):
         return super().goes_on(workers)
 
     def take(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
-        """Give GPUs to whom `apart` found nodes for last."""
+        """Give GPUs to the job for which `apart` last found nodes."""
         placements = tuple(placements)
         super().take(placements, gpus_per_worker)
         for placement in placements:
@@ -141,8 +141,9 @@ def _across(
 
 
 def keeping_away(floor: ApartFloor, job: JobView, gpu_type: str, count: int) -> tuple[JobId, ...]:
-    """Jobs over several nodes that keep a job from so many workers more, by id; none where these
-    have room as it is, or would have none beside them either."""
+    """Jobs over several nodes that keep a job from further workers, by id; none if these have room
+    as it is, or would have none without them either.
+    """
     floor.avoided = job.avoid_nodes
     if placed_count(apart(floor, job, gpu_type, count)) >= count:
         return ()
@@ -154,8 +155,9 @@ def keeping_away(floor: ApartFloor, job: JobView, gpu_type: str, count: int) -> 
 
 
 def first_to_leave(job: JobView, count: int) -> tuple[int, ...]:
-    """Indices of so many flexible workers without which a job is on few nodes: those on nodes with
-    none of its base gang first, where it has fewest; of equals the newest."""
+    """Indices of flexible workers without which a job is on few nodes: first those on nodes without
+    its base gang, where it has fewest; among equals the newest.
+    """
     stay = [worker for worker in job.placed if not worker.is_leaving]
     base = {worker.node for worker in stay if not worker.is_flexible}
     on = Counter(worker.node for worker in stay)
@@ -169,16 +171,17 @@ def first_to_leave(job: JobView, count: int) -> tuple[int, ...]:
 # --- who stood there before ---------------------------------------------------------------------
 
 REST_S = 3600.0
-"""A job that was stopped within this is not stopped for a clash: who starts it where it clashes,
-for what its tenant is due, would do so again after each stop."""
+"""A job stopped within this time is not stopped for a clash. The tenants' rules that started it
+where it clashes would do so again after each stop.
+"""
 
 
 class Parted(Struct, frozen=True, kw_only=True):
-    """What ends clashes that were there: flexible workers go, else the job stops.
+    """The end of existing clashes: flexible workers leave, else the job stops.
 
-    left: the snapshot for everything after: without the jobs that stop, and with the others as they
-        are once their workers have gone, not to be changed again.
-    gone: the workers that go.
+    left: the snapshot for all later steps: without the jobs that stop, and with the others as they
+        are once their workers have left, not to be changed again.
+    gone: the workers that leave.
     """
 
     decisions: tuple[Decision, ...]
@@ -187,8 +190,9 @@ class Parted(Struct, frozen=True, kw_only=True):
 
 
 def parted(snapshot: ClusterSnapshot) -> Parted:
-    """Of jobs that clash on a node whoever loses least gives way; whoever may not be stopped, was
-    just now, or would lose most of its work by it, stays."""
+    """Of jobs that clash on a node the one that loses least gives way. A job stays if it may not be
+    stopped, was stopped just now, or would lose most of its work.
+    """
     floor, decisions = ApartFloor(snapshot), list[Decision]()
     jobs = {job.job_id: job for job in snapshot.jobs}
     gone: list[WorkerView] = []
@@ -221,7 +225,7 @@ Way = tuple[tuple[bool, float], tuple[WorkerView, ...]]
 
 
 def _way(job: JobView | None, name: NodeName, now_s: float) -> Way | None:
-    """How a job would give way on a node; None: it does not."""
+    """How a job would resolve a clash on a node; None: it does not."""
     if job is None:
         return None
     here = tuple(w for w in job.placed if w.node == name and not w.is_leaving)

@@ -1,9 +1,9 @@
-"""Pollux: goodput shared out by a genetic search, once a round (`goodput_search`).
+"""Pollux: goodput shared out by a genetic search, once a round (`genetic_search`).
 
-Qiao et al., OSDI'21, section 4. A job's goodput is what its profile says of so many workers: a job
-that tunes its batch size tells a curve with that in it. The search is over workers per job; nodes
-are found for its answer by `placing.apart`, and where they give a job less than was asked, the
-round asks for something else and keeps what comes of it best. Must not know the engine.
+Qiao et al., OSDI'21, section 4. A job's goodput comes from its profile by worker count; the profile
+of a job that tunes its batch size includes the tuning. The search is over workers per job, and
+`placement` finds nodes for its answer. Where nodes give a job less than its answer, the round asks
+for something else and keeps the best result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Memory(Struct, frozen=True, kw_only=True):
 
 
 def _held(memory: _Memory, snapshot: ClusterSnapshot) -> dict[JobId, int]:
-    """What is remembered from now on; who waits unseen is not gone."""
+    """The memory from now on; a hidden waiting job is not gone."""
     found = {job: count for job, count in memory.held.items() if job in snapshot.unseen}
     for job in snapshot.jobs:
         factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
@@ -89,7 +89,7 @@ def _held(memory: _Memory, snapshot: ClusterSnapshot) -> dict[JobId, int]:
 
 
 def _most(knobs: PolluxKnobs, job: JobView, held: Mapping[JobId, int]) -> int:
-    """Workers that a job may have: a curve is good only near what was tried (section 4.1)."""
+    """Workers that a job may have: a curve is good only near the tried sizes (section 4.1)."""
     if knobs.grows_at_most is None:
         return job.workers.max
     count = held.get(job.job_id, job.workers.min)
@@ -102,7 +102,7 @@ def _is_new(job: JobView, held: Mapping[JobId, int]) -> bool:
 
 
 class _Round:
-    """One round over all pools, from a snapshot in which nobody clashes who can give way."""
+    """One round over all pools, from a snapshot without clashes that a job could end."""
 
     def __init__(
         self, knobs: PolluxKnobs, snapshot: ClusterSnapshot, held: Mapping[JobId, int]
@@ -185,7 +185,7 @@ def _allocate(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
         return Allocation(decisions=(), memory=msgspec.msgpack.encode(kept), wake_at_s=kept.next_s)
     plan = this.plan(np.random.default_rng([knobs.seed, memory.rounds]))
     decisions = (*this.parted.decisions, *plan.decisions)
-    # Who may not be resized yet may be by the next round.
+    # A job that may not be resized yet may be by the next round.
     settled = "" if decisions or plan.wake_at_s is not None else here
     kept = replace(kept, settled=settled, settled_round=memory.rounds)
     return Allocation(
@@ -194,7 +194,7 @@ def _allocate(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
 
 
 def _fingerprint(shared: Sequence[Pool]) -> str:
-    """What a search answers to, ages aside."""
+    """The inputs of a search, ages aside."""
     parts = [
         f"{pool.gpu_type} {pool.gpus} "
         + " ".join(f"{job.job_id}:{present_workers(job)}" for job in pool.jobs)
@@ -222,7 +222,9 @@ def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[P
 
 
 def _kept_away(knobs: PolluxKnobs, floor: ApartFloor, job: JobView) -> str:
-    """Who keeps a job from nodes for its gang or one worker more; empty: nobody by that rule."""
+    """The jobs that keep a job from nodes for its gang or one more worker; empty: none by that
+    rule.
+    """
     kinds = (job.gpu_type,) if job.gpu_type else job.gpu.types or floor.gpu_types
     for kind in kinds if knobs.spans_apart else ():
         count = 1 if job.placed else job.workers_on(kind).min
@@ -237,7 +239,7 @@ def _kept_away(knobs: PolluxKnobs, floor: ApartFloor, job: JobView) -> str:
 def _tell(
     knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """What keeps a job that could grow from more workers, beside what they are worth."""
+    """What keeps a job that could grow from more workers, apart from their worth."""
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     if job is None or not job.is_resizable or job.gpu_type is None:
         return ()

@@ -1,9 +1,8 @@
-"""What comes of a search's answer on the nodes, and what a round asks for instead (Pollux).
+"""A round of Pollux: fits the search's answer to nodes, and tries others where it does not fit.
 
 A search over workers per job does not know where GPUs are: pieces may be too small for a gang, or
-on nodes that a job may not have. Its answer is planned; where nodes give a job less than was asked,
-others get what that leaves, and the best plan of those that were tried is kept. Must not know by
-what rule nodes are found.
+on nodes that a job may not use. Its answer is planned on nodes. Where a job gets less than its
+answer, other jobs get the rest, and the best of the tried plans is kept.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from coordinator.policies.parts.pooling import Pool
 from coordinator.policies.schedulers.pollux.genetic_search import Genes, Mask, Problem
 
 MOST_MENDED = 3
-"""So often a round asks for something else where nodes gave less than was asked."""
+"""The number of further requests in a round where nodes gave less than requested."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What comes of one allocation: a plan, and by pool the following.
+    """The result of one allocation: a plan, and by pool the following.
 
     asked, had: workers per job. worth: the fitness of those had.
-    short: jobs that nodes gave less than was asked; those that keep their size for another reason,
-        as they were resized just now, are not.
+    short: jobs that nodes gave less than requested; those that keep their size for another reason,
+        for example a recent resize, are not.
     """
 
     plan: Plan
@@ -42,15 +41,16 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nodes gave everybody what was asked."""
+        """True if nodes gave every job its requested count."""
         return not any(short.any() for short in self.short)
 
 
 class Asking(Struct, frozen=True, kw_only=True):
     """One round's jobs and nodes.
 
-    problems: of each of the pools. floor: nodes as they are before the round, made anew each time.
-    place: finds nodes. grant: so many workers for a job of a pool, in words too.
+    problems: of each of the pools.
+    floor: nodes as they are before the round, rebuilt each time.
+    place: finds nodes. grant: a number of workers for a job of a pool, with its reason.
     """
 
     snapshot: ClusterSnapshot
@@ -61,8 +61,10 @@ class Asking(Struct, frozen=True, kw_only=True):
     grant: Callable[[Pool, JobView, int], Grant]
 
     def best(self, asked: Sequence[Genes]) -> Outcome:
-        """What comes of these allocations, or of others if that is worth more; pool by pool, as
-        they share no nodes. Never worth less than what comes of the present one or a greedy one."""
+        """The best result of these allocations, or of repaired ones if better; pool by pool, as
+        they share no nodes. Never worse than the result of the present allocation or of a greedy
+        one.
+        """
         first = self.tried(asked)
         asked, worth = list(first.asked), list(first.worth)
         for other in self._others(first):
@@ -73,8 +75,9 @@ class Asking(Struct, frozen=True, kw_only=True):
         return first if is_first else self.tried(asked)
 
     def _others(self, first: Outcome) -> Iterator[Outcome]:
-        """What else there is to ask for: what mends it, also without jobs that lie across nodes for
-        no need, and what the search began with."""
+        """The other requests: the repaired one, also without jobs that lie across nodes without
+        need, and the search's initial one.
+        """
         if not first.is_whole:
             yield from self._mended(first)
             wide = zip(self.pools, self.problems, first.asked, strict=True)
@@ -95,7 +98,7 @@ class Asking(Struct, frozen=True, kw_only=True):
             yield outcome
 
     def _narrow(self, pool: Pool, problem: Problem, asked: Genes) -> Genes:
-        """Whoever could do with one node has no more, so that gangs find whole ones."""
+        """A job that could do with one node gets no more, so that gangs find whole ones."""
         nodes = self.floor().nodes.values()
         gpus = max((node.gpus for node in nodes if node.gpu_type == pool.gpu_type), default=0)
         width = np.maximum(gpus // problem.sizes, problem.least)
@@ -103,7 +106,7 @@ class Asking(Struct, frozen=True, kw_only=True):
         return problem.filled(np.minimum(asked, most), most)
 
     def tried(self, asked: Sequence[Genes]) -> Outcome:
-        """What comes of an allocation."""
+        """The result of an allocation."""
         grants = [
             self.grant(pool, job, int(count))
             for pool, counts in zip(self.pools, asked, strict=True)

@@ -1,4 +1,5 @@
-"""Deadlines: EDF, QoS shares and ElasticFlow (ASPLOS'23).
+"""Deadline schedulers: EDF, QoS shares and ElasticFlow (ASPLOS'23).
 
-Start at `family`; `edf`, `policy` and `elasticflow` are its members, `planning` their plan.
+Start at `family`; `edf`, `policy` and `elasticflow` are its members, and `planning` makes their
+plans.
 """

@@ -1,7 +1,6 @@
-"""Promises of deadlines on a pool of GPUs: who is admitted, and by which plan. Pure arithmetic.
+"""Admission: which deadlines are promised on a pool of GPUs, and by which plan. Pure arithmetic.
 
-ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1. Must not know jobs beyond their claims, nor
-nodes, nor who gets what the plans leave.
+ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class Book:
         self.tried = 0
 
     def promise(self, claims: Sequence[Claim], soft: Sequence[Claim] = ()) -> None:
-        """Plan for jobs that were promised their deadline: anew, or as before if that is more.
+        """Plan for jobs with a promised deadline: from scratch, or as before if that keeps more.
 
-        Who cannot be in time with the margin is planned without it, at worst all are.
+        A job that cannot be in time with the margin is planned without it, at worst all are.
 
         soft: those without a promise; with the late ones they are planned around where they can be.
         """
@@ -72,9 +71,9 @@ class Book:
         self._spare(self.plans, self._around)
 
     def _most(self, claims: Sequence[Claim], spared: Sequence[Claim]) -> Plans:
-        """Plans for most of them: the first that does for all.
+        """Plans for most of them: the first that works for all.
 
-        Nobody who was promised something is stopped for one that was not.
+        No job with a promise is stopped for one without.
         """
         best: Plans = {}
         for stops in (False,) if spared else (False, True):
@@ -162,7 +161,7 @@ class Book:
                 return plans
             if not has_costs:
                 continue
-            # What changes take can leave a job in time only by the plan that it has.
+            # The time of changes can leave a job in time only by its present plan.
             firm = {name: plan for name, plan in self.plans.items() if name not in plans}
             plans = self._planned(claims, firm, spared, stops=stops, is_all=True)
             if len(plans) == len(claims):
@@ -187,12 +186,12 @@ class Book:
         return True
 
     def take_in(self, claim: Claim, plan: Plan) -> None:
-        """Promise somebody its deadline by a plan for which the plans that hold leave room."""
+        """Promise a job its deadline by a plan for which the present plans leave room."""
         self.claims = sorted((*self.claims, claim), key=by_deadline)
         self.plans[claim.job_id] = plan
 
     def drop(self, name: str) -> None:
-        """Nothing is promised to somebody here any more: it was promised elsewhere."""
+        """Drop a job's promise here: it was promised elsewhere."""
         self.claims = [each for each in self.claims if each.job_id != name]
         self.late = [each for each in self.late if each.job_id != name]
         self.plans.pop(name, None)
@@ -203,9 +202,9 @@ class Book:
         self._rows.clear()
 
     def bears(self, name: str, pause_s: float) -> bool:
-        """Whether a job is in time though it stands still for so long from now on.
+        """True if a job is in time though it stands still for a time from now on.
 
-        It is planned with that then, around the plans of others. Who has no plan bears it.
+        It is then planned with that, around the plans of others. A job without a plan bears it.
         """
         claim = next((each for each in self.claims if each.job_id == name), None)
         if claim is None:
@@ -220,10 +219,10 @@ class Book:
         return True
 
     def put_off(self, dates: Mapping[str, float], promised: Container[str]) -> dict[str, float]:
-        """Promise who is late the earliest date that breaks no other promise; dates by job.
+        """Promise late jobs the earliest date that breaks no other promise; dates by job.
 
-        dates: that were promised so before, and are kept where they can be. promised: who was; of
-        the others nobody is put off.
+        dates: earlier promises of this kind, which are kept where they can be. promised: jobs with
+            a promise; of the others none is put off.
         """
         late, self.late, found = self.late, [], dict[str, float]()
         for claim in late:
@@ -276,7 +275,7 @@ class Book:
         return inf if found is None else since_s + found
 
     def room(self, spared: Iterable[Claim] | None = None) -> Room:
-        """What the plans leave free beside those that are spared; None: all that are."""
+        """The room that the plans leave, except those that are spared; None: all that are."""
         room = self._beside(self.spared if spared is None else spared)
         for claim in self.claims:
             room.take(self.plans[claim.job_id], claim)

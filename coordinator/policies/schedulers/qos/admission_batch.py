@@ -1,7 +1,4 @@
-"""Which newcomers a pass gives an answer to: in turn, until that was work enough. Pure.
-
-Must not know jobs beyond their claims, nor what becomes of those that are refused.
-"""
+"""The newcomers that one pass answers: in turn, until the pass has done enough work. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ MOST_PLANS = 32_768
 """Plans of single jobs behind which no more are answered, some seconds of work at most: a crowd
 must not keep whatever else happens in the cell waiting until the last of it has its answer."""
 AGAIN_S = 1.0
-"""So long after a pass that left some without an answer the next one is wanted: what happened
-meanwhile comes in between."""
+"""After a pass that left some without an answer, the next one is wanted after this time: events
+meanwhile come in between.
+"""
 
 
 def answer(
@@ -27,15 +25,16 @@ def answer(
     together: bool = False,
     most_plans: int = MOST_PLANS,
 ) -> Sequence[Claim]:
-    """Promise newcomers their deadlines in turn, or refuse them; those that a later pass answers.
+    """Promise newcomers their deadlines in turn, or refuse them; returns those that a later pass
+    answers.
 
     The first always gets its answer.
 
     Args:
-        refuse: told of each that is not admitted, while the book is as it was asked.
-        tried: plans of single jobs that were looked for so far; None: in this book.
+        refuse: called for each that is not admitted, while the promises are as at its request.
+        tried: plans of single jobs that were computed so far; None: in this book.
         together: all are admitted or none, but for those that never fit.
-        most_plans: of single jobs, behind which no more are answered.
+        most_plans: of single jobs, after which no more are answered.
     """
     tried = tried or (lambda: book.tried)
     before = tried()

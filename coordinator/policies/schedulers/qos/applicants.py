@@ -1,7 +1,4 @@
-"""Which jobs a GPU type has to reckon with: who was promised a deadline, who asks, who needs none.
-
-Must not know claims, nor which promises can be made or kept.
-"""
+"""The jobs that a GPU type must count with: with a promise, asking for one, or without deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from coordinator.policies.contract.snapshot import JobView
 
 
 class Applicants(Struct, frozen=True, kw_only=True):
-    """Jobs by what they have been told.
+    """Jobs by their answers so far.
 
     promised: their deadlines. newcomers: they ask for that, in order of submission. soft: they have
         no deadline, or run without a promise.
@@ -29,13 +26,13 @@ class Applicants(Struct, frozen=True, kw_only=True):
 def applicants(
     jobs: Iterable[JobView], let_in: Container[str], unpromised: Container[str] = ()
 ) -> Applicants:
-    """Jobs as they stand.
+    """The present jobs by their answers.
 
-    Whoever has run is not refused any more, whatever policy let it in.
+    A job that has run is not refused any more, whatever policy admitted it.
 
     Args:
-        let_in: who was promised its deadline before, be it met or not; nor is one of these refused.
-        unpromised: who was let in without a promise: it asks again until it runs, and goes on so.
+        let_in: jobs with an earlier promise, met or not; none of these is refused.
+        unpromised: jobs admitted without a promise: each asks again until it runs, and goes on so.
     """
     promised: list[JobView] = []
     newcomers: list[JobView] = []
@@ -63,7 +60,7 @@ def is_start_of_gang(job: JobView) -> bool:
 
 
 def gang_of(job: JobView) -> JobView:
-    """What a job is that is planned: the gang behind a pre-run that has a deadline, else itself."""
+    """The planned job: the gang behind a pre-run that has a deadline, else the job itself."""
     behind = job.behind
     if behind is None or not is_start_of_gang(job):
         return job

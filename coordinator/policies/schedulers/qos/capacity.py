@@ -1,4 +1,4 @@
-"""GPUs that plans may reckon with, and what quotas leave of them. Must not know any promise."""
+"""The GPUs that plans may use, and what quotas leave of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 
 class Capacity:
-    """What a cell has for jobs that are planned, by GPU type.
+    """The cell's GPUs for planned jobs, by GPU type.
 
-    gpu_types: all, also those of which no node takes workers now. kinds: on which each job is
-    planned. tenancy: None: no tenant has a rule that plans would have to heed.
+    gpu_types: all, including those of which no node takes workers now. kinds: on which each job is
+        planned.
+    tenancy: None: no tenant has a rule that plans would have to heed.
 
     Args:
-        let_in: who was promised its deadline, be it met or not. before: on which types.
+        let_in: jobs with a promised deadline, met or not. before: on which types.
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class Capacity:
 
     @property
     def nodes(self) -> Iterable[NodeView]:
-        """Those that somebody may be started on now."""
+        """Nodes on which a job may be started now."""
         return self._floor.nodes.values()
 
     def jobs(self, kind: str) -> list[JobView]:
-        """Who is planned on a type."""
+        """The jobs planned on a type."""
         kinds = self.kinds.of
         return [job for job in self._snapshot.jobs if kinds.get(job.job_id) == kind]
 
@@ -49,7 +50,7 @@ class Capacity:
         return self._floor.total_gpus(kind) + self._held_outside(jobs) - sum(map(fixed_gpus, jobs))
 
     def quotas(self, here: Container[JobId], plans: Mapping[str, Plan], now_s: float) -> Quotas:
-        """What tenants leave to some jobs beside all others, which do as they were planned."""
+        """What tenants leave to some jobs beside all others, which run as they were planned."""
         if self.tenancy is None:
             return NO_QUOTAS
         elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
@@ -57,16 +58,17 @@ class Capacity:
         return quotas_beside(self.tenancy, gpus, elsewhere, plans, now_s, kinds=self.kinds.of)
 
     def _held_outside(self, jobs: Iterable[JobView]) -> int:
-        """GPUs of nodes that nobody is started on now, lost or cordoned: whoever runs there goes on
-        there, and needs none of the others for that."""
+        """GPUs of nodes on which no job is started now, lost or cordoned: a job that runs there
+        goes on there, and needs none of the others for that.
+        """
         placed = (worker for job in jobs for worker in job.placed if not worker.is_leaving)
         return sum(worker.gpus for worker in placed if worker.node not in self._floor.nodes)
 
 
 def _whole_tree(snapshot: ClusterSnapshot) -> Tenancy:
-    """Tenants, and with them what each that has others below it may have for jobs of its own.
+    """Tenants, and for each with tenants below it a share for jobs of its own.
 
-    Without such a job that part of its guarantee would be promised to those below it, and be taken
-    back from them when one comes.
+    Without such a job that part of its guarantee would be promised to those below it, and taken
+    back from them when one arrives.
     """
     return Tenancy(snapshot, (view.name for view in snapshot.tenants))

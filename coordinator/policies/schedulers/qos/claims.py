@@ -1,8 +1,7 @@
-"""What each job claims of a GPU type: its sizes, its work left, and what changes take. Pure.
+"""Claims of jobs on a GPU type: sizes, remaining work, and the time that changes take. Pure.
 
-A deadline is the gang's, so a pre-run claims what its gang does, and is the start of that: so long
-is nothing done for the deadline, on GPUs that the gang then finds (ours). Must not know which
-claims can be promised, nor a policy.
+A deadline is the gang's, so a pre-run claims what its gang does. The pre-run counts as the start of
+that claim: it does nothing for the deadline, on GPUs that the gang then uses (ours).
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ from coordinator.policies.tenants.tenancy import Tenancy
 class Claims:
     """Claims of the jobs of one snapshot.
 
-    has_costs: whether any start or change takes time. overheads: what is known of attempts now.
+    has_costs: whether any start or change takes time. overheads: measured for attempts now.
 
     Args:
-        before: what was known of attempts before.
-        margin: of what is left. restart_s: what a stop costs beside work. powers_of_two: of sizes.
-        tenancy: whose quotas bind; None: nobody's.
+        before: measured for attempts before.
+        margin: of the remaining work. restart_s: the cost of a stop beside work. powers_of_two: of
+            sizes.
+        tenancy: whose quotas bind; None: none.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Claims:
         self.overheads = seen(before, snapshot)
 
     def of(self, job: JobView, kind: str, gpus: int) -> Claim:
-        """What a job claims of so many GPUs of a type.
+        """The claim of a job on a number of GPUs of a type.
 
-        Where changes take time, what its estimate does not see is left as well.
+        Where changes take time, the part that its estimate does not include is added.
         """
         if is_start_of_gang(job) and job.behind is not None:
             return self._with_gang(job, job.behind, kind, gpus)
@@ -82,7 +82,7 @@ class Claims:
         )
 
     def _with_gang(self, job: JobView, behind: Behind, kind: str, gpus: int) -> Claim:
-        """What a pre-run claims that has a deadline: its gang's plan, and itself as its start."""
+        """The claim of a pre-run with a deadline: its gang's plan, with itself as the start."""
         now_s = self._snapshot.now_s
         overhead = self.overheads.get(job.job_id, NONE)
         changes = changes_of(job, overhead, self._snapshot)

@@ -1,7 +1,4 @@
-"""What each job needs to be in time on the GPUs of one type, and the most that can be over time.
-
-Must not know who gets what beyond that, nor nodes.
-"""
+"""Demands: what each job needs to meet its deadline on one GPU type, and the possible maximum."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Wish(Struct, kw_only=True):
 
     @property
     def rank(self) -> Rank:
-        """By deadline, ties by laxity; who has none, or misses it in any case, comes last."""
+        """By deadline, ties by laxity; jobs without one, or that miss it in any case, come last."""
         job = self.job
         deadline_s = inf if job.deadline_at_s is None or not self.is_urgent else job.deadline_at_s
         return (deadline_s, self.time.laxity_s(job), job.submitted_at_s, job.job_id)
@@ -83,7 +80,7 @@ class Wish(Struct, kw_only=True):
         return (Piece(begins_s, end_s, need - self.held),)
 
     def lost_s(self, now_s: float) -> float:
-        """Seconds that it has to do again if it has not what it needs now."""
+        """Seconds of repeated work if it does not get its present need."""
         return loss_s(self.job, now_s) if self.runs and not self.held else 0.0
 
     def frees_gpu_s(self, now_s: float) -> float:
@@ -105,7 +102,7 @@ def wish_of(
     margin: float,
     most_gpus: int | None = None,
 ) -> Wish:
-    """What a job needs of a pool, with predictions taken so many times.
+    """The need of a job from a pool, with predictions multiplied by a factor.
 
     A pre-run is due when its gang has to begin, with as many workers as it can have, to be in time.
 
@@ -136,13 +133,13 @@ def _due_before_gang(job: JobView, margin: float) -> JobView:
 def most_in_time(
     wishes: Iterable[Wish], gpus: int, now_s: float, *, stops: bool = True
 ) -> tuple[list[Wish], list[Wish]]:
-    """The most jobs that can be in time together, of wishes in order of rank: those that have to
+    """The most jobs that can be in time together, of demands in order of rank: those that have to
     run now, and those that can wait until others end.
 
-    Who runs goes on, unless more jobs are in time where it does not: a stop that lets no more in is
-    none that helps.
+    A running job goes on, unless more jobs are in time without it: a stop that lets no more in does
+    not help.
 
-    stops: whether anybody who is in time may be stopped for others now.
+    stops: whether a job that is in time may be stopped for others now.
     """
     urgent = [wish for wish in wishes if wish.is_urgent]
     running = [wish for wish in urgent if wish.runs]
@@ -162,17 +159,18 @@ def most_in_time(
 
 
 class Line:
-    """Who is in time, and when each begins: by deadline, each as early as those before it allow.
+    """The jobs in time, and when each begins: by deadline, each as early as those before it allow.
 
     Moore and Hodgson (Management Science 15(1), 1968), with GPU-time for time: when one more does
-    not fit by its deadline, the one that gives the most GPU-time free makes room for it, if that is
-    room enough. is_settled: nobody who was added before makes room for others.
+    not fit by its deadline, the one that frees the most GPU-time makes room for it, if that is room
+    enough. is_settled: no earlier one makes room for others.
     """
 
     def __init__(self, gpus: int, now_s: float) -> None:
         self._free = Timeline(now_s, gpus)
         self._now_s = now_s
-        self._movable: list[tuple[Gives, Wish]] = []  # who makes room for others, the last first
+        # jobs that make room for others, the last first
+        self._movable: list[tuple[Gives, Wish]] = []
         self._gives: dict[str, Gives] = {}
         self.plans: dict[str, Plan] = {}
         self.is_settled = False

@@ -1,7 +1,6 @@
-"""The earliest date that is accepted, where a later one may be refused. Pure arithmetic.
+"""The earliest acceptable date, where a later date may be refused again. Pure arithmetic.
 
-A search by halves is wrong there: it finds an edge, not the first one. Must not know what is asked
-for, nor who accepts it.
+Bisection is wrong there: it finds an edge, not the first one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 
 def spread(first: int, last: int, tries: int) -> list[int]:
-    """Dates to try, growing: all from the first to the last, else so many gaps of equal length."""
+    """Dates to try, growing: all from the first to the last, else a number of equal gaps."""
     span = last - first
     if span <= tries:
         return list(range(first, last + 1))
@@ -31,7 +30,7 @@ def earliest(dates: Iterable[int], accepts: Callable[[int], bool]) -> int | None
 
 
 def _edge(refused: int, accepted: int, accepts: Callable[[int], bool]) -> int:
-    """An accepted date right behind one that is refused, between two such."""
+    """An accepted date right after one that is refused, between two such dates."""
     while accepted - refused > 1:
         middle = (refused + accepted) // 2
         if accepts(middle):

@@ -1,8 +1,8 @@
-"""Earliest deadline first with as many GPUs as help: the baseline of ElasticFlow (ASPLOS 2023).
+"""Earliest deadline first, as many GPUs as help: the baseline of ElasticFlow (ASPLOS 2023).
 
-Jobs stand in order of deadline; each gets the largest size that helps it of what those before it
-left, whoever is left without waits or is stopped. Nobody is refused, late jobs run on.
-Must not know how jobs are predicted: deadlines are all that counts.
+Jobs stand in order of deadline. Each gets the largest size that helps it from the GPUs that the
+jobs before it leave; a job that gets none waits or is stopped. No job is refused, and late jobs run
+on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EdfKnobs(Struct, frozen=True, kw_only=True):
 
 
 def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dict[JobId, str]]:
-    """Who gets what of one GPU type, and who gets nothing."""
+    """The grants of one GPU type, and the jobs without one."""
     kept = pool.kept_gpus()
     left = pool.gpus - sum(kept.values())
     grants: list[Grant] = []

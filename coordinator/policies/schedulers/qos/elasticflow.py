@@ -1,16 +1,18 @@
-"""ElasticFlow (ASPLOS 2023): jobs state deadlines, and who is admitted meets his.
+"""ElasticFlow (ASPLOS 2023): jobs state deadlines, and every admitted job meets its deadline.
 
-A job is admitted only if it and all that were admitted before can have their minimum satisfactory
-shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
-The plan of every promise is remembered: where a new greedy plan would break one, the old plans
-hold. So no newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as
-predicted. Where the cell says what starts, restarts and resizes take, plans hold that too (ours);
-not stops and growth that nobody could foresee, for which there is the margin. So a few promises are
-broken by seconds, and seldom one by more; who is late then gets the earliest date that breaks no
-other promise. Where it says nothing takes time plans are the paper's. Ours as well is what stops
-cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
-promise needs its GPUs. Where those of a share are free in pieces others move, if they are in time.
-Must not know nodes: who gets how many workers is carried out by the floor.
+A job is admitted only if it and all jobs admitted before can have their minimum satisfactory shares
+(section 4.1). The rest goes where one more step costs the fewest GPU-seconds (4.2). The plan of
+every promise is remembered: where a new greedy plan would break one, the old plans hold. So no
+newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as predicted.
+
+Where the cell knows what starts, restarts and resizes take, plans include it too (ours). They do
+not include stops and growth that could not be foreseen; the margin is for those. So a few promises
+are broken by seconds, and seldom one by more. A late job then gets the earliest date that breaks no
+other promise. Without known times plans are the paper's.
+
+The cost of stops is ours as well: the paper's jobs save. A job that does not save is planned
+without a pause and runs on as long as no promise needs its GPUs. Where the GPUs of a share are free
+in pieces, other jobs move, if they stay in time.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ from coordinator.policies.schedulers.qos.reasons import (
 from coordinator.policies.schedulers.qos.round_clock import Settled
 
 RESIZES_PER_SLOT = 10
-"""A grant beyond the share is reckoned with for so many times what it takes to change, at least:
-else no growth would ever be worth the time for which the gang stands still."""
+"""A grant beyond the share counts for at least this many times the time of its change. Otherwise no
+growth would ever be worth the pause of the gang.
+"""
 IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
 
 
@@ -85,10 +88,10 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
 class _Memory(Struct, frozen=True, array_like=True):
     """promises: the plan under which each admitted job meets its deadline.
 
-    settled_at_s, round_at_s, due_at_s: of `settled`, which says what they are; stored flat.
-    late: who was promised a deadline that it cannot meet any more; it is not refused for that.
-    overheads: what is known of attempts. dates: that were promised instead to those that are late.
-    unpromised: who was refused and is let in all the same.
+    settled_at_s, round_at_s, due_at_s: of `settled`, which defines them; stored flat.
+    late: jobs with a promise that they cannot meet any more; they are not refused for that.
+    overheads: measured for attempts. dates: promised instead to late jobs.
+    unpromised: refused jobs that are admitted all the same.
     kinds: GPU types of the promises to those that take several.
     """
 
@@ -104,15 +107,14 @@ class _Memory(Struct, frozen=True, array_like=True):
 
     @property
     def settled(self) -> Settled:
-        """When shares were, and when they are anew."""
+        """When shares were settled, and when they are again."""
         return Settled(self.settled_at_s, self.round_at_s, self.due_at_s)
 
 
 class _Pass:
-    """One pass, before anything is placed: all GPU types of a snapshot.
+    """One pass, before any placement: all GPU types of a snapshot.
 
-    notes: why a job does not run now. The others are decisions, what is remembered, and when it is
-    to be looked at again.
+    notes: why a job does not run now. The others are decisions, the memory, and the next wake-up.
     """
 
     def __init__(self, knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
@@ -152,7 +154,7 @@ class _Pass:
         self.rejects.append(refusal(job, job.deadline_at_s, min(dates), tried[0][1].tenant))
 
     def _settle(self, pool: Pool) -> None:
-        """What the plans leave is shared out, and everybody is told what it has."""
+        """Share out what the plans leave, and give every job its count."""
         book, soft = pool.book, [*pool.book.late, *sorted(pool.soft, key=by_deadline)]
         slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
         sharing = Sharing(book, soft, now_s=self._now_s, gpus=pool.gpus, slot_s=slot_s)
@@ -170,7 +172,7 @@ class _Pass:
             self._grant(job, pool.kind, workers, book)
 
     def carried_out(self) -> Carried:
-        """What comes of the grants on real nodes; others move for shares, and are planned so."""
+        """The grants on real nodes; others move for shares, and are planned so."""
         clearing = (
             Clearing(self._snapshot, self.planning.bearing.may_move)
             if self._knobs.migrates
@@ -217,7 +219,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     plan = found.carried_out()
     wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
-        wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
+        wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # their GPUs are settled then
     after = _Memory(
         found.planning.bearing.plans,
         snapshot.now_s,

@@ -1,4 +1,4 @@
-"""The family that knows deadlines, as policies by name. Must not know the engine."""
+"""The deadline schedulers as policies by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The promises on all GPU types in a pass: who changes its type, and where newcomers are asked.
+"""The promises on all GPU types in a pass: which jobs change type, and where newcomers ask.
 
-Who waits for one type goes to another where no promise has to make room for it, and a newcomer is
-refused only where no type that it takes can promise what it asks for. Must not know what is said to
-those that are refused, nor who gets what the plans leave.
+A job that waits for one type goes to another where no promise has to make room for it. A newcomer
+is refused only where no type that it accepts can promise its deadline.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from coordinator.policies.schedulers.qos.type_choice import Kinds
 
 
 class Pool(Struct, kw_only=True):
-    """The GPUs of one type, and what is planned on them.
+    """The GPUs of one type, and the plans on them.
 
-    gpus: that plans may reckon with. jobs: that are planned there or asked to be, by id. soft:
-        claims of those without a promise. asked: those of newcomers so far.
+    gpus: that plans may use. jobs: planned or asked for there, by id. soft: claims of those without
+        a promise. asked: those of newcomers so far.
     """
 
     kind: str
@@ -41,15 +40,16 @@ Pools = Mapping[str, Pool]
 """By GPU type."""
 
 Tried = list[tuple[Pool, Claim]]
-"""Where a newcomer was asked, and what it claimed there."""
+"""Where a newcomer asked, and its claim there."""
 
 
 def move_on(
     pools: Pools, kinds: Kinds, claim_on: Callable[[Pool, JobView], Claim], now_s: float
 ) -> None:
-    """Who waits with a promise goes to a type where it can be in time, if it is late on its own; or
-    to free GPUs of another one, if it has none on its own and is done no later there or late
-    anywhere."""
+    """Move a waiting job with a promise to a type where it is in time, if it is late on its own; or
+    to free GPUs of another type, if it has none on its own and is done no later there or late
+    anywhere.
+    """
     rooms: dict[str, Room] = {}
     waiting = [(pool, (*pool.book.late, *pool.book.claims)) for pool in pools.values()]
     for pool, claims in waiting:
@@ -94,13 +94,13 @@ def _is_taken(book: Book, claim: Claim, room: Room, now_s: float, has: Plan | No
 
 
 class Asking:
-    """Newcomers of one pass, on one type after the other until one can promise what they ask for.
+    """Newcomers of one pass, on one type after another until one can promise their deadline.
 
     Args:
-        claims_on: what jobs claim of a pool, with what tenants leave there by then.
-        refuse: told of one that no type admits, with where it was asked; nothing was changed since.
+        claims_on: the claims of jobs on a pool, within what tenants leave there by then.
+        refuse: called for one that no type admits, with where it asked; nothing was changed since.
         together: the newcomers of one type are admitted all or none.
-        most_plans: of single jobs, behind which no more are answered on a type.
+        most_plans: of single jobs, after which no more are answered on a type.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Asking:
         self._tried: dict[str, Tried] = {}
 
     def answer(self, newcomers: Mapping[str, Sequence[JobView]]) -> list[Claim]:
-        """Those that a later pass answers. newcomers: by the type on which they are asked first."""
+        """Those that a later pass answers. newcomers: by the type on which they ask first."""
         later: list[Claim] = []
         while newcomers:
             goes_on: dict[str, list[JobView]] = {}
@@ -148,7 +148,7 @@ class Asking:
             tried = self._tried.setdefault(claim.job_id, [])
             tried.append((pool, claim))
             if self._kinds.others(job.job_id, [pool.kind for pool, _ in tried]):
-                del pool.jobs[job.job_id]  # what it is promised elsewhere counts against its tenant
+                del pool.jobs[job.job_id]  # a promise elsewhere counts against its tenant
                 refused.append(job)
             else:
                 self._refuse(job, tried)

@@ -1,6 +1,6 @@
-"""Who gets what minimum shares leave, step by step: the most GPU-seconds saved per GPU. Pure.
+"""Marginal return: shares out the rest, the most GPU-seconds saved per GPU first. Pure.
 
-ElasticFlow (ASPLOS 2023), section 4.2, algorithm 2. Must not know who is admitted, nor nodes.
+ElasticFlow (ASPLOS 2023), section 4.2, algorithm 2.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from coordinator.policies.schedulers.qos.minimum_shares import Claim, greedily, 
 from coordinator.policies.schedulers.qos.timeline import Piece, Plan
 
 ROUNDING = 1e-9
-"""Of GPU-seconds: what is less than this part of them is rounding."""
+"""As a fraction of GPU-seconds: less than this is rounding."""
 
 
 class _Step(Struct, frozen=True):
-    """One more step of a job: GPU-seconds that its plan then saves per GPU, and that plan.
+    """One more step of a job: the GPU-seconds that its plan then saves per GPU, and that plan.
 
-    is_earlier: it ends earlier by it; else it has so many workers already.
+    is_earlier: it ends earlier by it; else it has that many workers already.
     """
 
     saved_gpu_s: float
@@ -33,7 +33,7 @@ class _Step(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[bool, float]:
-        """The least comes first: who only keeps what it has is last."""
+        """The least comes first: a job that only keeps its workers is last."""
         return (not self.is_earlier, -self.saved_gpu_s)
 
 
@@ -52,14 +52,14 @@ class _Offer(NamedTuple):
 
 
 class Sharing:
-    """What the minimum shares leave, GPU by GPU (section 4.2, algorithm 2).
+    """The GPUs that minimum shares leave, shared out one by one (section 4.2, algorithm 2).
 
-    The priority of one more step is what the whole plan then needs less in GPU-seconds, per GPU;
-    it counts only if the job ends earlier. Jobs without a promise are in the same queue, with
-    nothing as their share; they hold GPUs for a slot at a time. Where that is a stop less, it saves
-    what the stop would cost (ours: the paper's jobs save, and at once). Where changes take time,
-    who has workers keeps those that nobody else takes (ours): with more work done in the slot the
-    share of the rest can be less and end later, so that the next pass takes back what one gave.
+    The priority of one more step is the decrease of the whole plan in GPU-seconds, per GPU. It
+    counts only if the job ends earlier. Jobs without a promise are in the same queue, with no
+    share; they hold GPUs for a slot at a time. A step that avoids a stop also saves the stop's cost
+    (ours: the paper's jobs save, and at once). Where changes take time, a job keeps workers that no
+    other job takes (ours). Otherwise, with more work done in the slot, the share of the rest could
+    be less and end later, so that the next pass takes back what one gave.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Sharing:
         )
 
     def lend(self, gpus: int) -> bool:
-        """To whoever needs so many, and only now; False where fewer are left."""
+        """Lend GPUs to a job that needs a number, for now only; False if fewer are left."""
         if gpus > self._left:
             return False
         self._left -= gpus
@@ -97,17 +97,17 @@ class Sharing:
             if step is None or not self._fits(step, offer.name):
                 continue
             if step.order > offer.order and self._queue and step.order > self._queue[0].order:
-                self._offer(offer.name)  # others' plans have changed what it is worth
+                self._offer(offer.name)  # others' plans have changed its worth
                 continue
             self._take(offer.name, step)
             self._offer(offer.name)
         return self.given
 
     def _give_dues(self) -> None:
-        """What idle guarantees cover goes first: of the innermost tenants, to those that run.
+        """GPUs that idle guarantees cover go first: of the innermost tenants, to running jobs.
 
-        They lose it to no other tenant, and are given it back by whoever borrows it. No promise
-        counts on it; but whoever has to give it back could be one that was promised its share.
+        These lose them to no other tenant, and get them back from any borrower. No promise counts
+        on them; but the one that gives them back could be a job that was promised its share.
         """
         for depth in range(self._room.depth, 0, -1):
             for runs in (True, False):
@@ -117,7 +117,9 @@ class Sharing:
             self._keep_dues(depth)
 
     def _give_due(self, name: str, depth: int) -> None:
-        """Up to what it has now, or its base gang, as far as a guarantee so deep covers it."""
+        """Up to its present workers, or its base gang, as far as a guarantee at this depth covers
+        it.
+        """
         claim = self._claims[name]
         most = max(claim.present, claim.sizes[0])
         while (at := self._larger(name)) < len(claim.sizes) and claim.sizes[at] <= most:
@@ -130,11 +132,11 @@ class Sharing:
             self._take(name, step)
 
     def _keep_dues(self, depth: int) -> None:
-        """Who runs keeps what a guarantee so deep covers of its other workers, though its share is
-        less.
+        """A running job keeps its other workers that a guarantee at this depth covers, though its
+        share is less.
 
         They may be taken for no other tenant; and a share that is planned on them instead of idle
-        GPUs is not carried out. Who is due the same guarantee has been given its part before.
+        GPUs is not carried out. A job that is due the same guarantee got its part before.
         """
         for name, claim in self._claims.items():
             if claim.runs and claim.sizes:

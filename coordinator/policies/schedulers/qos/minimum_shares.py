@@ -1,8 +1,7 @@
 """Minimum satisfactory shares: plans that meet a deadline with the fewest GPUs. Pure arithmetic.
 
-ElasticFlow (ASPLOS 2023), section 4: free GPUs are a step function of time; a job fills it
-backward from its deadline, with the smallest size for which its work fits. Must not know snapshots
-or how a plan is carried out.
+ElasticFlow (ASPLOS 2023), section 4: free GPUs are a step function of time; a job fills it backward
+from its deadline, with the smallest size for which its work fits.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from msgspec import Struct, structs
 from coordinator.policies.schedulers.qos.timeline import Piece, Plan, Span, Timeline
 
 GUARD_S = 1e-3
-"""Plans end so long before their deadline: sums of floats must not miss it."""
+"""Plans end this long before their deadline: sums of floats must not miss it."""
 TOLERANCE = 1e-9
-"""Of work: what is less than this part of it is rounding."""
+"""As a fraction of work: less than this is rounding."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """What a job needs until its deadline.
+    """The need of a job until its deadline.
 
     sizes: worker counts that it may have, growing; rates: work a second with each, growing.
-    work_s: what is left, in the unit of the rates. deadline_s: inf: none.
-    runs: it has its base gang now. pauses: it goes on after a stop from where it was; else a plan
-        of it has no gap, as its work would begin anew behind it.
-    redo_s: work that a stop now would add to what is left; inf: it cannot be stopped now.
+    work_s: the remaining work, in the unit of the rates. deadline_s: inf: none.
+    runs: it has its base gang now. pauses: after a stop it goes on from where it was; else its plan
+        has no gap, because its work would start over behind it.
+    redo_s: work that a stop now would add to the rest; inf: it cannot be stopped now.
     stop_gpu_s: GPU-seconds that a stop now costs, of work and of the restart.
-    keeps: that is most of what it has done, or it cannot be stopped now: it goes on unless that
+    keeps: that is most of its work so far, or it cannot be stopped now: it goes on unless that
         would break a promise.
-    tenant: whose quota it counts against; empty: nobody's.
-    predicted_s: what is left without a margin; 0: the same as work_s.
+    tenant: whose quota it counts against; empty: none.
+    predicted_s: the rest without a margin; 0: the same as work_s.
     present: workers that it has now. begins_s: from the begin of its plan, or from now where it
-        starts already, until it computes; again_s: so after a stop. resize_s, grow_s: it stands
-        still so long when it has fewer workers, or more.
+        starts already, until it computes; again_s: so after a stop. resize_s, grow_s: its pause
+        when it loses workers, or gains some.
     """
 
     job_id: str
@@ -65,7 +64,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         return self.begins_s > 0 or self.again_s > 0 or self.resize_s > 0
 
     def pause_s(self, workers: int) -> float:
-        """How long it does not compute if it has so many workers from now on."""
+        """How long it does not compute if it has this number of workers from now on."""
         return max(self.begins_s, self.change_s(self.present, workers) if self.runs else 0.0)
 
     def change_s(self, before: int, workers: int) -> float:
@@ -77,7 +76,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         return structs.replace(self, work_s=self.predicted_s) if self.predicted_s else self
 
     def hold(self, now_s: float) -> Plan:
-        """Its base gang from now to its end: what it has at least if nobody stops it."""
+        """Its base gang from now to its end: the least that it has unless it is stopped."""
         if not self.runs or not self.sizes:
             return ()
         end_s = now_s + self.pause_s(self.sizes[0]) + self.work_s / self.rates[0]
@@ -95,7 +94,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         )
 
     def size_within(self, gpus: int) -> int:
-        """Index of its largest size that so many GPUs hold; -1: none."""
+        """Index of its largest size that a number of GPUs holds; -1: none."""
         return bisect_right(self.sizes, gpus // self.gpus_per_worker) - 1
 
     def done_by(self, plan: Plan, from_s: float) -> float:
@@ -116,7 +115,7 @@ class Claim(Struct, frozen=True, kw_only=True):
 
 
 class _Gang:
-    """What the starts and changes of a plan take, piece by piece."""
+    """The time of a plan's starts and changes, piece by piece."""
 
     def __init__(self, claim: Claim, now_s: float) -> None:
         self._claim = claim
@@ -125,7 +124,7 @@ class _Gang:
         self._ready_s = now_s + claim.begins_s if claim.runs else -inf
 
     def goes_on(self, from_s: float, to_s: float, workers: int) -> float:
-        """With so many workers; for how long it does not compute then, in seconds."""
+        """The pause when it goes on with this number of workers, in seconds."""
         if self._workers == 0:
             self._ready_s = from_s + self._claim.begins_s
         elif from_s > self._until_s:
@@ -142,9 +141,9 @@ def fill(timeline: Timeline, claim: Claim, start_s: float) -> Plan | None:
 
     Sizes are tried from the smallest. Before the point from which a size has to run, the next
     smaller one does, as in the authors' artefact, and the smallest from the start: so a plan ends
-    early rather than late. What starts and changes take is made up for by more of the time (ours).
-    Who does not pause is planned within one stretch without a gap (ours: the paper's jobs save),
-    and from the start if it runs.
+    early rather than late. A plan makes up for the time of starts and changes with more running
+    time (ours). A job that does not pause is planned within one stretch without a gap (ours: the
+    paper's jobs save), and from the start if it runs.
     """
     end_s = claim.deadline_s - GUARD_S
     if end_s <= start_s or not claim.sizes:

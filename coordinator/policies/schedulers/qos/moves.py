@@ -1,6 +1,6 @@
-"""Who may move to make room for a promised share: whoever keeps its own promise. Pure.
+"""The jobs that may move to make room for a promised share: each keeps its own promise. Pure.
 
-A move is a stop: its pause is part of the plan of whoever moves from then on. Must not know nodes.
+A move is a stop; from then on its pause is part of the moved job's plan.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Bearing:
 
     @property
     def plans(self) -> Plans:
-        """Those of all books, with the pauses of whoever moves."""
+        """The plans of all books, with the pauses of moved jobs."""
         return {name: plan for book in self._books for name, plan in book.plans.items()}
 
     def may_move(self, job: JobView, pause_s: float) -> bool:
-        """Whether a job may stand still for so long; it is planned so then.
+        """True if a job may stand still for this long; it is then planned so.
 
-        Nobody loses work for the sake of others' room.
+        No job loses work to make room for others.
         """
         if loss_gpu_s(job, self._now_s) > 0:
             return False

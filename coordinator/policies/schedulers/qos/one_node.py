@@ -1,4 +1,4 @@
-"""A placing rule: a gang on one node where it fits, else over the emptiest. Knows no policy."""
+"""A placement rule: a gang goes on one node where it fits, else over the emptiest nodes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What starts and changes of jobs take, and what of it their estimates do not see. Pure.
+"""Overheads of starts and changes, and the part that estimates do not include. Pure.
 
-An estimate counts a gang as computing from the moment that its workers were told to run: it sees
-neither that they have to begin first, nor that an attempt after a stop loads what was saved, nor
-that a gang which changes its size stands still.
-Where a job says how far it is, its measured pace has all that in it. Must not know who plans by it.
+An estimate counts a gang as computing from the order to run. It does not include the start of the
+workers, the load of a save after a stop, nor the pause of a gang that changes its size. Where a job
+reports its progress, its measured pace includes all of that.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ AWAY = (JobState.PENDING, JobState.PREEMPTING)
 
 
 class Overhead(Struct, frozen=True, array_like=True):
-    """What is remembered of one attempt.
+    """The memory of one attempt.
 
     since_s: when it was first seen. has_run: its start was counted. workers: that it had then.
     resized_at_s: its latest resize that was counted.
-    unseen_s: work, in worker-seconds, that its estimate counts as done, and that nobody did.
+    unseen_s: work, in worker-seconds, that its estimate counts as done and that was not.
     """
 
     attempt: int = 0
@@ -50,7 +49,7 @@ def has_costs(snapshot: ClusterSnapshot) -> bool:
 
 
 def seen(before: Mapping[JobId, Overhead], snapshot: ClusterSnapshot) -> Overheads:
-    """What is known of every attempt now; nothing where nothing takes time."""
+    """The overheads of every attempt now; empty where nothing takes time."""
     if not has_costs(snapshot):
         return {}
     return {
@@ -81,16 +80,16 @@ def _counted(job: JobView, known: Overhead, snapshot: ClusterSnapshot) -> Overhe
 
 
 def _whole_s(job: JobView, snapshot: ClusterSnapshot) -> float:
-    """What its present start takes, or its next one."""
+    """The time of its present start, or its next one."""
     is_again = job.attempt > (0 if job.state in AWAY else 1)
     return snapshot.start_s + (snapshot.restart_s if is_again else 0.0)
 
 
 def left_s(job: JobView, overhead: Overhead, now_s: float) -> float:
-    """Worker-seconds left, by the estimate and what it does not see.
+    """Worker-seconds left, by the estimate and its unseen part.
 
-    Of a job that has outlived both as much as it ran over, be that ever so little: it is about to
-    end, and one that ends a moment late must not count as one that has long to go.
+    A job that has outlived both has as much left as it ran over, however little. It is about to
+    end, and a job that ends a moment late must not count as one with a long rest.
     """
     if job.estimated_left_s is None:
         return job.work_left_s(now_s)
@@ -99,7 +98,7 @@ def left_s(job: JobView, overhead: Overhead, now_s: float) -> float:
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What the next start and changes of a job take, in seconds; see `Claim`."""
+    """The time of a job's next start and changes, in seconds; see `Claim`."""
 
     begins_s: float
     again_s: float

@@ -1,7 +1,6 @@
-"""Plans of claims one after another, each on what those before it leave. Pure.
+"""Plans of claims in sequence, each on the GPUs that those before it leave. Pure.
 
-Rows that are tried one after the other mostly begin alike: what two of them begin with is planned
-once. Must not know who is promised what, nor why a row is tried.
+Sequences that are tried one after another mostly share a beginning; it is planned once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from coordinator.policies.schedulers.qos.quotas import Room
 from coordinator.policies.schedulers.qos.timeline import Plan, Timeline
 
 KEPT_EVERY = 32
-"""Of so many claims of a row the room before the first one is remembered."""
+"""The room before the first of this many claims of a sequence is remembered."""
 
 
 class Row:
@@ -44,9 +43,9 @@ class Row:
     def plans(
         self, claims: Sequence[Claim], kept: Mapping[str, Plan] | None = None, *, is_all: bool
     ) -> dict[str, Plan]:
-        """By job, those of the claims that have one; first those that are kept where they still do.
+        """By job, the plans of claims that have one; kept plans first, if they still hold.
 
-        is_all: it is no use to go on behind the first one that has none.
+        is_all: stop behind the first one without a plan.
         """
         plans: dict[str, Plan] = {}
         room: Room | None = None
@@ -76,7 +75,7 @@ class Row:
         return known is claim and before is old
 
     def _room(self, place: int) -> Room:
-        """What is left at a place of the row, of which nothing behind it is kept."""
+        """The room at a position of the sequence, of which no later part is kept."""
         del self._done[place:], self._rooms[place // KEPT_EVERY + 1 :]
         room = self._rooms[-1].copy()
         for claim, _, plan in self._done[KEPT_EVERY * (len(self._rooms) - 1) :]:

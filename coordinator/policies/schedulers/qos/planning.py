@@ -1,7 +1,4 @@
-"""The promises of one pass on all GPU types: kept, moved, put off, and made to newcomers.
-
-Must not know what is said to those that are refused, nor who gets what the plans leave.
-"""
+"""The promises of one pass on all GPU types: kept, moved, put off, and made to newcomers."""
 
 from __future__ import annotations
 
@@ -24,11 +21,12 @@ from coordinator.policies.schedulers.qos.quotas import Quotas
 
 
 class Remembered(Protocol):
-    """What the pass before knew.
+    """The knowledge of the pass before.
 
-    promises: plans by job. late: who was promised a deadline that it cannot meet any more. dates:
-    promised to these instead. unpromised: who was refused and is let in all the same. kinds: GPU
-    types of the promises to those that take several. overheads: what is known of attempts.
+    promises: plans by job.
+    late: jobs with a promise that they cannot meet any more. dates: promised to these instead.
+    unpromised: refused jobs that are admitted all the same.
+    kinds: GPU types of the promises to those that take several. overheads: measured for attempts.
     """
 
     @property
@@ -48,9 +46,9 @@ class Remembered(Protocol):
 class Planning:
     """One pass.
 
-    pools: what is planned, by GPU type. kinds: which of them jobs could have. bearing: all plans.
-    late, dates, overheads, unpromised: as they are `Remembered`. has_quotas: whether tenants have
-    rules that plans have to heed.
+    pools: the plans, by GPU type. kinds: the types that jobs could have. bearing: all plans.
+    late, dates, overheads, unpromised: as in `Remembered`.
+    has_quotas: whether tenants have rules that plans have to heed.
 
     Args:
         margin, restart_s, powers_of_two: of claims, see `Claims`.
@@ -84,7 +82,7 @@ class Planning:
         self.late: list[str] = []
         self.dates: dict[str, float] = {}
         self.unpromised: set[str] = set()
-        self._kept = {**before.promises}  # on types that are not planned anew yet
+        self._kept = {**before.promises}  # on types that are not planned again yet
         self._newcomers: dict[str, list[JobView]] = {}
         self.pools = {kind: self._opened(kind) for kind in self._capacity.gpu_types}
         move_on(self.pools, self.kinds, self._claim_on, self._now_s)
@@ -97,12 +95,14 @@ class Planning:
         return asking.answer(self._newcomers)
 
     def reckon(self, pool: Pool) -> None:
-        """What was planned on other types since is no tenant's to be promised here."""
+        """Compute the quotas of a pool again: plans on other types since then count against
+        tenants.
+        """
         if self.has_quotas and len(self._capacity.gpu_types) > 1:
             pool.book.reckon(self._quotas(pool.jobs))
 
     def _opened(self, kind: str) -> Pool:
-        """The promises on a GPU type, planned anew; who asks for one there is not looked at yet."""
+        """The promises on a GPU type, planned again; newcomers there come later."""
         jobs = self._capacity.jobs(kind)
         by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
         asking = applicants(by_id.values(), self._let_in, self._before.unpromised)
@@ -119,7 +119,7 @@ class Planning:
         return pool
 
     def _quotas(self, here: Container[JobId]) -> Quotas:
-        """What tenants leave to these jobs, beside what is planned for the others by now."""
+        """What tenants leave to these jobs, beside the plans for the others so far."""
         return self._capacity.quotas(here, {**self._kept, **self.bearing.plans}, self._now_s)
 
     def _claim_on(self, pool: Pool, job: JobView) -> Claim:
@@ -129,7 +129,7 @@ class Planning:
         return structs.replace(claim, sizes=(), rates=())
 
     def _claims_on(self, pool: Pool, jobs: Sequence[JobView]) -> list[Claim]:
-        """What newcomers claim, behind those that were asked there before."""
+        """The claims of newcomers, behind those that asked there before."""
         self.reckon(pool)
         claims = [self._claim_on(pool, job) for job in jobs]
         pool.asked += claims
@@ -139,7 +139,7 @@ class Planning:
         return handed_over(pool.asked, self._capacity.nodes, pool.kind, there)[-len(claims) :]
 
     def _put_off(self, pool: Pool) -> None:
-        """Who is late is promised another date, where changes take time."""
+        """A late job is promised another date, where changes take time."""
         dates: dict[str, float] = {}
         if pool.book.late and self._claims.has_costs:
             self.reckon(pool)

@@ -1,10 +1,10 @@
 """Deadlines by prediction and autoscaling: a reconstruction of the IJCNN 2019 framework.
 
 A job states its deadline and the range of workers it may use (Xing et al., IJCNN 2019; only its
-abstract is public, so each rule here is ours). Training time is predicted from measured step
-times, refitted online; jobs are admitted by deadline as Moore and Hodgson do it (Management
-Science 15(1), 1968); whoever would miss grows, whoever is early shrinks while others wait.
-Must not know nodes: who gets how many workers is carried out by the floor.
+abstract is public, so each rule here is ours). Training time is predicted from measured step times,
+refitted online. Jobs are admitted by deadline with the rule of Moore and Hodgson (Management
+Science 15(1), 1968). A job that would miss its deadline grows; an early one shrinks while others
+wait.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Pass:
         self._later: list[Wish] = []
 
     def grants(self) -> list[Grant]:
-        """Who runs with how many workers, in order of precedence."""
+        """The jobs that run with their worker counts, in order of precedence."""
         admitted, self._later = most_in_time(
             self.wishes, self._gpus, self._now_s, stops=not any(map(self._is_new, self.wishes))
         )
@@ -96,7 +96,7 @@ class _Pass:
         left = self._keep(admitted, left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
-        # Who can still be in time first; of the others, who runs goes on.
+        # Jobs that can still be in time first; of the others, running jobs first.
         rest.sort(key=self._urgency)
         for wish in rest:
             base = wish.job.workers.min
@@ -121,12 +121,12 @@ class _Pass:
         ]
 
     def _most(self, wish: Wish, left: int) -> int:
-        """Workers that it can have where so many GPUs are left, within what its tenant may take."""
+        """Workers that it can have where a number of GPUs is left, within its tenant's limit."""
         gpus = left + wish.workers * wish.gpus_each
         return self._reach.most(wish.job, wish.gpus_each, gpus)
 
     def _give(self, wish: Wish, workers: int) -> int:
-        """So many workers in all; the GPUs that it takes of what is left."""
+        """Give it this number of workers in all; the GPUs come from the rest."""
         gpus = (workers - wish.workers) * wish.gpus_each
         wish.workers = workers
         self._reach.take(wish.job, workers * wish.gpus_each)
@@ -169,8 +169,9 @@ class _Pass:
         return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
 
     def _is_new(self, wish: Wish) -> bool:
-        """It runs or has its size for so short a time that whoever is in time is not moved again:
-        else two orders that are as good would take turns without end."""
+        """It started or was resized so recently that a job in time is not moved again: otherwise
+        two equally good orders would alternate without end.
+        """
         job = wish.job
         if not wish.runs:
             return False

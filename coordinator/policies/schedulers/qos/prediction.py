@@ -1,8 +1,7 @@
 """Training time by worker count, from measured step times: a step takes a + b / workers. Pure.
 
 Non-negative least squares over what was seen of a model (IJCNN 2019 predicts training time; this
-form is Optimus', EuroSys 2018, section 3.2, reduced to data-parallel workers). Must not know who
-decides by it.
+form is Optimus', EuroSys 2018, section 3.2, reduced to data-parallel workers).
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from coordinator.policies.contract.snapshot import JobView
 MODELS_KEPT, SIZES_KEPT = 256, 16
 
 Margin = Annotated[float, Meta(ge=1, le=10)]
-"""What is predicted to be left counts so many times."""
+"""The predicted rest counts this many times."""
 
 
 class Sample(Struct, frozen=True, array_like=True):
-    """Seconds a step with so many workers of one GPU type; the newest measurement counts."""
+    """Seconds per step with a number of workers of one GPU type; the newest measurement counts."""
 
     workers: int
     step_s: float
 
 
 Steps = Mapping[str, tuple[Sample, ...]]
-"""By what is trained, model and batch, else the job itself; and on which GPU type."""
+"""By model and batch, else the job itself; and by GPU type."""
 
 
 class Memory(Struct, frozen=True, array_like=True):
-    """What is remembered of step times; the latest models last."""
+    """The memory of step times; the latest models last."""
 
     steps: dict[str, tuple[Sample, ...]] = {}
 
@@ -51,7 +50,7 @@ def _useful(profile: JobProfile, base: int, most: int) -> int:
 
 
 def key_of(job: JobView, gpu_type: str) -> str:
-    """Jobs of one model, batch and worker size share what is learned on GPUs of one type."""
+    """Jobs of one model, batch and worker size share measurements on GPUs of one type."""
     model = job.profile.model or job.job_id
     return f"{model}/{job.profile.batch_size or 0}/{job.gpus_per_worker}/{gpu_type}"
 
@@ -141,7 +140,7 @@ class Prediction:
             self.source = f"step times of {len(samples)} sizes"
 
     def left_s(self, workers: int) -> float:
-        """Seconds left with so many workers, with the margin."""
+        """Seconds left with this number of workers, with the margin."""
         found = self._left_s.get(workers)
         if found is None:
             found = self._left_s[workers] = self._reckoned_s(workers)
@@ -157,7 +156,7 @@ class Prediction:
             left_s = max(0.0, job.steps_left * here_s - since_s)
             here = job.step_time_workers / self._factor
             return self._margin * left_s * self._step(workers) / self._step(here)
-        # What it has to do is only known in work of its base gang.
+        # The remaining work is known only in work of its base gang.
         base_s = job.estimate_left_s(self._now_s) / job.workers.min
         return self._margin * base_s * self._step(workers) / self._step(job.workers.min)
 
@@ -185,10 +184,11 @@ class Prediction:
         return None
 
     def counts_as(self, count: int, deadline_s: float) -> float:
-        """How many times the time until a deadline counts, if so many are the fewest that meet it.
+        """The factor by which the time until a deadline counts, if this number of workers is the
+        fewest that meets it.
 
-        More workers are never slower: so they are the fewest for any that is no later and that
-        they meet likewise.
+        More workers are never slower. So they are also the fewest for any earlier deadline that
+        they still meet.
         """
         return 1.0 if self.left_s(count) <= deadline_s - self._now_s else self._margin
 

@@ -1,8 +1,7 @@
 """Stops that make room within a tenant's limits, where GPUs are free but its quota is used up.
 
-Nodes stop somebody only where GPUs are short. A share is planned without those that it leaves
-nothing to; if these run on beside free GPUs they still count against the quota that a start needs.
-Must not know plans, nor who deserves what.
+Placement stops a job only where GPUs are short. A share is planned without the jobs that it leaves
+nothing to. If these run on beside free GPUs, they still count against the quota that a start needs.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ def with_quota_stops(
     granted: Collection[JobId],
     why: Why,
 ) -> tuple[Decision, ...]:
-    """The decisions, and before those that take GPUs the stops without which tenants forbid them.
+    """The decisions, preceded by the stops without which tenants forbid those that take GPUs.
 
-    Who has the lowest priority is stopped first, of these who loses least by it, and nobody without
-    whom there is room enough. Where all that may be stopped leave too little nobody is.
+    The lowest priority is stopped first, of these the smallest loss, and no job without which there
+    is room enough. Where all that may be stopped leave too little, none is.
 
-    granted: who has workers or is to start, and is stopped for nobody. why: what the others are
-    told.
+    granted: jobs that have workers or are to start, and are not stopped. why: the reason for the
+        others.
     """
     return _Stops(snapshot, decisions, granted).made(why)
 
 
 class _Stops:
-    """One pass. takers: for whom each is stopped."""
+    """One pass. takers: the job for which each is stopped."""
 
     def __init__(
         self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], granted: Collection[JobId]

@@ -1,8 +1,8 @@
-"""GPUs over time that plans may have, within what tenants allow. Must not know nodes, nor a policy.
+"""GPUs over time that plans may use within tenants' limits.
 
-A promise counts on nothing that another tenant's guarantee covers, used or not: a tenant below its
-guarantee gets it back from whoever borrows it, and is admitted within it whatever was promised to
-others. What is given without a promise may be borrowed, as far as it is lent.
+A promise counts on no GPU that another tenant's guarantee covers, used or not. A tenant below its
+guarantee gets it back from borrowers, and is admitted within it whatever was promised to others.
+GPUs given without a promise may be borrowed, as far as they are lent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def has_limits(tenants: Iterable[TenantView]) -> bool:
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A plan on GPUs that are no matter of the pool at hand, and whose it is."""
+    """A plan on GPUs outside the present pool, and its job."""
 
     tenant: str
     plan: Plan
@@ -43,11 +43,11 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class Quotas(Struct, frozen=True, kw_only=True):
-    """What tenants may have; the default: there is nothing to keep.
+    """What tenants may have; the default: no rules.
 
-    capacity: GPUs of the cell. views: tenants by name, parents before children. held: what counts
-        against them beside the claims at hand. used: GPUs that each has now; more than it may have
-        is not taken from it.
+    capacity: GPUs of the cell. views: tenants by name, parents before children.
+    held: what counts against them beside the present claims.
+    used: GPUs that each has now; a use beyond its limit is not taken from it.
     """
 
     capacity: int = 0
@@ -57,8 +57,9 @@ class Quotas(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True):
-    """GPUs that are planned at an instant for each tenant, in the order of `Quotas.views`; what may
-    be promised beside them to those that were asked for, and what each is due then, once asked."""
+    """GPUs planned at an instant for each tenant, in the order of `Quotas.views`. On demand it also
+    has the GPUs that may be promised beside them, and the dues of each then.
+    """
 
     planned: tuple[Count, ...]
     promised: dict[str, int]
@@ -66,14 +67,14 @@ class Row(Struct, frozen=True):
 
 
 KNOWN_ROWS = 1 << 16
-"""Rows that are remembered at most; then anew."""
+"""The most sequences that are remembered; then the memory is cleared."""
 
 
 class Rooms:
-    """What tenants may have beside what is planned for them, each reckoned once.
+    """What tenants may have beside the plans for them, each computed once.
 
-    Plans that are tried one after the other leave most instants as they were: a room goes by what
-    is planned alone, so it is the same in all of them.
+    Plans that are tried one after another leave most instants as they were. A room depends on the
+    plan alone, so it is the same in all of them.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -110,7 +111,7 @@ class Rooms:
         return self._paths.get(name, ())
 
     def row(self, planned: tuple[Count, ...]) -> Row:
-        """The one for so many GPUs of each."""
+        """The row for these GPU counts."""
         found = self._rows.get(planned)
         if found is None:
             if len(self._rows) >= KNOWN_ROWS:
@@ -119,7 +120,7 @@ class Rooms:
         return found
 
     def promised(self, name: str, row: Row) -> int:
-        """GPUs that a tenant may be promised beside what is planned for each."""
+        """GPUs that a tenant may be promised beside the plan of each."""
         found = row.promised.get(name)
         if found is None:
             if not row.due:
@@ -133,9 +134,10 @@ class Rooms:
         return self._room(name, row.planned, self._kept(row.planned), is_promise=False)
 
     def is_due(self, name: str, planned: Sequence[Count], gpus: int, depth: int) -> bool:
-        """Whether so many GPUs more stay within a guarantee of its own, or of a tenant above it.
+        """True if this number of further GPUs stays within a guarantee of its own, or of a tenant
+        above it.
 
-        depth: of a tenant so deep in the tree at least; those at the top have 1.
+        depth: of a tenant at least this deep in the tree; those at the top have 1.
         """
         path = self.path(name)
         return any(
@@ -151,7 +153,7 @@ class Rooms:
         *,
         is_promise: bool = True,
     ) -> float:
-        """kept: of each tenant's idle guarantee, what is not for others."""
+        """kept: of each tenant's idle guarantee, the part that is not for others."""
         path = self.path(name)
         most = 0.0
         for at in reversed(path):  # what a parent may have is for its children to divide
@@ -181,11 +183,11 @@ class Rooms:
         return float(max(view.guarantee_gpus + view.borrow_limit_gpus, used))
 
     def _due(self, planned: Sequence[Count]) -> list[float]:
-        """GPUs of its idle guarantee that each may take back from whoever has them, or those below
-        it may, whatever else there has them by then.
+        """GPUs of its idle guarantee that each may get back from any holder, or tenants below it
+        may, whatever else there has them by then.
 
         What one below it then has of a guarantee does not end what others there keep for
-        themselves: nobody outside is promised that as well.
+        themselves: no outsider is promised that as well.
         """
         due, below, none = [0.0] * len(planned), [0.0] * len(planned), [0.0] * len(planned)
         beside = self._beside(planned) if self._has_keepers else none
@@ -200,7 +202,7 @@ class Rooms:
         return due
 
     def _beside(self, planned: Sequence[Count]) -> list[float]:
-        """What those below each keep idle at most while one team there has what it is due."""
+        """The most that tenants below each keep idle while one team there has its due."""
         found, kept = [0.0] * len(planned), self._kept(planned)
         for at in self._upwards:
             children = self._children[at]
@@ -228,12 +230,11 @@ def quotas_beside(
     *,
     kinds: Mapping[JobId, str],
 ) -> Quotas:
-    """What tenants may have of so many GPUs beside jobs that are no matter of the pool at hand.
+    """What tenants may have of a number of GPUs beside jobs outside the present pool.
 
-    plans: of those that were promised something. Of whoever else has workers the base gang counts,
-    if it may be stopped: what it has beside is given back once a plan needs it. Counted as well it
-    would keep the promise out, and be given again.
-
+    plans: of jobs with a promise. Of any other job with workers the base gang counts, if it may be
+        stopped: its other workers are given back once a plan needs them. Counted as well they would
+        keep the promise out, and be given again.
     kinds: GPU types of the plans, by job.
     """
     held: list[Held] = []
@@ -251,7 +252,7 @@ def quotas_beside(
 
 
 class _Planned:
-    """What is planned for each tenant from an instant on: `rows[i]` in [times[i], times[i + 1])."""
+    """The plan of each tenant from an instant on: `rows[i]` in [times[i], times[i + 1])."""
 
     def __init__(self, start_s: float, rooms: Rooms) -> None:
         self.times = [start_s]
@@ -328,7 +329,7 @@ class Room:
             self._planned.add(plan, gpus_per_worker, self._rooms.path(claim.tenant))
 
     def line(self, claim: Claim) -> Timeline:
-        """What a claim may be promised of it."""
+        """The part of it that a claim may be promised."""
         if not self._rooms.path(claim.tenant):
             return self.pool
         if claim.tenant not in self._lines:
@@ -339,7 +340,7 @@ class Room:
         free: list[int] = []
         pool, idle = dict(self.pool.steps()), 0
         for at_s, row in zip(self._planned.times, self._planned.rows, strict=True):
-            # Whatever takes of the pool is planned for somebody: no step of it is passed over.
+            # Every GPU of the pool is planned for some tenant: no step of it is skipped.
             idle = pool.get(at_s, idle)
             free.append(min(idle, self._rooms.promised(tenant, row)))
         return Timeline.of(self._planned.times, free)
@@ -351,7 +352,9 @@ class Room:
         return self._rooms.unpromised(claim.tenant, self._planned.rows[0])
 
     def is_due(self, claim: Claim, gpus: int, depth: int) -> bool:
-        """Whether an idle guarantee covers so many GPUs now, of a tenant so deep in the tree."""
+        """True if an idle guarantee covers this number of GPUs now, of a tenant this deep in the
+        tree.
+        """
         return self._rooms.is_due(claim.tenant, self._planned.rows[0].planned, gpus, depth)
 
     @property

@@ -1,7 +1,6 @@
-"""How large tenants' quotas let jobs become in a pass that shares GPUs out in turn. Pure.
+"""The sizes that tenants' quotas allow jobs in a pass that shares GPUs out in turn. Pure.
 
-What a job may not have it is not given: no GPU is kept for growth that would be refused. Must not
-know who gets what, nor why.
+A job gets no GPU that the quota would refuse, so no GPU is kept for refused growth.
 """
 
 from __future__ import annotations
@@ -14,22 +13,23 @@ from coordinator.policies.tenants.tenancy import Tenancy
 
 
 class Reach:
-    """What each tenant may still take, as the pass goes on. Who runs keeps what it has."""
+    """The GPUs that each tenant may still take in a pass. A running job keeps its own."""
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self._tenancy = Tenancy(snapshot) if has_limits(snapshot.tenants) else None
         self._taken: dict[JobId, int] = {}
 
     def most(self, job: JobView, gpus_each: int, gpus: int) -> int:
-        """Workers of so many GPUs each that it can have of so many GPUs."""
+        """Workers of a GPU count each that it can have of a number of GPUs."""
         if self._tenancy is None:
             return gpus // gpus_each
         has = present_workers(job) * job.gpus_per_worker + self._taken.get(job.job_id, 0)
         return int(min(gpus, has + max(0.0, self._tenancy.room(job)))) // gpus_each
 
     def take(self, job: JobView, gpus: int) -> None:
-        """The job is given so many GPUs, with those that it has; what it gives back is for later
-        passes."""
+        """Give the job a number of GPUs, those that it has included; GPUs that it gives back are
+        for later passes.
+        """
         if self._tenancy is None:
             return
         before = self._taken.get(job.job_id, 0)

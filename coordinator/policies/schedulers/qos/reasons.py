@@ -1,7 +1,4 @@
-"""What people read of promises: why a job is refused, has its workers, or waits for them. Pure.
-
-Must not know how plans come about.
-"""
+"""Sentences on promises: why a job is refused, has its workers, or waits for them. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ UNLESS = "unless a promised deadline needs it"
 
 
 def refusal(job: JobView, deadline_at_s: float, earliest_at_s: float, tenant: str) -> Reject:
-    """A newcomer is turned away, with the earliest date that could be promised; inf: there is none.
+    """The refusal of a newcomer, with the earliest date that could be promised; inf: there is none.
 
-    tenant: within whose quota; empty: nobody's.
+    tenant: within whose quota; empty: none.
     """
     asked_s = deadline_at_s - job.submitted_at_s
     earliest_s = earliest_at_s - job.submitted_at_s
@@ -43,7 +40,7 @@ def refusal(job: JobView, deadline_at_s: float, earliest_at_s: float, tenant: st
 
 
 def grant_reason(job: JobView, workers: int, plan: Plan | None, now_s: float) -> str:
-    """Why it has so many workers now. None: it has no plan."""
+    """Why it has this number of workers now. None: it has no plan."""
     if plan is None:
         return f"{workers} now: without a promise, on what the promised shares leave"
     share = counted(now_of(plan, now_s), "worker")
@@ -67,16 +64,16 @@ def waiting_reason(plan: Plan | None, now_s: float) -> str:
 
 
 def unanswered(before: int) -> str:
-    """Why it was not told yet whether its deadline is promised.
+    """Why it has no answer on its deadline yet.
 
-    before: so many others wait for that, too, and get their answers first.
+    before: number of others that wait for theirs, too, and get it first.
     """
     first = f", {counted(before, 'job')} before it" if before else ""
     return f"whether its deadline can be promised is looked at in one of the next passes{first}"
 
 
 def stopped_for(snapshot: ClusterSnapshot) -> Why:
-    """What a job that is stopped is told: the first deadline of those that take its GPUs."""
+    """The reason for a stopped job: the first deadline of those that take its GPUs."""
     deadlines = {job.job_id: job.deadline_at_s for job in snapshot.jobs}
 
     def why(takers: Sequence[JobId]) -> str:

@@ -1,6 +1,6 @@
-"""When shares are settled anew: at most once a round, but where a plan says so. Pure.
+"""The round clock: shares are settled at most once a round, except where a plan says so. Pure.
 
-ElasticFlow's artefact settles every 60 s. Must not know what is settled.
+ElasticFlow's artefact settles every 60 s.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from msgspec import Struct
 
 
 class Settled(Struct, frozen=True):
-    """at_s: when shares were settled; again at that instant, as jobs stop and start.
+    """at_s: when shares were settled; again at that instant, because jobs stop and start.
 
-    round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
+    round_at_s: when they may be settled again. due_at_s: when a plan wants it in any case.
     """
 
     at_s: float = -inf

@@ -1,4 +1,4 @@
-"""Which worker counts help a job, and how fast each is: claims from views. Knows no policy."""
+"""The worker counts that help a job, and the speed of each: claims from views."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ def claim_of(
     tenant: str = "",
     changes: Changes | None = None,
 ) -> Claim:
-    """What a job needs: its work left times a margin, until its deadline; and what its stop costs.
+    """The need of a job: its remaining work times a margin, until its deadline; and the cost of its
+    stop.
 
-    factor: workers on the GPU type at hand that stand for one. restart_s: to stop and start again.
-    tenant: whose quota it counts against.
+    factor: workers on the present GPU type that stand for one. restart_s: to stop and start again.
+        tenant: whose quota it counts against.
     """
     runs = job.state not in (JobState.PENDING, JobState.PREEMPTING)
     gang_gpus = job.base_gpus * factor

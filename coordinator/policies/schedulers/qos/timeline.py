@@ -1,8 +1,7 @@
-"""Free GPUs over time: what plans take of them, and where there is room. Pure arithmetic.
+"""The timeline: free GPUs over time, what plans take of them, and where there is room. Pure.
 
-Steps are kept in blocks that know their least and most free GPUs: who looks for room passes over
-what is full, and who holds GPUs for long takes them of whole blocks. Must not know jobs, nor how a
-plan comes about.
+Steps are kept in blocks that know their least and most free GPUs. A search for room skips full
+blocks, and a long plan takes GPUs from whole blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from math import inf
 from msgspec import Struct
 
 BLOCK_STEPS = 12
-"""A block has at most twice so many steps."""
+"""A block has at most twice this many steps."""
 
 
 class Piece(Struct, frozen=True, array_like=True):
-    """So many workers in [start_s, end_s)."""
+    """A number of workers in [start_s, end_s)."""
 
     start_s: float
     end_s: float
@@ -61,7 +60,7 @@ class _Block:
         return other
 
     def add(self, start_s: float, end_s: float, gpus: int) -> None:
-        """So many more are free in its steps that begin in a time."""
+        """Add this number of free GPUs to its steps that begin in a time span."""
         first, last = bisect_left(self.times, start_s), bisect_left(self.times, end_s)
         if last - first == len(self.times):
             self.more, self.least, self.most = self.more + gpus, self.least + gpus, self.most + gpus
@@ -141,11 +140,11 @@ class Timeline:
     def room_s(
         self, after_s: float, gpus: int, until_s: Callable[[float], float | None]
     ) -> float | None:
-        """When the first step behind an instant begins, since which so many are free for long
+        """When the first step after an instant begins from which a number of GPUs is free for long
         enough; None: there is none.
 
-        until_s: until when, later than its begin and the later the later that is; None: never mind
-            this one and those behind it.
+        until_s: until when, later than its begin and the later the later that is; None: skip this
+            one and those behind it.
         """
         begins_s, end_s = None, inf
         first = self._holding(after_s)

@@ -1,6 +1,6 @@
-"""On which GPU type each job is planned, where it takes several. Must not know any plan.
+"""The GPU type on which each job is planned, where it accepts several.
 
-A promise is kept on the type for which it was made: what that type has was reckoned with for it.
+A promise is kept on the type for which it was made, because that type's GPUs were planned for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from coordinator.policies.schedulers.qos.sizes import least_in_time
 
 
 class Kinds:
-    """The GPU type of each job; of one that waits and fits on no type that is there, none.
+    """The GPU type of each job; none for a waiting job that fits on no present type.
 
-    A pre-run that waits is what it is planned as, the gang behind it.
+    A waiting pre-run counts as its plan, the gang behind it.
 
-    of: by job; a pass changes it. free: of who waits with a promise, another type on which its
-    gang has free GPUs, while it has none on its own.
+    of: by job; a pass changes it.
+    free: for waiting jobs with a promise, another type on which the gang has free GPUs, while it
+        has none on its own.
 
     Args:
-        let_in: who was promised its deadline, be it met or not. before: on which types.
+        let_in: jobs with a promised deadline, met or not. before: on which types.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class Kinds:
             if job.gpu_type is not None:
                 self.of[job.job_id] = job.gpu_type
             elif job.job_id in let_in:
-                # Where none of its nodes takes workers now it waits for that: nobody elsewhere has
-                # reckoned with it.
+                # Where none of its nodes takes workers now it waits for that: no other type's plan
+                # includes it.
                 had = before.get(job.job_id, "")
                 is_kept = had and job.accepts(had)
                 own[job.job_id] = had if is_kept else next(iter(accepted or job.gpu.types), "")
             elif accepted and job.deadline_at_s is not None and job.job_id not in some_day:
-                self.of[job.job_id] = accepted[0]  # to be told that it fits nowhere
+                self.of[job.job_id] = accepted[0]  # so that it gets the reason that it fits nowhere
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
         size = partial(least_in_time, now_s=snapshot.now_s)
         found = choices(
@@ -73,8 +74,9 @@ class Kinds:
 
 
 def _hosted_if_all_were_open(snapshot: ClusterSnapshot) -> Container[str]:
-    """Jobs that wait and would fit, were no node closed: whoever has to wait for that is told so,
-    and asks when they are back."""
+    """Waiting jobs that would fit if no node were closed: they get that reason, and ask when the
+    nodes are back.
+    """
     nodes = tuple(structs.replace(node, is_schedulable=True) for node in snapshot.nodes)
     snapshot = structs.replace(snapshot, nodes=nodes)
     return hosting_types(snapshot, FreeGpus(snapshot)).keys()

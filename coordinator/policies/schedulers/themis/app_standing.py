@@ -1,7 +1,4 @@
-"""How an app stands before an auction of Themis: its jobs, what it holds, and its rho. Pure.
-
-Must not know bids, nor who else is there.
-"""
+"""The standing of an app before an auction: its jobs, its GPUs, and its rho. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +21,9 @@ from coordinator.policies.schedulers.themis.leases import Leases
 class Standing(Struct, kw_only=True):
     """One app in a pass.
 
-    held: what its jobs hold and keep, or were given in this pass. back: what they held until now,
-    though its lease is over. least_gpus: with fewer of those that are given away it can do nothing.
+    held: GPUs that its jobs hold and keep, or were given in this pass.
+    back: GPUs that they held until now, though the lease is over.
+    least_gpus: fewer of the offered GPUs are of no use to it.
     """
 
     app: str
@@ -38,10 +36,10 @@ class Standing(Struct, kw_only=True):
     least_gpus: int
 
     def rho(self, now_s: float, lease_s: float) -> float:
-        """By which apps are chosen: infinite before its first GPUs; without any it grows.
+        """The key by which apps are chosen: infinite before its first GPUs; without any it grows.
 
-        That is the long-term compensation: by one of what it was, for each lease that it waits. Of
-        one that had its GPUs of another policy that is what it would be on its share.
+        That is the long-term compensation: it grows by its own value for each lease that the app
+        waits. An app whose GPUs came from another policy has the value on its share.
         """
         left_s = self.measure.left_s({**self.back, **self.held})
         if left_s < inf:

@@ -1,11 +1,11 @@
-"""The arbiter of Themis: it leases GPUs out, auctions them, and commits. Must not know the engine.
+"""The arbiter of Themis: leases GPUs out, auctions them, and commits.
 
-GPUs are given on lease. Those that are free or whose lease is over are auctioned among the apps
-whose finish-time fairness is worst, f being the part that is left out (NSDI'20, section 4). What
-the auction withholds or nobody bid for goes to those that were left out, at random, and the rest is
-auctioned again until nothing changes. A job whose app wins its GPUs again goes on without a stop.
-Leases are per job: workers that it grows by have the lease of its gang. Chance is a count of draws
-in its memory.
+GPUs are given on lease. Free GPUs and those whose lease is over are auctioned among the apps with
+the worst finish-time fairness; f is the part of apps left out (NSDI'20, section 4). GPUs that the
+auction withholds, or that got no bid, go to the apps left out, at random. The rest is auctioned
+again until nothing changes. A job whose app wins its GPUs again goes on without a stop. Leases are
+per job: workers that it grows by have the lease of its gang. Chance is a count of draws in its
+memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from coordinator.policies.schedulers.themis.seeded_chance import Chance
 
 
 class Arbiter:
-    """One pass. standings: of all apps. sale: what was free or came back, and who was given it."""
+    """One pass. standings: of all apps. sale: free and returned GPUs, and their takers."""
 
     def __init__(self, knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: Memory) -> None:
         self._knobs = knobs
@@ -47,7 +47,7 @@ class Arbiter:
         self._chance = Chance(knobs.seed, memory.draws)
         self._floor = FreeGpus(snapshot)
         self.leases = Leases(snapshot, memory, knobs.lease_s, knobs.spread, self._chance)
-        # Whether anybody wants what it does not hold.
+        # Whether any app wants GPUs that it does not hold.
         self._is_contested = any(
             job.state == JobState.PENDING or can_grow(job) for job in snapshot.jobs
         )
@@ -93,15 +93,16 @@ class Arbiter:
         )
 
     def _serve_starved(self) -> None:
-        """A gang that waited out our patience goes first, or leases end together to make its room.
+        """A gang that waited beyond the patience goes first, or leases end together to make its
+        room.
 
-        Leases that end one by one would feed small jobs for ever. Nothing idles until then: what
-        is given is given for less long. Who cannot be helped, even by the ends of all leases, keeps
-        its place in the line and holds up nobody behind it.
+        Leases that end one by one would feed small jobs for ever. No GPU idles until then: given
+        GPUs have shorter leases. A gang that even the end of all leases cannot help keeps its place
+        in the line and delays none behind it.
         """
         since_s = self._now_s - self._knobs.patience * self._knobs.lease_s
-        # Nothing changes until somebody is helped, so whatever was found of a gang holds for all
-        # of its kind: thousands may wait behind jobs that nobody may stop.
+        # Nothing changes until a gang is helped, so a result holds for all gangs of its kind:
+        # thousands may wait behind jobs that may not be stopped.
         meeting: Meeting | None = None
         fitting: dict[GangShape, bool] = {}
         for standing, job in starved(self.standings.values(), since_s):
@@ -128,7 +129,7 @@ class Arbiter:
         return wanting
 
     def _round(self, wanting: Sequence[Standing]) -> bool:
-        """One auction and its leftovers; whether anybody was given anything."""
+        """One auction and its leftovers; True if any GPU was given."""
         most = max(1, floor((1.0 - self._knobs.f) * len(wanting) + 1e-9))
         has_changed = self.sale.auction(wanting[:most])
         others = {standing.app: standing for standing in wanting[most:]}
@@ -141,9 +142,9 @@ class Arbiter:
         return has_changed
 
     def _give_rest(self) -> None:
-        """What all bidders lost as a payment, and nobody was left out for, idles with nobody.
+        """GPUs that all bidders lost as a payment would idle when no app was left out.
 
-        The least that helps to each in turn, the worst off first: that is no second auction.
+        Each gets the least that helps in turn, the worst off first: that is no second auction.
         """
         wanting = self._wanting()
         while wanting:
@@ -151,14 +152,14 @@ class Arbiter:
             how = "nobody else wants them" if is_alone else "withheld from bidders, shared in turn"
             wanting = [each for each in wanting if self.sale.give_least(each, how)]
 
-    # --- what comes of it -----------------------------------------------------------------------
+    #   --- results ------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Decisions, in order of what is kept and what is given."""
+        """Decisions, in order of kept and given GPUs."""
         plan = committed(self._snapshot, self._floor, self.leases, self.sale.given)
         self.memory.draws = self._chance.draws
         return plan
 
     def wake_at_s(self) -> float | None:
-        """The next end of a lease, while anybody wants more."""
+        """The next end of a lease, while any app wants more."""
         return self.leases.next_end_s if self._is_contested else None

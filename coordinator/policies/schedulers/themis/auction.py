@@ -1,8 +1,8 @@
-"""GPUs that are given away in one pass: by auction, or the least that helps to whoever is next.
+"""GPUs given away in one pass: by auction, or the least that helps the next app.
 
-What is sold is free, or its lease is over. Bids come from the agents of apps, who gets what from
-the partial-allocation auction (Themis, NSDI'20, section 4), and what was given counts as held from
-then on. Must not know who is asked to bid, nor in which order.
+GPUs are for sale if they are free or their lease is over. Bids come from the agents of apps. The
+partial-allocation auction decides (Themis, NSDI'20, section 4). Given GPUs count as held from then
+on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from coordinator.policies.schedulers.themis.seeded_chance import Chance
 class Sale:
     """One pass.
 
-    free: GPUs by node that nobody was given yet. given: what each job was.
-    outcome: of each app that bid, its last result in words.
+    free: GPUs by node that are not given yet. given: by job.
+    outcome: of each app that bid, its last result as text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sale:
         self.given: dict[JobId, Given] = {}
         self.outcome: dict[str, str] = {}
         self._stuck: set[str] = set()
-        """Apps that found nothing: what is free only becomes less."""
+        """Apps that found nothing: the free GPUs only become fewer."""
 
     def is_wanted_by(self, standing: Standing) -> bool:
         """Whether an app would take GPUs of those that are left."""
@@ -53,7 +53,7 @@ class Sale:
         return self._agent(standing, self._offer(self.free)).wants_any
 
     def auction(self, bidders: Sequence[Standing]) -> bool:
-        """One partial-allocation auction; whether anybody was given anything."""
+        """One partial-allocation auction; True if any GPU was given."""
         names = sorted(self.free)
         offer = self._offer(self.free)
         tables = [self._table(standing, offer) for standing in bidders]
@@ -98,10 +98,10 @@ class Sale:
         return True
 
     def give_idle(self, standings: Iterable[Standing], how: str) -> None:
-        """Base gangs of jobs that wait, on GPUs that would idle, be an app better off or not.
+        """Base gangs of waiting jobs, on GPUs that would idle, even if their app gains nothing.
 
-        A trial whose app would be done as soon without it is no bidder, nor is a job to which a
-        lease brings next to nothing; still they run where nobody else would.
+        A trial whose app would be done as soon without it makes no bid, nor does a job to which a
+        lease brings next to nothing. They still run where no other job would.
         """
         idle = self._idle()
         for standing in standings:
@@ -113,7 +113,7 @@ class Sale:
                 idle = self._idle()
 
     def _idle(self) -> dict[NodeName, int]:
-        """Of what is left: where no job stays on because nobody took its GPUs."""
+        """The rest that would idle, without GPUs on which a job stays because none took them."""
         idle = dict(self.free)
         for job in self._jobs:
             if job.job_id in self._leases.back and job.job_id not in self.given:

@@ -1,13 +1,12 @@
-"""The agent of an app: what GPUs it wants, and what each subset is worth to it. Pure.
+"""The agent of an app: which GPUs it wants, and the worth of each subset to it. Pure.
 
-An agent sees the GPUs that are offered and answers with a table of bids, by rho with each bundle
-(Themis, NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level: what
-matters to a job is how many workers it gets and over how many nodes and racks they spread, so
-for each size the table has the best levels only, each on a few sets of nodes that are real and
-free now. Must not know other apps, nor how an auction ends.
+An agent sees the GPUs offered and answers with a table of bids, by rho with each bundle (Themis,
+NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level. A job's speed
+depends only on its worker count and on how many nodes and racks they spread over. So for each size
+the table has the best levels only, each on a few sets of nodes that are real and free now.
 
-What is held counts as won: holding nothing is worth 1, and GPUs by rho with them, those that are
-held among them, over rho with none.
+Held GPUs count as won. Holding none is worth 1. GPUs are worth the rho with none over the rho with
+them, the held ones included.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ MOST_SIZES = 8
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What is to be given away.
+    """The GPUs to be given away.
 
     free: GPUs by node.
-    back: running jobs whose lease is over: what they hold is part of `free`.
-    found: where gangs that wait have room, as long as nobody was given any of it: of hundreds of
-        apps that bid for the same nodes many ask for the same.
+    back: running jobs whose lease is over: their GPUs are part of `free`.
+    found: where waiting gangs have room, while none of it is given: of hundreds of apps that bid
+        for the same nodes many ask for the same.
     """
 
     free: Mapping[NodeName, int]
@@ -56,7 +55,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 
 class _Step(Struct, frozen=True):
-    """Workers that a job would have beyond what it keeps."""
+    """Workers that a job would have beyond its kept ones."""
 
     job: JobView
     gpu_type: str
@@ -67,9 +66,9 @@ class Agent:
     """One app in one auction.
 
     Args:
-        held: what its jobs hold and keep, those whose lease is over not counted.
-        left_s: seconds until the app is done, by what it would hold; of nothing, too.
-        worth_of: of a bundle, by rho with it and what is held over rho with none.
+        held: what its jobs hold and keep, without those whose lease is over.
+        left_s: seconds until the app is done, by what it would hold; also for nothing.
+        worth_of: of a bundle, by rho with it and the held GPUs over rho with none.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class Agent:
 
     @property
     def value(self) -> float:
-        """Its bid for nothing: of what it holds."""
+        """Its bid for nothing: the worth of its held GPUs."""
         return self._worth(self._held)
 
     def waiting_gang(
@@ -155,7 +154,7 @@ class Agent:
                     return max(found, key=lambda bundle: bundle.bid.value)
         return None
 
-    # --- what it wants ------------------------------------------------------------------------
+    #   --- demand -------------------------------------------------------------------------------
 
     def _wants(self, job: JobView) -> bool:
         held = self._held.get(job.job_id)
@@ -185,9 +184,9 @@ class Agent:
             yield list(steps)
 
     def _starting(self, jobs: Sequence[JobView]) -> Iterator[_Step]:
-        """Base gangs that fit on what is offered.
+        """Base gangs that fit on the offer.
 
-        Jobs that ran come first, as it costs to stop them; then those with the least left.
+        Jobs that ran come first, because stopping them has a cost; then those with the least left.
         """
         starting = [job for job in jobs if self._wants(job) and not self._is_growing(job)]
         starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
@@ -203,7 +202,7 @@ class Agent:
         return left_gpu_s(job, self._measure.now_s), job.job_id
 
     def _gpu_type(self, job: JobView) -> str | None:
-        """Of a job that ran its own; else the first it accepts with room for its base gang."""
+        """The type of a job that ran; else the first accepted one with room for its base gang."""
         if job.gpu_type is not None and job.job_id in self._offer.back:
             return job.gpu_type
         gang = gang_shape(job)
@@ -274,7 +273,7 @@ class Agent:
         return self._offer.found[like]
 
     def _worth(self, held: Mapping[JobId, Held]) -> float:
-        """Of these workers."""
+        """The worth of these workers."""
         return self._worth_of(self._measure.rho(self._left_s(held)) / self._rho_of_none)
 
     @cached_property
@@ -305,11 +304,12 @@ class Agent:
     def _place(
         self, step: _Step, free: Mapping[NodeName, int], start: int
     ) -> tuple[Placement, ...] | None:
-        """Nodes for one job: a running one stays where it is, others on the fewest, close together.
+        """Nodes for one job: a running one stays where it is, others go on the fewest, close
+        together.
 
         Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`; it
-        grows back into its own GPUs first. Where somebody was given some of these it does not grow:
-        it has to leave them before it can have others.
+        grows back into its own GPUs first. Where another job got some of these it does not grow: it
+        has to leave them before it can have others.
         """
         job, size = step.job, step.job.gpus_per_worker
         is_growing = self._is_growing(job)

@@ -1,7 +1,4 @@
-"""Bundles of GPUs that an app bids for, and what is left of one after its payment. Pure.
-
-Must not know how a bundle was found, nor what an auction makes of it.
-"""
+"""Bundles of GPUs that an app bids for, and the rest of one after its payment. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Share(Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """Of these workers."""
+        """The GPUs of these workers."""
         return self.workers * self.job.gpus_per_worker
 
 
@@ -46,7 +43,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
 
 
 def reduced(bundle: Bundle, gpus: int) -> Bundle:
-    """What is left of a bundle with so many GPUs: those go first whose loss hurts least.
+    """The rest of a bundle with a number of GPUs: those go first whose loss hurts least.
 
     Flexible workers on the node where the job has the fewest go before the others, so that it
     spreads less; then whole gangs, the last one of the ladder first. A gang is whole or absent.

@@ -1,7 +1,4 @@
-"""What was given in auctions, as decisions: the lone act by which GPUs change hands. Pure.
-
-Must not know why anybody was given anything.
-"""
+"""Results of auctions as decisions: the only step by which GPUs change hands. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from coordinator.policies.schedulers.themis.leases import Leases
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """What a job was given beyond the workers that it keeps, and why."""
+    """Workers given to a job beyond those that it keeps, and the reason."""
 
     gpu_type: str = ""
     more: tuple[Placement, ...] = ()
@@ -31,7 +28,7 @@ NOTHING = Given()
 def committed(
     snapshot: ClusterSnapshot, floor: FreeGpus, leases: Leases, given: Mapping[JobId, Given]
 ) -> Plan:
-    """Decisions, in order of what is kept and what is given; whose GPUs nobody took keeps them."""
+    """Decisions, in order of kept and given GPUs; a job whose GPUs were not taken keeps them."""
 
     def place(floor: FreeGpus, job: JobView, _: str, count: int) -> tuple[Placement, ...]:
         more = given.get(job.job_id, NOTHING).more
@@ -44,7 +41,7 @@ def committed(
     ]
     plan = carry_out(snapshot, grants, floor=floor, place=place)
     for job_id in sorted(leases.back - given.keys()):
-        # Whoever is stopped has no lease; whoever is spared has its GPUs for another one.
+        # A stopped job has no lease; a spared one has its GPUs for another lease.
         leases.renew(job_id)
     return plan
 
@@ -81,7 +78,7 @@ def given_where(
     more: Iterable[Placement],
     count: int,
 ) -> tuple[Placement, ...]:
-    """Where a running job grows: as was decided, beyond what it holds there."""
+    """Where a running job grows: by the auction, beyond its workers there."""
     own: dict[NodeName, int] = {}
     for worker in returned:
         own[worker.node] = own.get(worker.node, 0) + 1

@@ -1,11 +1,11 @@
-"""Apps and their finish-time fairness: rho = T_shared / T_alone. Pure; must not know auctions.
+"""Apps and their finish-time fairness: rho = T_shared / T_alone. Pure.
 
 An app is one tenant's unit of training: its jobs with the same `app` (trials of a hyper-parameter
-search), or a job by itself. T_shared is the time since its submission and what is left on the GPUs
-that it would hold; T_alone is what it would take on a share of the cluster of its own, 1/N of its
-GPUs, where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20,
-section 3). Above 1 an app is worse off than with a private share: the sharing incentive is broken.
-N is counted from when an app was first seen: who was there before that, nobody remembers.
+search), or a job by itself. T_shared is the time since its submission plus the remaining time on
+the GPUs that it would hold. T_alone is its time on a private share of the cluster, 1/N of its GPUs,
+where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20, section 3).
+Above 1 an app is worse off than with a private share: the sharing incentive is broken. N is counted
+from when an app was first seen; apps that ended before are unknown.
 
 Work is in GPU-seconds of base gangs on the reference type: that of `JobView` times its GPUs.
 """
@@ -36,7 +36,7 @@ class Aim(StrEnum):
 
 
 class Alone(StrEnum):
-    """What an app would have by itself."""
+    """The private share of an app."""
 
     SHARE = "share"
     """1/N of the GPUs, or as many as it can use where that is less."""
@@ -60,7 +60,8 @@ class Held(Struct, frozen=True):
 
 
 def pace(job: JobView, workers: float) -> float:
-    """Worker-seconds of reference work in a second, with so many workers of its reference type.
+    """Worker-seconds of reference work in a second, with this number of workers of its reference
+    type.
 
     Its base gang makes `min` of them; below, in proportion, as if it took turns.
     """
@@ -81,7 +82,7 @@ def factor_on(job: JobView, gpu_type: str) -> int:
 
 
 def held_rate(job: JobView, held: Held) -> float:
-    """GPU-seconds of reference work in a second with what it holds, 0 below its base gang."""
+    """GPU-seconds of reference work in a second on its held GPUs, 0 below its base gang."""
     factor = factor_on(job, held.gpu_type)
     if held.workers < job.workers.min * factor:
         return 0.0
@@ -99,13 +100,13 @@ def left_gpu_s(job: JobView, now_s: float) -> float:
     return job.work_left_s(now_s) * job.gpus_per_worker
 
 
-# --- what is remembered -------------------------------------------------------------------------
+#   --- the memory -----------------------------------------------------------------------------
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """What a job asked for when it came: GPU-seconds, and the most GPUs.
+    """A job's demand at its arrival: GPU-seconds, and the most GPUs.
 
-    It comes again as the gang that it is after its pre-run.
+    It arrives again as the gang that it is after its pre-run.
     """
 
     gpu_s: float
@@ -171,7 +172,7 @@ class Attendance(Struct):
                 work_s = max(job.whole_work_s, job.work_left_s(self.at_s))
                 record.jobs[job.job_id] = Work(work_s * job.gpus_per_worker, most_gpus(job))
             if known is not None and known != record.jobs[job.job_id] and len(record.jobs) == 1:
-                record.granted_at_s, record.rho = None, inf  # what it was given was another gang's
+                record.granted_at_s, record.rho = None, inf  # its last grant was of another gang
         return record
 
     def _had_gpus_at_s(self, job: JobView) -> float | None:
@@ -245,7 +246,9 @@ class Measure:
         return max(LEAST_S, stretch * self._span_s(pieces, gpus))
 
     def _span_s(self, pieces: Sequence[tuple[float, float, int]], gpus: float) -> float:
-        """Of (GPU-seconds, GPU-seconds a second at most, GPUs at most) on so many GPUs."""
+        """The span of (GPU-seconds, GPU-seconds a second at most, GPUs at most) on a number of
+        GPUs.
+        """
         longest = [work / rate for work, rate, _ in pieces]
         if self._yard.aim == Aim.FIRST:
             return min(longest)
@@ -278,7 +281,7 @@ class Measure:
 
     @cached_property
     def _base_spans_s(self) -> dict[JobId, float]:
-        """Of each job what its base gang would take."""
+        """For each job the time of its base gang."""
         return {
             job.job_id: job.work_left_s(self._yard.now_s) / job.workers.min for job in self._jobs
         }
@@ -310,12 +313,12 @@ class Measure:
         return self._span_s(pieces, self.share_gpus)
 
     def rho(self, left_s: float) -> float:
-        """Finish-time fairness if it is done in so many seconds."""
+        """Finish-time fairness if it is done in this number of seconds."""
         return max(LEAST_S, self.elapsed_s + left_s) / self.alone_s
 
 
 def _alone_rate(job: JobView | None, work: Work, gpus: float) -> float:
-    """GPU-seconds of reference work a second, alone on so many GPUs."""
+    """GPU-seconds of reference work a second, alone on a number of GPUs."""
     if job is None:
         return min(gpus, float(work.gpus))
     return pace(job, gpus / job.gpus_per_worker) * job.gpus_per_worker
@@ -344,7 +347,7 @@ def racks_of(snapshot: ClusterSnapshot) -> dict[NodeName, str]:
 def held_by(
     held: Iterable[tuple[JobView, Iterable[WorkerView]]], racks: Mapping[NodeName, str]
 ) -> dict[JobId, Held]:
-    """What jobs hold by these workers of theirs, those not counted that were told to stop."""
+    """The GPUs that jobs hold by these workers, without those ordered to stop."""
     found: dict[JobId, Held] = {}
     for job, workers in held:
         nodes = [worker.node for worker in workers if not worker.is_leaving]

@@ -1,4 +1,4 @@
-"""What can be turned of Themis. Must not know what an arbiter or an agent makes of it."""
+"""The knobs of Themis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure.
-
-Must not know who bids, nor who is asked to.
-"""
+"""The terms of an auction: lease length, what a bid counts, and the payment. Pure."""
 
 from __future__ import annotations
 
@@ -20,17 +17,20 @@ Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Payment(StrEnum):
-    """What becomes of the part 1 - c of a bundle that its bidder pays."""
+    """The form of payment: how a bundle is reduced to the part c that its bidder keeps."""
 
     WHOLE = "whole"
-    """Whole GPUs, rounded up; where no gang fits what is left, all of it with chance c. A lie may
-    win what is certain in place of a chance."""
+    """Whole GPUs, rounded up; where no gang fits the rest, all of it with chance c. A lie may win a
+    certainty in place of a chance.
+    """
     FLOOR = "floor"
     """Whole GPUs, rounded up: gangs that no longer fit get nothing from the auction. A lie may save
     a GPU that is all the difference."""
     LOTTERY = "lottery"
-    """All of the bundle with chance c, else nothing: c of its value on the average, which no lie
-    makes more. Who loses has still what nothing is worth; a lie gains a part of that at most."""
+    """All of the bundle with chance c, else nothing: c of its value on average, which no lie
+    increases. A losing bidder still has the worth of nothing; a lie gains at most a part of
+    that.
+    """
     NONE = "none"
     """Nothing is paid: the proportionally fair choice, which is not proof against lies."""
 
@@ -39,19 +39,20 @@ class Horizon(StrEnum):
     """For how long a bid takes it that its bundle is held."""
 
     LEASE = "lease"
-    """For one lease, and the app's share of the GPUs from then on: what is really given. Worth is
-    the part of rho that is saved."""
+    """For one lease, and the app's share of the GPUs from then on: the real gift. Worth is the
+    saved part of rho.
+    """
     GOOD = "good"
     """For good, and worth is 1 / rho, as in the paper's formulas; nothing at all is still had for a
     lease only, and no GPUs are worth less than a lease of them."""
 
 
 def saved(rho_ratio: float) -> float:
-    """What holding nothing is worth, 1, and the part of rho that is saved: never twice as much.
+    """The worth of holding nothing, 1, plus the saved part of rho: never twice as much.
 
-    Linear in rho, so that GPUs which bring as much work as those before them add as much. 1 / rho
-    adds ever more where nothing is worth nearly as much as a lease of GPUs: the greatest product
-    of worths then leaves all but one of several like apps without any.
+    It is linear in rho, so that GPUs which bring as much work as those before them add as much. 1 /
+    rho adds ever more where nothing is worth nearly as much as a lease of GPUs: the greatest
+    product of worths then leaves all but one of several like apps without any.
     """
     return 2.0 - rho_ratio
 
@@ -65,7 +66,7 @@ WORTHS: Mapping[Horizon, Callable[[float], float]] = {
     Horizon.LEASE: saved,
     Horizon.GOOD: inverse,
 }
-"""Of GPUs, by rho with them over rho with none."""
+"""The worth of GPUs, by rho with them over rho with none."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def paid(won: Bundle, award: Award, payment: Payment, chance: Chance, bidder: str) -> Bundle:
-    """What is left of a bundle after its payment (Themis, NSDI'20, section 4: hidden payments)."""
+    """The rest of a bundle after its payment (Themis, NSDI'20, section 4: hidden payments)."""
     if award.kept_ratio >= 1.0 or payment == Payment.NONE:
         return won
     kept = reduced(won, 0 if payment == Payment.LOTTERY else award.kept_gpus(won.bid))

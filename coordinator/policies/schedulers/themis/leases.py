@@ -1,9 +1,8 @@
-"""Who holds GPUs until when, and what goes to an auction of Themis when leases end. Pure.
+"""Leases of Themis: which jobs hold GPUs until when, and what is auctioned when they end. Pure.
 
-Whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back keeps its
-base gang for another lease and gives its flexible workers back; its app's rho counts what it holds,
-so that it wins the less besides (ours: the paper's jobs save at the end of a lease). Must not know
-what GPUs are worth to anybody.
+A job whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back
+keeps its base gang for another lease and gives its flexible workers back. Its app's rho counts the
+GPUs held, so that it wins fewer others (ours: the paper's jobs save at the end of a lease).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ Room = Mapping[NodeName, int]
 
 
 class Memory(Struct):
-    """What the arbiter remembers. draws: how often it has left something to chance.
+    """The arbiter's memory. draws: how often it has drawn at random.
 
-    meets_at_s: what is given before ends at this instant at the latest, for a gang that needs it.
+    meets_at_s: new leases end at this instant at the latest, for a gang that needs it.
     """
 
     attendance: Attendance = field(default_factory=Attendance)
@@ -38,9 +37,9 @@ class Memory(Struct):
 
 
 class Leases:
-    """Those of one pass.
+    """The leases of one pass.
 
-    lease_s: how long a lease is, in the mean. spread: part of it by which leases differ.
+    lease_s: the mean length of a lease. spread: the fraction by which leases differ.
     back: jobs whose lease is over. kept: of every job the workers that stay whatever is auctioned.
     """
 
@@ -58,7 +57,7 @@ class Leases:
         self._now_s = snapshot.now_s
         self._memory = memory
         self._jobs = snapshot.jobs
-        # Of those that another policy started, a lease counts from their start.
+        # For jobs that another policy started, a lease counts from their start.
         memory.leases = {
             job.job_id: memory.leases.get(job.job_id, (job.started_at_s or self._now_s) + lease_s)
             for job in snapshot.jobs
@@ -68,7 +67,7 @@ class Leases:
         self.kept = {job.job_id: _present(job) for job in snapshot.jobs}
 
     def end(self) -> None:
-        """Those whose time has come are over."""
+        """End the leases whose time has come."""
         for job in self._jobs:
             if not is_movable(job) or self._memory.leases.get(job.job_id, inf) > self._now_s:
                 continue
@@ -89,17 +88,17 @@ class Leases:
         self._memory.leases[job_id] = min(end_s, meets_at_s) if meets_at_s > self._now_s else end_s
 
     def renew_all(self) -> None:
-        """Nobody else wants what ends: everybody has it for another lease."""
+        """No other app wants the ending leases: every holder keeps its GPUs for another lease."""
         for job in self._jobs:
             if is_movable(job) and self._memory.leases.get(job.job_id, inf) <= self._now_s:
                 self.renew(job.job_id)
 
     def meeting(self, free: Room) -> Meeting:
-        """How leases could end together for gangs that do not fit on what is free."""
+        """How leases could end together for gangs that do not fit on the free GPUs."""
         return Meeting(self._memory, self._now_s, free, self.kept, self._stoppable())
 
     def _stoppable(self) -> list[JobView]:
-        """Whose lease goes on and can be let end."""
+        """Jobs whose lease goes on and may be ended."""
         return [
             job
             for job in self._jobs
@@ -112,7 +111,7 @@ class Leases:
         return [worker for worker in _present(job) if worker.worker_index not in kept]
 
     def offered(self, floor: FreeGpus) -> FreeGpus:
-        """What is free on a floor together with what came back."""
+        """The free GPUs together with those that came back."""
         for job in self._jobs:
             floor.vacate(self.returned(job))
         return floor
@@ -125,14 +124,14 @@ class Leases:
 
 
 class Meeting:
-    """Leases that could end together, as they are until anybody is given anything.
+    """Leases that could end together, as long as no GPU is given.
 
-    Whoever asks for many gangs asks the same one: to see what all jobs could give back costs more
-    than to see whether a gang has room there.
+    Apps that ask for many gangs ask for the same one: summing up what all jobs could give back
+    costs more than checking whether a gang has room there.
 
     Args:
-        free: GPUs that nobody was given. kept: of every job the workers that stay.
-        stoppable: whose lease goes on and can be let end.
+        free: GPUs that are not given. kept: of every job the workers that stay.
+        stoppable: jobs whose lease goes on and may be ended.
     """
 
     def __init__(
@@ -151,12 +150,12 @@ class Meeting:
         self._most = _with_room_of(free, kept, stoppable)
 
     def is_called(self, has_room: Callable[[Room], bool]) -> bool:
-        """Let leases end together until there is room, the next ones to end, and no more of them.
+        """End leases together until there is room, the next ones to end, and no more of them.
 
-        Those that end before the last of these are given on for no longer than that. Leases that
-        all ended at once would be given anew at once, and whoever came next waited for all of one.
-        A meeting that is still to come stands. Returns whether room could be made: of jobs that
-        may not be stopped, or that a stop would set back, none is.
+        Those that end before the last of these are leased on for no longer than that. Leases that
+        all ended at once would be given again at once, and the next gang would wait for a whole
+        lease. A planned meeting stands. Returns whether room could be made: no job that may not be
+        stopped, or that a stop would set back, is part of it.
         """
         if not has_room(self._most):
             return False
@@ -175,7 +174,7 @@ class Meeting:
 def _with_room_of(
     free: Room, kept: Mapping[JobId, Sequence[WorkerView]], jobs: Iterable[JobView]
 ) -> dict[NodeName, int]:
-    """What would be free if these jobs gave back all that they keep."""
+    """The free GPUs if these jobs gave back all that they keep."""
     room = dict(free)
     for job in jobs:
         for worker in kept[job.job_id]:

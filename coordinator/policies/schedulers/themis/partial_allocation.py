@@ -1,17 +1,17 @@
-"""The partial-allocation auction: who gets which GPUs, and how much of it is withheld. Pure.
+"""The partial-allocation auction: which bidder gets which GPUs, and the withheld part. Pure.
 
-Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (EC'13). Bidders say
-what each bundle of GPUs is worth to them. The proportionally fair choice makes the product of all
-values greatest. Each bidder then keeps the part c of its bundle: the product of the others' values
-with it there, over that without it. What it loses is its hidden payment, as large as the harm that
-it does to others. Must not know apps, jobs or time.
+Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (EC'13). Bidders state
+their value of each bundle of GPUs. The proportionally fair choice makes the product of all values
+greatest. Each bidder then keeps the part c of its bundle: the product of the others' values with it
+there, over that without it. Its loss is its hidden payment, as large as the harm that it does to
+others.
 
-With a bundle worth the part c of it, a bidder's value is its own value times the others', over what
-does not depend on it: exactly what the choice maximizes, so whoever bids the truth does best. That
-holds of any bundles, if the choice is optimal. No payment makes of whole GPUs exactly the part c of
-their worth; what a lie gains then is said of each in `terms`. That each keeps 1/e of its value
-holds where GPUs can be divided at will; with n whole GPUs in a bundle, and values that grow less
-and less, it is (1 - 1/n)^n.
+With a bundle worth the part c of it, a bidder's value is its own value times the others', over a
+term that does not depend on it. The choice maximizes exactly that, so a truthful bid is the best
+one. That holds of any bundles, if the choice is optimal. No payment leaves exactly the part c of
+the worth of whole GPUs; `lease_terms` states the gain of a lie for each. That each keeps 1/e of its
+value holds where GPUs can be divided at will; with n whole GPUs in a bundle, and values that grow
+less and less, it is (1 - 1/n)^n.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_LOOKS = 400_000
 """Bids that all climbs of one auction look at: so it ends in time, however many bidders come."""
 
 LEAST_GAIN = 1e-9
-"""Of log value; less is rounding."""
+"""In log value; less is rounding."""
 
 LEAST_VALUE = 1e-5
 """Values below count as this: a logarithm needs one above 0."""
@@ -73,7 +73,8 @@ def partial_allocation(tables: Sequence[Table], capacity: Sequence[int]) -> tupl
     awards: list[Award] = []
     for bidder, at in enumerate(chosen):
         if not tables[bidder][at].asks or _is_all_best(tables, chosen, bidder):
-            awards.append(Award(at, 1.0))  # it takes nothing, or nobody would have more without it
+            # it takes nothing, or no other bidder would have more without it
+            awards.append(Award(at, 1.0))
             continue
         rest = proportional_fair(tables, capacity, without=bidder, start=chosen, looks=looks)
         with_it = sum(value for other, value in enumerate(values) if other != bidder)
@@ -175,7 +176,7 @@ class _Climb:
     # --- from one choice to a better one ------------------------------------------------------
 
     def best_near(self, start: Sequence[int], looks: int) -> tuple[int, ...]:
-        """Fill what is free, then exchange bundles as long as it helps."""
+        """Fill the free GPUs, then exchange bundles as long as it helps."""
         for bidder, at in enumerate(start):
             self._put(bidder, at)
         self._fill()
@@ -238,7 +239,7 @@ class _Climb:
         return found
 
     def _exchange(self, bidder: int, at: int) -> bool:
-        """Give a bidder another bundle, whoever is in the way nothing, and fill again."""
+        """Give a bidder another bundle, take those in the way from others, and fill again."""
         self._looks += len(self._tables)
         before, total = list(self._chosen), self._total()
         self._put(bidder, 0)

@@ -1,7 +1,4 @@
-"""Where one job of a bid may be put: its own nodes, one node, one rack, anywhere. Pure.
-
-Must not know what a placement is worth, nor who else wants it.
-"""
+"""Placement levels of one job of a bid: its own nodes, one node, one rack, anywhere. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def orders(
     *,
     is_far_as_fast: bool = False,
 ) -> Iterator[list[NodeName]]:
-    """Orders of nodes to fill with so many workers, the best one first.
+    """Orders of nodes to fill with a number of workers, the best one first.
 
     rooms: workers that each node has room for. near: nodes where the job is already.
     is_far_as_fast: it loses nothing over several racks.

@@ -1,8 +1,7 @@
 """Themis (NSDI'20): GPUs on lease, auctioned to the apps with the worst finish-time fairness.
 
-Two levels: the agent of each app bids (`auctions.bids`), the arbiter commits (`arbiter`) by a
-partial-allocation auction. `themis-simple` is the form without one that others evaluate. Must not
-know the engine.
+Two levels: the agent of each app bids (`bids`), the arbiter commits (`arbiter`) by a
+partial-allocation auction. `themis-simple` is the form without one that others evaluate.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from coordinator.policies.schedulers.themis.leases import Memory
 
 
 def allocate(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    """One pass: what is free, or whose lease is over, is auctioned."""
+    """One pass: auction the free GPUs and those whose lease is over."""
     arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     arbiter.run()
     plan = arbiter.plan()
@@ -75,7 +74,7 @@ def _why(arbiter: Arbiter, standing: Standing, knobs: ThemisKnobs) -> tuple[str,
 def tell(
     knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """rho of a job's app with what it holds, and until when it holds it."""
+    """rho of a job's app with its held GPUs, and the end of its lease."""
     arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     for standing in arbiter.standings.values():
         for job in standing.jobs:

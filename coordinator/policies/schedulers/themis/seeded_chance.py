@@ -1,4 +1,4 @@
-"""Chance that follows from a seed and a count of draws, so that a pass can be taken again. Pure."""
+"""Chance from a seed and a count of draws, so that a pass can be repeated. Pure."""
 
 from __future__ import annotations
 

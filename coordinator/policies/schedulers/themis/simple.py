@@ -1,9 +1,9 @@
-"""Themis without an auction: all GPUs are divided anew each lease, the worst off first.
+"""Themis without an auction: all GPUs are divided again at each lease end, the worst off first.
 
-Apps stand in order of what their finish-time fairness would be on their share of the GPUs from now
-on, and take all that they can use until nothing is left: the form of Themis that PCS (OSDI'24)
-evaluates. Between two divisions nothing is taken; what comes free goes to those that wait, in the
-same order. Must not know the engine.
+Apps are ordered by the finish-time fairness that their share of the GPUs would give from now on.
+Each takes all that it can use until nothing is left: the form of Themis that PCS (OSDI'24)
+evaluates. Between two divisions nothing is taken; GPUs that come free go to waiting jobs in the
+same order.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class SimpleKnobs(Struct, frozen=True, kw_only=True):
 
 
 class SimpleMemory(Struct):
-    """What is remembered. divided_at_s: when all GPUs were divided last; None: never."""
+    """The memory. divided_at_s: when all GPUs were divided last; None: never."""
 
     attendance: Attendance = field(default_factory=Attendance)
     divided_at_s: float | None = None
 
 
 class Division:
-    """One pass. is_due: whether all GPUs are divided anew. rhos: of each app, by its name."""
+    """One pass. is_due: whether all GPUs are divided again. rhos: of each app, by its name."""
 
     def __init__(self, knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
         self.memory = recalled(memory, SimpleMemory)
@@ -93,7 +93,7 @@ class Division:
         self._kinds = self._chosen()
 
     def plan(self) -> Plan:
-        """Who gets how much, the worst off first."""
+        """The GPUs of each app, the worst off first."""
         kept = [job for job in self._snapshot.jobs if not self._is_open(job)]
         kinds = self._kinds
         open_ = [(app, job) for app, job in self._line if job.job_id in kinds]
@@ -144,7 +144,7 @@ class Division:
         return job.state == JobState.PENDING or (self.is_due and may_change)
 
     def wake_at_s(self) -> float | None:
-        """The next division, while anybody wants what it does not hold."""
+        """The next division, while any app wants GPUs that it does not hold."""
         if not any(job.state == JobState.PENDING or can_grow(job) for job in self._snapshot.jobs):
             return None
         return (self.memory.divided_at_s or 0.0) + self._lease_s

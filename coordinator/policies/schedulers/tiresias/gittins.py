@@ -1,4 +1,4 @@
-"""Gittins indices of jobs from a history of whole services. Must not know jobs or queues.
+"""Gittins indices of jobs, from a history of whole services.
 
 The index of a job that has attained a service `a` is the best rate at which it may end per
 GPU-second invested, over all investments (Tiresias, NSDI'19, section 3.2.3 and pseudocode 1):
@@ -57,7 +57,7 @@ class GittinsTable(Struct, frozen=True, kw_only=True):
         return best
 
     def _slope(self, cost: float, seen: int, at: int) -> float:
-        # At the very end of a sample rounding may leave nothing of what it still costs.
+        # At the very end of a sample rounding may leave no remaining cost.
         return (self.counts[at] - seen) / max(self.costs[at] - cost, LEAST_GPU_S)
 
     def static_index(self, attained_gpu_s: float, delta_gpu_s: float) -> float:

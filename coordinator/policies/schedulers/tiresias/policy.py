@@ -1,13 +1,13 @@
-"""Tiresias: whoever has attained the least GPU time runs first, with no idea of how long it will.
+"""Tiresias: jobs with the least attained GPU time run first, without estimates of their length.
 
-Source: NSDI'19. `tiresias` is discretised two-dimensional LAS, `tiresias-gittins` knows how much
-service jobs took in the past and orders the queues before the last one by Gittins index. A pass
-walks the queues from the first to the last; each job takes its whole gang or is skipped, and
-whoever runs and got nothing is preempted (pseudocode 2). Must not know the engine or the simulator.
+Source: NSDI'19. `tiresias` is discretised two-dimensional LAS. `tiresias-gittins` knows the
+attained service of past jobs, and orders the queues before the last one by Gittins index. A pass
+walks the queues from the first to the last. Each job takes its whole gang or is skipped; a running
+job that got nothing is preempted (pseudocode 2).
 
 Jobs whose model is skewed suffer from being spread, so they run on the fewest nodes that could hold
-them or wait; others run anywhere (section 3.3). A job that does not tell its skew is taken for one
-of its model that did, else it runs anywhere, as in the paper's profiling run.
+them or wait; others run anywhere (section 3.3). A job that does not declare its skew takes the skew
+of another job of its model that did. Otherwise it runs anywhere, as in the paper's profiling run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from coordinator.policies.schedulers.tiresias.queues import (
 )
 
 LOOK_AGAIN_S = 300.0
-"""Whoever goes on for its work's sake while others wait is looked at so often: it may save."""
+"""A job that goes on to keep its work while others wait is checked at this interval: it may save.
+"""
 
 MODELS_KEPT = 1000
 """Models whose skew is remembered; the latest seen stay."""
@@ -68,7 +69,7 @@ class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
 
 
 class Lived(Struct, frozen=True, array_like=True):
-    """A job as the last pass saw it: its service then, and what it grew by each second."""
+    """A job as the last pass saw it: its service then, and its growth per second."""
 
     service_gpu_s: float
     at_s: float
@@ -76,7 +77,7 @@ class Lived(Struct, frozen=True, array_like=True):
 
 
 class Memory(Struct, frozen=True):
-    """What a pass leaves for the next one.
+    """The memory for the next pass.
 
     skews: of models by name. lived: live jobs that had begun. served: services of those that left.
     """
@@ -109,7 +110,7 @@ class _Pass:
             self._table = gittins_table(services) if services else None
         self.queues = Queues(knobs, snapshot, before.queues)
         self._line = list(filter(takes_turns, snapshot.jobs))
-        # While nobody waits everybody goes on, in whatever order.
+        # While no job waits all go on, in any order.
         self._is_idle = all(job.state != JobState.PENDING for job in self._line)
         line = () if self._is_idle else sorted(self._line, key=self._key)
         self.turns = Turns(snapshot, line, self._why, self._place_of)
@@ -129,9 +130,9 @@ class _Pass:
         )
 
     def _keeps(self, job: JobView) -> bool:
-        """Whether it goes on for its work's sake: promoted jobs could stop one another for ever.
+        """True if it goes on to keep its work: promoted jobs could stop one another for ever.
 
-        Without promotions each job leaves a queue once, and nobody is stopped without end.
+        Without promotions each job leaves a queue once, so stops end.
         """
         return self._knobs.promotes and keeps_gang(job, self._snapshot.now_s)
 
@@ -160,7 +161,7 @@ class _Pass:
         return skew_ratio is not None and skew_ratio > self._knobs.pack_limit
 
     def allocation(self) -> Allocation:
-        """Decisions, and what is remembered."""
+        """Decisions, and the memory."""
         grants = self.turns.grants
         decisions = () if self._is_idle else carry_out(self._snapshot, grants).decisions
         runs = self._line if self._is_idle else [grant.job for grant in grants]
@@ -220,10 +221,10 @@ def _learned(snapshot: ClusterSnapshot, skews: dict[str, float]) -> dict[str, fl
 
 
 def _served(snapshot: ClusterSnapshot, before: Memory) -> tuple[float, ...]:
-    """What jobs had attained when they left, for whatever reason: service is all that counts.
+    """The attained service of jobs when they left, for any reason: service is all that counts.
 
-    Whoever waits unseen has not left: what it has so far, counted anew in each pass, would soon be
-    all that the history knows, and have jobs stopped for each other at every event.
+    A hidden waiting job has not left. Its service so far, counted again in each pass, would soon
+    fill the history, and make jobs stop for each other at every event.
     """
     live = snapshot.unseen | {job.job_id for job in snapshot.jobs}
     left = (lived for job_id, lived in before.lived.items() if job_id not in live)
@@ -244,7 +245,7 @@ def _hold(
 def _tell(
     knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    """Of a job that goes on whoever is promoted, why."""
+    """For a job that goes on whichever job is promoted: why."""
     return told_of(snapshot, job_id) if knobs.promotes else ()
 
 

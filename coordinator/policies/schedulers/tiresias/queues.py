@@ -1,13 +1,12 @@
-"""Tiresias' queues: which one a job stands in, where in it, and when that changes by itself.
+"""Queues of Tiresias: the queue of a job, its place there, and when time alone changes that.
 
 Source: NSDI'19, section 3.2 (discretised priorities) and section 3.2.5 (starvation). A job is in
 the queue in whose limits its attained service lies, so that service moves it down, never up; a long
-wait takes it back to the first queue and counts its service from 0 there. Must not know what orders
-the jobs of a queue beyond their first starts, nor who gets GPUs.
+wait takes it back to the first queue and counts its service from 0 there.
 
 Where a queue is kept in the order of entry (`Line.ENTRY`), it is remembered, as the public
-simulator has it; else everything but the returns to the first queue follows from the snapshot.
-Whoever waits unseen keeps its place and its last return: it is out of sight, not gone.
+simulator has it; else everything but the returns to the first queue follows from the snapshot. A
+job that waits unseen keeps its place and its last return: it is out of sight, not gone.
 """
 
 from __future__ import annotations
@@ -34,11 +33,12 @@ class Line(StrEnum):
     """The order in which the jobs of one queue stand."""
 
     FIRST_START = "first-start"
-    """Who started first; who never did by submission (section 3.2.2)."""
+    """The job that started first; jobs without a start by submission (section 3.2.2)."""
     RUNNING = "running"
-    """Whoever runs before whoever waits, both by first start: no job stops one of its queue."""
+    """Running jobs before waiting ones, both by first start: no job stops one of its queue."""
     ENTRY = "entry"
-    """Whoever runs before whoever waits, both as they came into the queue (public simulator)."""
+    """Running jobs before waiting ones, both in order of entry into the queue (public simulator).
+    """
 
 
 class QueueKnobs(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
         """Refuse limits that do not ascend.
 
         Raises:
-            ConfigError: with what is wrong.
+            ConfigError: states the error.
         """
         if not all(low < high for low, high in pairwise((0.0, *self.limits))):
             raise ConfigError(f"limits: {self.limits}, expected GPU-seconds above 0 that ascend")
@@ -71,12 +71,12 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
 
     @property
     def promotes(self) -> bool:
-        """Whether a wait takes anybody back: without limits all stand in one queue for good."""
+        """True if a wait promotes any job: without limits all stand in one queue for good."""
         return self.promote is not None and bool(self.limits)
 
 
 class QueueMemory(Struct, frozen=True):
-    """What the snapshot does not tell.
+    """The state that the snapshot lacks.
 
     promoted: GPU-seconds that jobs had attained when they last went back to the first queue.
     queues: in the order of entry; at_s: of the pass that put them so.
@@ -116,7 +116,7 @@ class Queues:
 
     @property
     def memory(self) -> QueueMemory:
-        """What the next pass has to know."""
+        """The memory for the next pass."""
         return QueueMemory(self._promoted, self._kept, self._now_s if self._kept else -inf)
 
     def service_gpu_s(self, job: JobView) -> float:
@@ -187,7 +187,7 @@ class Queues:
             self._place.update((name, place) for place, name in enumerate(names))
 
     def _runs(self, job_id: JobId) -> bool:
-        """Of a live job; whoever is not seen waits."""
+        """True if a live job runs; a hidden one waits."""
         job = self._jobs.get(job_id)
         return job is not None and job.state not in STOPPED
 
@@ -217,8 +217,8 @@ class Queues:
     def wake_at_s(self, runs: Iterable[JobView], waits: Iterable[JobView]) -> float | None:
         """The first instant at which a job changes its queue by itself; None: none will.
 
-        runs, waits: after the pass. While nobody waits it does not matter who stands where, unless
-        the order of entry is kept: whatever comes then makes a pass of its own.
+        runs, waits: after the pass. While no job waits the queues do not matter, unless the order
+            of entry is kept: a new job triggers a pass of its own.
         """
         waiting = list(waits)
         if not waiting and self._knobs.line != Line.ENTRY:
