@@ -230,10 +230,8 @@ def test_who_buries_a_worker_says_at_once_that_its_shim_was_lost(
         ("", Fault.NONE),
     ],
 )
-def test_whose_fault_it_is_is_read_from_a_record_of_any_version(
-    tmp_path: Path, error: str, fault: Fault
-) -> None:
-    """A shim, and an agent of an older version that buried one, say it in words alone."""
+def test_whose_fault_it_is_is_read_from_a_record(tmp_path: Path, error: str, fault: Fault) -> None:
+    """A shim says it in words alone."""
     write_record(tmp_path, phase="exited", error=error)
     found = read_record(tmp_path)
     assert found is not None
