@@ -68,16 +68,7 @@ from common.model import LeaseId, NodeRole, Pool
 
 def left_pool(memory: Memory, pool: Pool) -> Pool | None:
     """The pool that a node belonged to before its settings named `pool`; None without a move."""
-    old = memory.home_pool or _pool_of_role(memory)
-    return None if old in (None, pool) else old
-
-
-def _pool_of_role(memory: Memory) -> Pool | None:
-    """A memory of an older version does not name the pool, but mostly its role does."""
-    role = memory.desired_role if memory.role == NodeRole.QUARANTINED else memory.role
-    if role == NodeRole.QUARANTINED:
-        return None
-    return Pool.TRAINING if role == NodeRole.TRAINING else Pool.INFERENCE
+    return None if memory.home_pool == pool else memory.home_pool
 
 
 def refusal(desired: DesiredState, memory: Memory) -> str:

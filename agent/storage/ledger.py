@@ -3,10 +3,6 @@
 Each record is a whole `Memory`, framed by length and checksum and synced to disk. The last whole
 record counts, so a torn write at the end costs nothing. A full or read-only disk stops no reader. A
 failed write leaves nothing behind that could cost a later record.
-
-The ledger also marks whose fault a worker's end is in a form that older agents keep. An older agent
-has no field for the fault, only the error's text. Without the mark it would charge the job for a
-fault of the node, and a newer agent could no longer correct that.
 """
 
 from __future__ import annotations
@@ -26,43 +22,14 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from agent.core.state import MEMORY_VERSION, Memory, WorkerState
+from agent.core.state import MEMORY_VERSION, Memory
 from agent.shim.files import is_disk_error
 from agent.storage import file_ownership
 from agent.storage.node_lock import lock_path
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, Unavailable
-from common.oldfaults import NODE_WORDS
-
-_FIRST = f"{NODE_WORDS}: "
-
-
-def written(memory: Memory) -> Memory:
-    """A memory as it goes to disk: the errors that are the node's begin with the words.
-
-    `read` undoes it.
-    """
-    return _with_errors(memory, lambda held: _FIRST + held.error)
-
-
-def read(memory: Memory) -> Memory:
-    """The memory as `written` got it.
-
-    An error with the words alone, and no field, is left alone.
-    """
-    return _with_errors(memory, lambda held: held.error.removeprefix(_FIRST))
-
-
-def _with_errors(memory: Memory, changed: Callable[[WorkerState], str]) -> Memory:
-    """The memory with other errors for those workers whose node is at fault."""
-    workers = {
-        name: structs.replace(held, error=changed(held)) if held.fault.is_nodes else held
-        for name, held in memory.workers.items()
-    }
-    return structs.replace(memory, workers=workers)
-
 
 log = logging.getLogger(__name__)
 
