@@ -337,7 +337,7 @@ class NatsAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a client of NATS shows who it is, and whom it trusts; the URL can hold a password."""
 
     nkey_seed_path: Annotated[
-        str | None, Meta(description="file with this identity's nkey seed")
+        str | None, Meta(description="file with the nkey seed of this identity")
     ] = None
     credentials_path: Annotated[
         str | None, Meta(description="file with a user JWT and its seed")
