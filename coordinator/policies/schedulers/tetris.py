@@ -43,10 +43,11 @@ from coordinator.policies.policy import Parts, joint
 
 
 class TetrisKnobs(Struct, frozen=True, kw_only=True):
-    """fairness: f of the paper, 0 packs best, near 1 the worst-off job goes first.
+    """fairness: f of the paper: at 0 packing is best, near 1 the worst-off job goes first.
 
-    remote_ratio: what a worker away from its gang's first machine counts (the paper's 10 % penalty
-    on remote input). srtf_weight: times eps; 0 packs only, without regard to what is left.
+    remote_ratio: value of a worker away from the first machine of its gang (the paper's 10 %
+        penalty on remote input).
+    srtf_weight: weight of the remaining work, times eps; 0: packing only.
     """
 
     fairness: Ratio = 0.25

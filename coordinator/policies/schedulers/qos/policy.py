@@ -36,16 +36,16 @@ from coordinator.policies.schedulers.qos.sizes import least_in_time
 
 
 class QosKnobs(Struct, frozen=True, kw_only=True):
-    """What can be turned.
+    """Knobs of `qos`.
 
-    margin: what is predicted to be left counts so many times. tick_s: predictions are looked at so
-        often while a job with a deadline is there.
-    slack_ratio: a job that would end earlier than its deadline by this part of its window gives
-        workers back while others wait. resize_every_s: at most one resize of a job in so long, but
-        where a deadline needs it; nor is anybody who is in time stopped for others so soon after a
-        start or a resize.
-    resize_cost_s: running time that a resize must save.
-    fills_idle: workers that nobody waits for go to running jobs, by deadline.
+    margin: factor on the predicted remaining time.
+    tick_s: time between two checks of the predictions while a job has a deadline.
+    slack_ratio: a job that would end before its deadline by this share of its window gives workers
+        back while other jobs wait.
+    resize_every_s: at most one resize of a job in this time, unless a deadline needs it; a job
+        that is in time is not preempted for others within this time after a start or a resize.
+    resize_cost_s: running time in seconds that a resize must save.
+    fills_idle: give GPUs that no waiting job can use to running jobs, by deadline.
     """
 
     margin: Margin = 1.1
@@ -247,7 +247,7 @@ def _why(wish: Wish) -> str:
 
 QOS: Policy = joint(
     "qos",
-    "most jobs in time: deadlines by predicted training time, autoscaling",
+    "most jobs within their deadlines, by predicted training time, with autoscaling",
     knobs=QosKnobs(),
     allocate=_allocate,
     hold=_hold,
