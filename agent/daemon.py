@@ -293,23 +293,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="aryl-agent", description=__doc__)
     parser.add_argument(
         "--config", type=Path, action="append", required=True,
-        help="agent.toml; give it several times to run several nodes in one process",
+        help="agent.toml; repeat it to run several nodes in one process",
     )  # fmt: skip
     parser.add_argument(
-        "--fake-nvml", type=Path, help="describes the GPUs of a machine without any"
+        "--fake-nvml", type=Path, help="TOML file of fake GPUs, for a machine without any"
     )
     parser.add_argument(
         "--state-dir", type=Path, action="append",
-        help="of a node whose file cannot be read; once for each --config, or not at all",
+        help="state_dir of a node whose file cannot be read; once for each --config, or not at "
+            "all",
     )  # fmt: skip
-    parser.add_argument("--go-home", action="store_true", help="bring a lent node home and exit")
+    parser.add_argument(
+        "--go-home", action="store_true", help="return a lent node to its service and exit"
+    )
     parser.add_argument("--check", action="store_true", help="check the files and exit")
     parser.add_argument(
         "--probe", action="store_true",
-        help="with --check: ask each metrics page once, and show what is understood of it",
+        help="with --check: read each metrics page once and show the parsed values",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", choices=["text", "json"], default="text", help="of --probe"
+        "-o", "--output", choices=["text", "json"], default="text", help="output format of --probe"
     )
     parser.add_argument("--log-format", choices=["plain", "json"], default="plain")
     parser.add_argument("--log-level", default="INFO")

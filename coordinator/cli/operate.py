@@ -21,8 +21,10 @@ from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.contract.text import counted
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Told to everybody whom it hits.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ReasonOption = Annotated[
+    str, typer.Option(metavar="TEXT", help="Reason shown in events and to the affected users.")
+]
 
 DECLINED = 1
 
