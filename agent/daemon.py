@@ -200,7 +200,7 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
             heartbeat = await _take_node(stack, state_dir, clock, within_s=0.0)
         except Unavailable:
             if _is_home(state_dir):
-                log.info("node %s: it is not away, and its agent is there", settings.node)
+                log.info("node %s: it is not away, and its agent runs", settings.node)
                 return
             patience_s = _patience_s(settings, state_dir, clock.now_s())
             await end_if_hung(state_dir, patience_s=patience_s, clock=clock)
@@ -228,7 +228,9 @@ def _keep(settings: AgentSettings) -> None:
     try:
         keep(Path(settings.state_dir), settings)
     except OSError as error:  # the file still has them; an agent that did not start has nothing
-        log.warning("settings not kept in state_dir: %s; only their file brings it home", error)
+        log.warning(
+            "settings not saved in state_dir: %s; only the settings file can return the node", error
+        )
 
 
 def _is_home(state_dir: Path) -> bool:

@@ -153,7 +153,7 @@ class Node:
             before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
             if before - now:  # one that is new may only have been slow to answer
                 log.warning(
-                    "GPUs differ from those of the ledger: gone: %s; new: %s",
+                    "GPUs differ from those in the ledger: gone: %s; new: %s",
                     ", ".join(sorted(before - now)),
                     ", ".join(sorted(now - before)) or "none",
                 )
@@ -249,11 +249,11 @@ class Node:
                 await self._ledger.save(self.life.memory)
         except Unavailable as error:
             if not self.life.ledger_error:
-                log.error("%s; nothing new begins here until it can be written", error)
+                log.error("%s; no new work starts here until it can be written", error)
             self.life.ledger_error = str(error)
             return False
         if self.life.ledger_error:
-            log.warning("the ledger is written again")
+            log.warning("the ledger can be written again")
         self.life.ledger_error = ""
         return True
 

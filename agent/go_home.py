@@ -56,7 +56,7 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
     except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
         # Its end is what was said now; its beginning may have been said by an earlier one.
         if str(error).rstrip(".").endswith(UNIT_EXISTS):
-            log.warning("node %s is away; its last resort runs already", settings.node)
+            log.warning("node %s is away; its last resort already runs", settings.node)
         else:
             log.error("node %s: cannot arm the last resort: %s", settings.node, error)
     else:

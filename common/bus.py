@@ -302,7 +302,7 @@ class NatsBus:
         self.counters.foreign_reply_count += 1
         if self._warn.is_due(f"reply {subjects.reply_inbox(subject)}"):
             log.warning(
-                "message on %s dropped: its sender may not have answers at %.200r (%d)",
+                "message on %s dropped: its sender may not receive answers at %.200r (%d)",
                 subject, reply, self.counters.foreign_reply_count,
             )  # fmt: skip
 

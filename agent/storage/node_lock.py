@@ -244,7 +244,7 @@ async def end_if_hung(
         if now_s - looked_at_s > HELD_UP_S:
             began_at_s = now_s
         looked_at_s = now_s
-    log.warning("process %d has the node and hangs, silent for %.1f s", holder.pid, silent_s)
+    log.warning("process %d holds the node and hangs, silent for %.1f s", holder.pid, silent_s)
     _end(holder, state_dir)
     return holder
 

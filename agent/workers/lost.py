@@ -243,7 +243,7 @@ class HungShims:
             directory, record, self._boot_id
         ):
             return
-        log.error("worker %s should have ended: its shim %d hangs, killed", key, record.shim_pid)
+        log.error("worker %s should have ended: its shim %d hangs; killed it", key, record.shim_pid)
 
         def is_it(pid: int) -> bool:
             is_own = owner(pid) == directory.stat().st_uid
@@ -301,7 +301,7 @@ class LostWorkers:
         except TimeoutError:
             self._in_vain.add(key)
             return False
-        log.warning("worker %s: its status was gone; its shim has written it again", key)
+        log.warning("worker %s: its status was missing; its shim has rewritten it", key)
         return True
 
     def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
@@ -311,7 +311,7 @@ class LostWorkers:
         if not left:
             self.forget(key)
             return None
-        log.error("worker %s: its status is gone; %d processes of it are killed", key, left)
+        log.error("worker %s: its status is missing; killing %d processes of it", key, left)
         return WorkerStatus(
             key=key,
             phase=WorkerPhase.STOPPING,
@@ -365,7 +365,7 @@ class LostWorkers:
             return False
         is_left = any(self.end_left(key, directory, uid))
         if is_left:
-            log.error("worker %s: it should have ended: its shim never spoke, killed", key)
+            log.error("worker %s should have ended: its shim never reported; killed it", key)
         else:
             self.forget(key)
         return is_left

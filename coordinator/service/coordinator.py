@@ -215,7 +215,7 @@ class Coordinator:
         doing = self._run(serve)
         limit_s = STOP_S - RELEASE_S
         if not await until_told(doing, told=self._stopping, limit_s=limit_s, clock=self.clock):
-            log.warning("not everything was done when %g s of stopping were over", STOP_S)
+            log.warning("not all tasks ended within %g s of stopping", STOP_S)
 
     async def _run(self, serve: Handler) -> None:
         self._subscriptions.append(

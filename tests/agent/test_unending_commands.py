@@ -100,7 +100,7 @@ async def test_a_process_that_may_not_be_ended_is_told_and_all_others_end(
     with pytest.raises(TimeoutError) as found:
         await doing
     child = session.child_pid
-    assert "a process of it cannot be ended" in caplog.text
+    assert "cannot kill a process of it" in caplog.text
     assert f"not permitted: process {child} (sleep)" in caplog.text
     left = f"process {child} (sleep, state S) did not end and was left behind"
     assert left_behind(found.value) == [left]

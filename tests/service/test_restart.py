@@ -118,7 +118,7 @@ async def test_a_snapshot_that_an_older_version_left_behind_is_left_aside(
             cell.records[number] = encode_record(replace(record, number=0, after=0))
         cell.snapshots.saved = (len(cell.records) + 1, saved[1])
         third = await cell.lead("three")
-        assert "is left aside" in caplog.text
+        assert "not used" in caplog.text
         assert job(third, job_id).state == JobState.RUNNING
         assert waiting not in third.engine.state.jobs
         assert not third.engine.check()

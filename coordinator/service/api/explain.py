@@ -302,7 +302,7 @@ def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     if nodes_membership.is_unknown(ctx, entry):
         known = ", ".join(sorted(s.name for s in engine.settings.services)) or "none"
         said.append(
-            f"its service {entry.service} is in no settings of this cell (services: {known}), so "
+            f"its service {entry.service} is not in the settings of this cell (services: {known}), so "
             "it is not lent"
         )
     found = None if entry.last_lease_id is None else engine.state.loans.get(entry.last_lease_id)

@@ -85,7 +85,7 @@ def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
     by = naming.get(ServiceName(name))
     if by is None:
         return refusal
-    why = f"{name} is in no settings of this cell, so it is not lent; named by {by}"
+    why = f"{name} is not in the settings of this cell, so it is not lent; named by {by}"
     return Refusal(refusal.error.code, f"{refusal.error.message}; {why}", refusal.error.field)
 
 
@@ -152,7 +152,7 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
             n.name,
         ),
     )
-    balance, *reasons = engine.why_kept(first.name) or ("it is in no settings of this cell",)
+    balance, *reasons = engine.why_kept(first.name) or ("it is not in the settings of this cell",)
     return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
 
 

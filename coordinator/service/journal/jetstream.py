@@ -123,7 +123,10 @@ class Journal:
         info = await _ensure_stream(self._bus, config)
         if self._is_shortened and info.config.deny_purge:
             # NATS never takes that back, so it is no setting of a stream that is there.
-            log.warning("journal_kept_days: %s was made to keep all, and does", self._stream)
+            log.warning(
+                "journal_kept_days: stream %s was created to keep all records, and does",
+                self._stream,
+            )
             self._is_shortened = False
         natsrules.check_max_payload(self._bus.max_payload_bytes)
         self._first_sequence = max(1, info.state.first_seq)

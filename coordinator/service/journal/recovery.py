@@ -157,7 +157,7 @@ async def rebuild(
     replaying.end(last_number)
     log.info("rebuilt from snapshot %d and %d records", base.sequence, replaying.records)
     if replaying.mismatches:
-        told = "%d of these records are decided otherwise now, journal record %d first"
+        told = "%d of these records lead to other decisions now, first journal record %d"
         log.warning(told, replaying.mismatches, replaying.first_mismatch)
     for one in replaying.losses:
         log.error("%s", lost_in_words(one))
@@ -235,8 +235,9 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
         at = number_of(record, sequence=last[0], before=0)
         if at <= number and record.entries[-1].now_s > state.now_s:
             log.error(
-                "snapshot %d is left aside: the journal was made again since, and its last record "
-                "is later than the snapshot; what runs is taken over from the nodes' ledgers",
+                "snapshot %d not used: the journal was created again since, and its last "
+                "record is later than the snapshot; running workers are recovered from the "
+                "nodes' ledgers",
                 sequence,
             )
             return _Base(Engine(EngineSettings()))
@@ -244,7 +245,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
         engine = Engine(saved.settings, state)
     is_whole = saved.journal in ("", journal.identity) and sequence <= journal.last_sequence
     if not is_whole:
-        log.error("snapshot %d is later than what the journal still has", sequence)
+        log.error("snapshot %d is later than the end of the journal", sequence)
     return _Base(engine, sequence, number, is_whole)
 
 

@@ -48,7 +48,7 @@ class PolluxKnobs(SearchKnobs, frozen=True, kw_only=True):
     """Knobs of `pollux`: the search, and when it runs.
 
     grows_at_most: a job gets at most this many times the most workers it ever had, or times its
-        smallest gang at first; null: no such limit.
+        smallest gang at first; null: no limit.
     spans_apart: each node has workers of at most one job that spans nodes.
     round_s: time between two divisions of the GPUs.
     rest_rounds: number of rounds to skip after a round that changed nothing, while jobs and GPUs
