@@ -218,7 +218,7 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
         if not said and (memory := peek(state_dir)) is not None and is_away(memory):
             raise Unavailable(
                 f"{state_dir}: node {settings.node} is {memory.role}, and with these settings it"
-                " would not come home: mend them"
+                " cannot return: correct them"
             )
         log.info("node %s: %s", settings.node, said or "it is not away")
 

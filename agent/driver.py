@@ -139,7 +139,7 @@ class Node:
         is_empty = not read and found is not None and found.is_success
         if is_empty:
             lost = tuple(gpu.index for gpu in memory.gpus)
-            error = "NVML says that this node has 0 GPUs"
+            error = "NVML reports 0 GPUs on this node"
         is_whole = bool(read) and not error
         gpus = completed(read, memory.gpus, is_whole=is_whole, lost_indices=lost)
         if not read and (is_empty or not lost or not gpus):

@@ -86,7 +86,7 @@ class Bus(Protocol):
         """Send and wait for one answer.
 
         Raises:
-            Unavailable: nobody listens, or no answer in time.
+            Unavailable: no listener, or no answer in time.
             AccessError: the server gives this user no right to ask here.
         """
         ...
@@ -335,7 +335,7 @@ class NatsBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for one answer; waits for the connection, never sends late."""
         if subjects.reply_inbox(subject) is None:
-            raise ValueError(f"{subject}: nobody may answer on this subject")
+            raise ValueError(f"{subject}: no permission to answer on this subject")
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()

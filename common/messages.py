@@ -61,7 +61,7 @@ def process_named(pid: int) -> str:
 class Trespass(Part, frozen=True, kw_only=True):
     """A process on a GPU that belongs to nobody who was given it: no worker, and not the server.
 
-    pid: 0 where the GPU is in use, no worker has it, and its driver does not tell by whom.
+    pid: 0 where the GPU is in use, no worker has it, and its driver does not report the processes.
     """
 
     pid: NonNegativeInt

@@ -99,7 +99,7 @@ class NatsClient(Client):
 
         Raises:
             PermissionDenied: the server lets nobody of this user ask here, or hear the answer.
-            NoRespondersError: nobody listens.
+            NoRespondersError: no listener.
             TimeoutError: no answer in time.
         """
         inbox = subjects.reply_inbox(subject) or self._inbox_prefix.decode()

@@ -4,7 +4,7 @@
     .venv/bin/python docs/generate.py --check    write nothing; say what is stale and exit 1
 
 A block lies in a page between `<!-- generated: NAME -->` and `<!-- end -->`; `blocks.BLOCKS` says
-what fills it. A marker without a block, a block without a marker and a block that stands twice are
+what fills it. A marker without a block, a block without a marker and a block that is given twice are
 errors.
 """
 

@@ -149,7 +149,7 @@ class Memory(Struct, kw_only=True):
     """GPU processes of nobody's that were seen last: whoever starts next could tell a server's from
     others only by its second sample, and its coordinator would lend the node before that."""
     is_server_stopped: bool = False
-    """The server of an inference node was told to stop and not yet to start again."""
+    """The server of an inference node was ordered to stop and not yet to start again."""
     serve_by_s: float | None = None
     """By when it was told to serve again, on the boot clock; None: nobody said."""
     home_due_at_s: float | None = None
@@ -222,7 +222,7 @@ class Facts(Struct, frozen=True, kw_only=True):
         change hands; empty at other times.
     unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
     leaving: workers that were told to stop before any status spoke of them, and may be there still.
-    listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
+    listening_ports: TCP ports that another process listens on; empty while nobody waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
 

@@ -50,7 +50,7 @@ def haproxy_ask(where: str, command: str, timeout_s: float) -> str:
     where: path of a Unix socket, or HOST:PORT of a TCP one (`stats socket ... level admin`).
 
     Raises:
-        Unreachable: nobody listens, or no whole answer came in time.
+        Unreachable: no listener, or no whole answer came in time.
     """
     try:
         with _connected(where, timeout_s) as connection:

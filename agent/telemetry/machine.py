@@ -22,7 +22,7 @@ class Machine(Protocol):
         ...
 
     def listening_ports(self) -> frozenset[int]:
-        """Every TCP port that somebody listens on now."""
+        """Every TCP port that another process listens on now."""
         ...
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:

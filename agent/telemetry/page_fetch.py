@@ -324,7 +324,7 @@ def checked_access(access: PageAccess, field: str, *, url: str, may_be_plain: bo
             continue
         if is_plain and not may_be_plain:
             raise ConfigError(
-                f"{field}.{name}: {shown(url)} is plain text off loopback, where anybody may read"
+                f"{field}.{name}: {shown(url)} is plain text off loopback, where others can read"
                 " the key; expected https, or `insecure = true`"
             )
         if os.access(path, os.R_OK):

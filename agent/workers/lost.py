@@ -213,7 +213,7 @@ HUNG_AFTER_S = 5.0
 
 
 class HungShims:
-    """When each worker that was told to stop must be gone."""
+    """When each worker that was ordered to stop must be gone."""
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
@@ -225,7 +225,7 @@ class HungShims:
         self._end_by_s[key] = min(end_by_s, self._end_by_s.get(key, end_by_s))
 
     def is_overdue(self, key: WorkerKey, *, now_s: float) -> bool:
-        """Whether the worker was told to stop and should be gone."""
+        """Whether the worker was ordered to stop and should be gone."""
         return now_s >= self._end_by_s.get(key, float("inf"))
 
     def forget(self, key: WorkerKey) -> None:
@@ -385,7 +385,7 @@ class LostWorkers:
                     raise Unavailable(f"{key}: some of its processes are not dead yet")
                 await self._clock.sleep(POLL_S)
         except TimeoutError:
-            raise Unavailable(f"{key}: its processes could not be looked for in time") from None
+            raise Unavailable(f"{key}: the search for its processes took too long") from None
         self.forget(key)
 
     async def _look_and_end(self, *of_it: *tuple[WorkerKey, Path, int]) -> tuple[set[int], ...]:

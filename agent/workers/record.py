@@ -71,7 +71,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def save_over_at_s(self) -> float | None:
-        """When a worker that was told to stop had saved, or it was plain that it would not.
+        """When a worker that was ordered to stop had saved, or it was plain that it would not.
 
         It left without, got its signal or was killed: whatever it then does, nobody waits for its
         save. A job that says, after its signal, that it saves is waited for again.

@@ -69,7 +69,7 @@ def events(
         found = await client.ask(request, Events)
         _put(here, show, found.rows)
         if subject and not found.rows:
-            say(f"{found.subject or subject} is known, and nothing is remembered of it")
+            say(f"{found.subject or subject} is known, but no events of it are kept")
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)

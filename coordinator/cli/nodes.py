@@ -93,7 +93,7 @@ def drain(
     )
     here = session(ctx)
     if wait and not here.run(lambda client: until_vacated(client, here.clock, name)):
-        say(f"node {name} is not drained any more: somebody ended that")
+        say(f"node {name} is no longer drained: an operator ended the drain")
         raise typer.Exit(EXIT_ERROR)
 
 
@@ -151,7 +151,7 @@ def _against_jobs(
             is_missing = refused.error.code == ApiErrorCode.NOT_FOUND
             if is_missing and action == OperatorAction.CONFIRM_DEAD:
                 # Gangs may wait for a node that nobody has heard of; the coordinator knows.
-                say(f"node {node} was never heard here: only a gang that waits for it knows it")
+                say(f"node {node} never reported here: only a gang that waits for it names it")
                 return node, {node}
             raise
         return found.name, {found.name}

@@ -119,7 +119,7 @@ def confirm(session: Session, what: str, *, is_yes: bool) -> None:
     if is_yes:
         return
     if not session.is_interactive():
-        raise ConfigError(f"{what}: nobody to ask here; add --yes if it is meant")
+        raise ConfigError(f"{what}: cannot ask for confirmation here; add --yes to confirm")
     # Not typer's own question: it writes a blank to standard output, which is for data.
     typer.echo(f"{what}? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -115,7 +115,7 @@ class _Builder:
         assert isinstance(event, yaml.CollectionStartEvent)
         self._no_tag(event.tag, line)
         if len(self._open) == MAX_DEPTH:
-            raise self._refusal(line, f"more than {MAX_DEPTH} tables and lists in each other")
+            raise self._refusal(line, f"more than {MAX_DEPTH} nested tables and lists")
         values: dict[str, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         self._open.append(_Container(self._put(values, line), values))
 

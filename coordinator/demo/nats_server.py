@@ -114,7 +114,7 @@ def _mqtt_port(monitoring_url: str) -> int:
         with urlopen(f"{monitoring_url}/varz", timeout=STOP_TIMEOUT_S) as page:
             return msgspec.json.decode(page.read(), type=_Varz).mqtt.port
     except (OSError, *UNREADABLE) as error:
-        raise Unavailable(f"nats-server: /varz tells no MQTT port: {error}") from error
+        raise Unavailable(f"nats-server: /varz has no MQTT port: {error}") from error
 
 
 class NatsServer:

@@ -267,7 +267,7 @@ class Leader(Worker):
         failing = self.options.fail_at_step
         if failing is not None and self.first_step < failing <= step:
             self._share(step, "failed")
-            sys.stderr.write(f"worker 0: failed at step {step}, as it was told to\n")
+            sys.stderr.write(f"worker 0: failed at step {step}, as requested\n")
             return EXIT_OWN_FAULT
         if step >= self.total_steps:
             self._report(step, "finished")

@@ -269,8 +269,8 @@ def _added(name: str, also: Iterable[str]) -> Policy:
     if each is None:
         if "=" in name:
             raise ConfigError(
-                f"policy: {name!r} is no policy; a knob stands behind its policy's name, and "
-                "behind other knobs, with a colon: aryl:reclaim=random:resize_cost_s=0"
+                f"policy: {name!r} is not a policy; write each knob behind the policy's name "
+                "with a colon: aryl:reclaim=random:resize_cost_s=0"
             )
         raise ConfigError(f"policy: {name!r} {_unlike(name, (*also, *sorted(every())))}")
     if each.made is None:
@@ -283,7 +283,7 @@ def _unlike(name: str, known: tuple[str, ...]) -> str:
     if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
         # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
         return (
-            "is no policy; several values of one knob are written with slashes: "
+            "is not a policy; write several values of one knob with slashes: "
             "tiresias:limits=3600/14400"
         )
     listed = ", ".join(known)

@@ -425,11 +425,11 @@ class Coordinator:
             case NodeReported():
                 self.folder.forget_node(event.node)
                 self.refused_reports.note(
-                    event.node, "its facts broke the engine; the log has them"
+                    event.node, "its events made the engine fail; see the coordinator's log"
                 )
             case OrdersRecovered():
                 self.folder.forget_node(event.node)  # its next report asks again
-                why = "its ledger broke the engine; the log has it"
+                why = "its ledger made the engine fail; see the coordinator's log"
                 self.refused_reports.note(event.node, why)
             case NodeSilent():
                 self.folder.forget_silence(event.node)

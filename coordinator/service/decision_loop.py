@@ -64,7 +64,7 @@ class _Broke(Exception):  # noqa: N818 - it carries what broke
         self.event = event
 
 
-_BROKE = "the coordinator failed on this request; its log says why"
+_BROKE = "the coordinator failed on this request; see its log"
 _READ_BACK = "the coordinator failed on another request and has read its journal again; ask again"
 
 

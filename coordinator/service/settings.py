@@ -162,7 +162,7 @@ def check(settings: CoordinatorSettings) -> None:
     names = [service.name for service in settings.engine.services]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")
+        raise ConfigError(f"engine.services: {', '.join(twice)} is listed twice")
     check_tenants(settings.engine.tenants)
     read_catalogue(settings.gpu_faults.catalogue)
 

@@ -148,7 +148,7 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         put_in_order += found.is_sorted and job.submit_s < latest_s
         latest_s = max(latest_s, job.submit_s)
         if job.job_id in lines:
-            raise row.wrong("job_id", f"{job.job_id} stands twice")
+            raise row.wrong("job_id", f"{job.job_id} is given twice")
         lines[job.job_id] = row.line
         jobs.append(job)
     if not jobs:
@@ -317,7 +317,7 @@ def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:
     for row in table.rows():
         batch_size = row.whole("global_batch_size", least=1)
         if batch_size in curves:
-            raise row.wrong("global_batch_size", f"{batch_size} stands twice")
+            raise row.wrong("global_batch_size", f"{batch_size} is given twice")
         rates = ((int(size), _measured(row, size)) for size in sorted(sizes, key=int))
         curves[batch_size] = ScalingCurve(
             model=path.name.partition(".")[0],

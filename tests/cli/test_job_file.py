@@ -244,8 +244,8 @@ def test_the_format_that_is_said_wins_over_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
-        (FileKind.JSON, '{"name": "a", "name": "b"}', "name stands there twice"),
-        (FileKind.JSON, '{"a": {"b": 1, "b": 2}}', "b stands there twice"),
+        (FileKind.JSON, '{"name": "a", "name": "b"}', "name is given twice"),
+        (FileKind.JSON, '{"a": {"b": 1, "b": 2}}', "b is given twice"),
         (FileKind.JSON, "[" * 100_000, "in each other"),
         (FileKind.JSON, '{"priority": ' + "9" * 5_000 + "}", "is not JSON"),
         (FileKind.TOML, "name = " + "[" * 100_000, "in each other"),

@@ -273,7 +273,7 @@ def test_a_death_is_asked_about_whoever_it_hits(answer: str, code: int, count: i
     here = cell()
     run = aryl(here, "node", "confirm-dead", "t9")
     assert (run.code, orders(here)) == (2, [])
-    assert "declaring t9 dead: nobody to ask here; add --yes if it is meant" in run.err
+    assert "declaring t9 dead: cannot ask for confirmation here; add --yes to confirm" in run.err
 
 
 def test_an_unknown_node_is_not_found_before_anything_is_asked() -> None:

@@ -83,11 +83,11 @@ def test_every_number_says_from_where_on_it_makes_sense() -> None:
         ("themis:seed=-1", "seed=-1: Expected `int` >= 0"),
         ("philly:tries=1.5", "tries=1.5: expected a whole number$"),
         ("tiresias:limits=5/few", "limits=5/few: expected a number"),
-        ("tiresias:limits=5,9", "limits=5,9: expected a number.*; several values are written with"),
+        ("tiresias:limits=5,9", "limits=5,9: expected a number.*; write several values with"),
         ("foresight:lend_quantile=most", "lend_quantile=most: expected a number or null$"),
         ("fifo:is_strict=maybe", "is_strict=maybe: .*; expected true or false"),
-        ("aryl:reclaim=cost:reclaim=random", "reclaim is turned twice"),
-        ("aryl:reclaim=cost:reclaim=cost", "reclaim is turned twice"),
+        ("aryl:reclaim=cost:reclaim=random", "reclaim is set twice"),
+        ("aryl:reclaim=cost:reclaim=cost", "reclaim is set twice"),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_name(text: str, said: str) -> None:

@@ -228,7 +228,7 @@ async def test_an_end_that_broke_the_engine_comes_again() -> None:
         embrittle(coordinator, lambda event: isinstance(event, NodeReported))
         cell.agents["t0"].node.exited(cell.agents["t0"].running()[0], 0)
         await cell.until(lambda: coordinator.decider.quarantine.count == 1)
-        assert "its facts broke" in coordinator.refused_reports.of("t0")
+        assert "its events made" in coordinator.refused_reports.of("t0")
         await cell.until(lambda: job(coordinator, job_id).state == JobState.SUCCEEDED)
 
 

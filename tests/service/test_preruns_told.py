@@ -49,7 +49,7 @@ def test_every_try_of_a_pre_run_counts() -> None:
     fail(house, job, "cuda_failure")
     assert state(job) == JobState.PENDING
     assert explain.job(house.engine, job)[-1] == (
-        f"its latest pre-run, on 1 GPU, came to nothing: it is tried again before {GANG}"
+        f"its latest pre-run, on 1 GPU, ended without a result: it is retried before {GANG}"
     )
     fail(house, job, "gpu_out_of_memory")
     assert (

@@ -53,8 +53,8 @@ async def test_a_node_lent_by_a_service_that_was_renamed_comes_home(
         assert loan.returned_at_s is not None
         assert coordinator.engine.state.counters.reclaims_late == 0
         assert (
-            "its service chat is not in the settings of this cell (services: talk), so it is not lent"
-            in await why(cell, "i0")
+            "its service chat is not in the settings of this cell (services: talk), so it is "
+            "not lent" in await why(cell, "i0")
         )
 
 

@@ -231,7 +231,7 @@ def test_three_columns_are_enough() -> None:
         (OWN + "0,1\n", "line 2: column gpus: missing"),
         (OWN + "0,1,1,1\n", "line 2: column 4: 4 values, expected 3"),
         ("submit_s,gpus\n0,1\n", "line 1: column duration_s: missing"),
-        ("submit_s,submit_s,gpus\n", "line 1: column submit_s: stands twice"),
+        ("submit_s,submit_s,gpus\n", "line 1: column submit_s: is given twice"),
         ("submit_s,duration_s,gpus,gpu\n0,1,1,1\n", "line 1: column gpu: unknown"),
         ("submit_s,duration_s,gpus,min_workers\n0,1,1,1\n", "column max_workers: min_workers and"),
         (

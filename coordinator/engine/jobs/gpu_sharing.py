@@ -42,7 +42,7 @@ def _find(ctx: Context, key: WorkerKey) -> tuple[JobEntry, WorkerEntry] | None:
 
 
 def computing_on(ctx: Context, slot: GpuSlot) -> list[JobEntry]:
-    """Jobs that compute on a GPU or are about to; one that was told to stop does so no more."""
+    """Jobs that compute on a GPU or are about to; one that was ordered to stop does so no more."""
     found = (_find(ctx, key) for key in keys_of(slot))
     return [
         job
@@ -146,7 +146,7 @@ def resume(ctx: Context, decision: Resume) -> str:
 def resume_all(ctx: Context) -> None:
     """Whoever decides now takes no turns: suspended jobs go on where nobody else computes."""
     for job_id in sorted(ctx.state.suspended_jobs):
-        why = "the policy shares no GPUs, and nobody computes on its own"
+        why = "the policy shares no GPUs, and no job computes on its GPUs"
         resume(ctx, Resume(job_id=job_id, reason=why))
 
 

@@ -294,7 +294,7 @@ def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
     by_name = {tenant.name: tenant for tenant in tenants}
     for name, count in Counter(tenant.name for tenant in tenants).items():
         if count > 1:
-            raise ConfigError(f"engine.tenants: {name} is there twice")
+            raise ConfigError(f"engine.tenants: {name} is listed twice")
     for tenant in tenants:
         if tenant.parent and tenant.parent not in by_name:
             known = ", ".join(sorted(by_name))

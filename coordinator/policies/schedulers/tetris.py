@@ -102,8 +102,8 @@ class Packing:
             return unfit
         return (
             f"its gang of {counted(job.workers.min, 'worker')} of "
-            f"{counted(job.gpus_per_worker, 'GPU')} does not fit in GPUs, CPUs and memory of "
-            "what is free"
+            f"{counted(job.gpus_per_worker, 'GPU')} does not fit in the free GPUs, CPUs "
+            "and memory"
         )
 
     # --- the score ------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def _allocate(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> A
             workers=placed_count(fit.placements),
             gpu_type=fit.gpu_type,
             placements=fit.placements,
-            reason=f"alignment {fit.alignment:.3f}, score {score:.3f} with what is left of it",
+            reason=f"alignment {fit.alignment:.3f}, score {score:.3f} with its remaining work",
         )
         for job, fit, score in Packing(knobs, snapshot).starts
     ]

@@ -188,7 +188,7 @@ def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
         since_s, late_s = now_s - ordered_at_s, loan_outcome.overdue_s(loan, now_s)
         due = f"LATE by {late_s:.0f} s" if late_s else f"{deadline_s - since_s:.0f} s left"
         said.append(
-            f"{loan.node} is wanted back since {since_s:.0f} s, {due} of {deadline_s:g} s: "
+            f"{loan.node} has been wanted back for {since_s:.0f} s, {due} of {deadline_s:g} s: "
             f"{loan.reclaim_reason}"
         )
     for node in engine.state.awaited:
@@ -220,7 +220,7 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(f"{node.name} has {counted(len(sick), 'GPU')} not well: it is not lent")
         elif used := len(node.trespassed):
             gpus = counted(used, "GPU")
-            said.append(f"{node.name} has {gpus} used by a process of nobody's: it is not lent")
+            said.append(f"{node.name} has {gpus} used by a foreign process: it is not lent")
     left = len(said) - COUNTED
     return (
         said

@@ -313,7 +313,7 @@ class Journal:
             await self._check_end(otherwise)
         elif _is_ours(_headers(found)):
             if (found.data or b"") != record:
-                raise Fenced(f"journal: record {sequence} was written by somebody else")
+                raise Fenced(f"journal: record {sequence} was written by another program")
             self._last_sequence = sequence
             return True
         foreign: list[int] = []
@@ -364,7 +364,7 @@ class Journal:
         if new:
             self._foreign_until = new[-1]
             self.foreign_count += len(new)
-            what = "journal: passed over %d messages of no coordinator on %s, sequences %d to %d"
+            what = "journal: ignored %d foreign messages on %s, sequences %d to %d"
             log.warning(what, len(new), self._subject, new[0], new[-1])
 
 

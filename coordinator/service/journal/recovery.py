@@ -202,7 +202,7 @@ def _decoded(data: bytes, sequence: int) -> Record:
         return decode_record(data, sequence=sequence)
     except ProtocolError as error:
         raise ProtocolError(
-            f"{error}; a coordinator wrote it, so it is not passed over: start the version that "
+            f"{error}; a coordinator wrote it, so it cannot be skipped: start the version that "
             "wrote it (docs/operations.md says what else can be done)"
         ) from error
 
@@ -260,6 +260,6 @@ def _decided_by_what_is_here(what: str) -> Generator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            f"{what} was decided by what is not here any more: {error}; install it again, or "
+            f"{what} was decided by a policy that is not installed: {error}; install it again, or "
             "start the version that wrote this, until a later snapshot is written"
         ) from error

@@ -75,8 +75,8 @@ class EngineTime:
     def _told_gap(self) -> str:
         return (
             f"the journal ended {self._gap_s:.0f} s before this coordinator began to lead, by the "
-            "wall clock of its machine: time limits, drains and waits count them. If nobody led "
-            "for so long, all is well; else that clock is, or was, ahead"
+            "wall clock of its machine: time limits, drains and waits count them. If no "
+            "coordinator led for that time, this is right; else that clock is, or was, ahead"
         )
 
     def warning(self) -> str:

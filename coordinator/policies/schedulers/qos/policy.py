@@ -162,7 +162,7 @@ class _Pass:
             saved_s = wish.time.left_s(wish.workers) - wish.time.left_s(best)
             if best > wish.workers and saved_s > self._knobs.resize_cost_s:
                 left -= self._give(wish, best)
-                wish.why += ", and nobody waits for the rest"
+                wish.why += ", and no job waits for the rest"
 
     def _rests(self, job: JobView) -> bool:
         last_s = job.last_resized_at_s
@@ -240,8 +240,8 @@ def _why(wish: Wish) -> str:
     if wish.need is None:
         return "it has no deadline; jobs before it leave no room for its base gang"
     return (
-        f"it needs {counted(wish.need, 'worker')} to be in time ({wish.time.source}); jobs with "
-        "earlier deadlines or less GPU-time hold them"
+        f"it needs {counted(wish.need, 'worker')} to meet its deadline ({wish.time.source}); "
+        "jobs with earlier deadlines or less GPU-time hold them"
     )
 
 

@@ -72,7 +72,7 @@ def unanswered(before: int) -> str:
     before: so many others wait for that, too, and get their answers first.
     """
     first = f", {counted(before, 'job')} before it" if before else ""
-    return f"whether its deadline can be promised is looked at in one of the next passes{first}"
+    return f"one of the next passes decides whether its deadline can be promised{first}"
 
 
 def stopped_for(snapshot: ClusterSnapshot) -> Why:

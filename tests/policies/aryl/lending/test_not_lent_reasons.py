@@ -66,7 +66,8 @@ def why(snapshot: ClusterSnapshot, name: str = "n1", *, bundle: str = "aryl") ->
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "observe": (
         {"mode": Mode.OBSERVE},
-        "mode observe: nothing of it is lent; the next loan pass notes that it would have lent it",
+        "mode observe: none of its nodes is lent; the next loan pass records the loan it would "
+        "make",
     ),
     "recommend": (
         {"mode": Mode.RECOMMEND},
@@ -76,7 +77,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "frozen": ({"is_frozen": True}, "frozen"),
     "return": (
         {"return_s": 42.0, "reclaim_deadline_s": 20.0},
-        "may need 42 s to come home, more than the deadline of 20 s",
+        "may need 42 s to return, more than the deadline of 20 s",
     ),
     "never measured": ({"load": ()}, "never measured"),
     "stale": ({"load": (LoadSample(NOW_S - 301.0, 5.0),)}, "last measured 301 s ago"),
@@ -152,7 +153,7 @@ def test_a_node_is_told_that_others_which_came_home_keep_it() -> None:
 def test_a_node_that_is_next_is_told_so_and_others_who_goes_first() -> None:
     """With one job of one node only one of two spare nodes is lent: the first by name."""
     assert why(cell()) == ("nothing keeps it: the next loan pass lends it",)
-    assert why(cell(), "n2") == ("what is wanted is covered by n1",)
+    assert why(cell(), "n2") == ("the demand is covered by n1",)
 
 
 def test_a_mode_is_told_as_what_it_does() -> None:
@@ -160,7 +161,9 @@ def test_a_mode_is_told_as_what_it_does() -> None:
     assert why(cell(mode=Mode.RECOMMEND, jobs=()))[0].endswith(
         "a loan of it would be recommended and wait for an operator"
     )
-    assert why(cell(mode=Mode.OBSERVE, jobs=()))[0].endswith("what would have been is only noted")
+    assert why(cell(mode=Mode.OBSERVE, jobs=()))[0].endswith(
+        "loans it would make are only recorded"
+    )
     assert not any("mode" in reason for reason in why(cell(jobs=())))
 
 

@@ -158,7 +158,7 @@ def test_knobs_change_what_they_say_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("aryl:speed=1", "'speed=1' turns no knob; expected KNOB=VALUE with one of .*reclaim"),
+        ("aryl:speed=1", "'speed=1' sets no knob; expected KNOB=VALUE with one of .*reclaim"),
         ("aryl:is_loaning", "'is_loaning' turns no knob"),
         ("aryl:order=x", "'order=x' turns no knob"),
         ("aryl:resize_cost_s=fast", "resize_cost_s=fast: expected a number"),
