@@ -40,7 +40,7 @@ def become_user(directory: str, account: dict[str, object]) -> None:
         raise ValueError(f"account: {account!r}, expected uid and gid of a user who is not root")
     # Looked at after the account was read: it never becomes root's again, so nobody else wrote it.
     if os.lstat(directory).st_uid != os.geteuid():
-        raise ValueError(f"{directory}: a job was let in already, and could lead root anywhere")
+        raise ValueError(f"{directory}: a job has had access already and could lead root anywhere")
     os.chown(os.path.join(directory, "spec.json"), uid, -1)
     os.chown(directory, uid, -1)
     os.chmod(directory, 0o770)

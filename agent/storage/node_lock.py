@@ -260,7 +260,9 @@ async def _until_let_go(state_dir: Path, within_s: float, clock: Clock) -> None:
     began_at_s = clock.now_s()
     while is_locked(str(lock_path(state_dir))):
         if clock.now_s() - began_at_s >= within_s:
-            raise Unavailable(f"{state_dir}: another agent works on this node, and says not which")
+            raise Unavailable(
+                f"{state_dir}: another agent works on this node and does not say which"
+            )
         await clock.sleep(LOOK_S)
 
 

@@ -165,14 +165,14 @@ class _Builder:
         if is_guess or word.lower() in _BOOLEANS_11 or _ALMOST_NUMBER.fullmatch(word):
             raise self._refusal(
                 line,
-                f"{word} without quotes, which readers of YAML take for different things; "
+                f"{word} without quotes, which YAML parsers read differently; "
                 f'write "{word}" for text, else a plain number, true or false',
             )
         return word
 
     def _no_tag(self, tag: str | None, line: int) -> None:
         if tag is not None:
-            raise self._refusal(line, f"the tag {tag}; a value says itself what it is")
+            raise self._refusal(line, f"the tag {tag}; write the value without a tag")
 
     def _refusal(self, line: int, what: str) -> ConfigError:
         return ConfigError(f"{self._source}, line {line}: {what}")

@@ -432,7 +432,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         which = "" if request.attempt is None else f" of attempt {request.attempt}"
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
-            f"job {job.job_id} has no worker {index}{which} and no record of one: it never ran one, "
+            f"job {job.job_id} has no worker {index}{which} and no record of one: none ran, "
             "or newer ones came after it",
             "worker_index",
         )

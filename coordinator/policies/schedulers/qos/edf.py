@@ -62,7 +62,7 @@ def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dic
                 workers=sizes[-1] * factor,
                 gpu_type=pool.gpu_type,
                 reason=f"{when}: {counted(sizes[-1], 'worker is', 'workers are')} the most that "
-                "help of what is left",
+                "speed it up on the free GPUs",
             )
         )
     return grants, notes

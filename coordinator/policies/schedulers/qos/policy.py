@@ -196,10 +196,12 @@ class _Pass:
 
     def _leftover(self, wish: Wish) -> str:
         if wish.job.deadline_at_s is None:
-            return "no deadline: on what jobs with deadlines leave"
+            return "no deadline: on GPUs that jobs with deadlines leave"
         if any(wish is each for each in self._later):
-            return "it can wait and be in time: for now on what jobs with less time leave"
-        return "its deadline cannot be met with the others': on what they leave"
+            return (
+                "it can wait and meet its deadline: for now on GPUs that jobs with less time leave"
+            )
+        return "its deadline cannot be met with those of others: on the GPUs that they leave"
 
 
 def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[list[_Pass], Memory]:
