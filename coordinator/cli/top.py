@@ -67,7 +67,7 @@ def top(
     With -o json each frame is one object on its own line, one a second.
     """
     if output == Format.NAME:
-        raise ConfigError("-o name: a frame has no one name; aryl node list -o name, or -o json")
+        raise ConfigError("-o name: a frame has several names; aryl node list -o name, or -o json")
     here = session(ctx)
 
     async def work(client: Client) -> None:

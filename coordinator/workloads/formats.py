@@ -42,7 +42,7 @@ REFERENCE_WORKER = "v100"
 
 NODE_COLUMNS = ("sn", "gpu", "model")
 
-ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves such rows out"
+ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves these rows out"
 """Of a job; the option is that of `aryl simulate`."""
 
 HISTORY_COLUMNS = ("duration",)

@@ -188,7 +188,7 @@ def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
     here = vacating(node_row(), drained("ja"), node_row(), ProtocolError("it waited on"))
     run = aryl(here, "node", "drain", "t0", "--wait", "-y")
     assert run.code == 1
-    assert "node t0 is not drained any more" in run.err
+    assert "node t0 is no longer drained" in run.err
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_node_that_nobody_has_heard_may_be_declared_dead_and_is_told_to_be_unk
     here.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no node 'x'", "node")
     run = aryl(here, "node", "confirm-dead", "x")
     assert (run.code, orders(here)) == (2, [])
-    assert "node x was never heard here" in run.err
+    assert "node x never reported here" in run.err
     run = aryl(here, "node", "confirm-dead", "x", "--yes")
     assert (run.code, orders(here)) == (0, [Operate(action=A.CONFIRM_DEAD, target="x")])
 

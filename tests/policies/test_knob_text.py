@@ -98,14 +98,16 @@ def test_a_value_outside_its_limits_is_refused_by_name(text: str, said: str) -> 
 
 def test_a_knob_behind_a_comma_is_told_where_knobs_stand() -> None:
     """A comma parts policies, so `aryl:a=1,b=2` reads `b=2` as a policy."""
-    with pytest.raises(ConfigError, match=r"'resize_cost_s=0' is no policy; .* with a colon"):
+    with pytest.raises(ConfigError, match=r"'resize_cost_s=0' is not a policy; .* with a colon"):
         policy("resize_cost_s=0")
 
 
 @pytest.mark.parametrize("name", ["9000", "1e5", "9.5:promote=8"])
 def test_a_value_behind_a_comma_is_told_how_lists_are_written(name: str) -> None:
     """A comma parts policies, so `tiresias:limits=5000,9000` reads `9000` as a policy."""
-    with pytest.raises(ConfigError, match=r"is no policy; .* with slashes: tiresias:limits=3600/1"):
+    with pytest.raises(
+        ConfigError, match=r"is not a policy; .* with slashes: tiresias:limits=3600/1"
+    ):
         policy(name)
 
 

@@ -209,7 +209,7 @@ def test_the_table_names_scenarios_without_their_knobs() -> None:
         (("--scenario", "basic,basic"), "scenario: basic is given twice"),
         (("--scenario", ","), "scenario: none named"),
         (("--scenario", "basic", "--policy", "magic"), "policy: 'magic' is not one of"),
-        (("--policy", "aryl:speed=1"), "'speed=1' turns no knob"),
+        (("--policy", "aryl:speed=1"), "'speed=1' sets no knob"),
     ],
 )
 def test_a_mistake_is_one_clear_line(args: tuple[str, ...], said: str) -> None:

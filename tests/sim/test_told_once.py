@@ -53,7 +53,7 @@ def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--policy", "fifo,srsf"), ["aryl: srsf: jobs that were stopped begin again"]),
+        (("--policy", "fifo,srsf"), ["aryl: srsf: preempted jobs start from the beginning"]),
         (("--policy", "fifo"), []),
         (("--policy", "srsf", "--checkpoints", "on-request"), []),
         (("--policy", "srsf", "--checkpoints", "trace"), []),

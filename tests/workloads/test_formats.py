@@ -223,7 +223,7 @@ def test_three_columns_are_enough() -> None:
         (OWN + "0,1,1.5\n", "line 2: column gpus: '1.5' is not a whole number"),
         (OWN + "0,1,-4\n", "line 2: column gpus: -4, expected at least 0"),
         (OWN + "0,1,0\n", "line 2: column gpus: 0, expected at least 1"),
-        (OWN + "0,1,0\n", "--skip-zero-gpus leaves such rows out"),
+        (OWN + "0,1,0\n", "--skip-zero-gpus leaves these rows out"),
         (OWN + "0,1_00,1\n", "line 2: column duration_s: '1_00' is not a number"),
         (OWN + "0,1,1_0\n", "line 2: column gpus: '1_0' is not a whole number"),
         (OWN + "0,\u0663,1\n", "line 2: column duration_s: '\u0663' is not a number"),

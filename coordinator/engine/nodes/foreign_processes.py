@@ -87,4 +87,4 @@ def _story_of(stories: list[TrespassStory], fact: TrespassFact) -> TrespassStory
 def _untold(story: TrespassStory) -> str:
     if not story.untold_count:
         return ""
-    return f"; {story.untold_count} more such processes seen since the last report"
+    return f"; {story.untold_count} more of these processes seen since the last report"

@@ -408,7 +408,7 @@ def test_probe_shows_each_page_and_what_is_understood_of_it(tmp_path: Path, key:
             "names of   vLLM",
             'counted  vllm:num_requests_waiting{model_name="m"} 2.0',
             'dropped  vllm:num_requests_running{model_name="n"} NaN: is no count',
-            "3 running, 2 waiting, 42 succeeded; requests a second unknown yet",
+            "3 running, 2 waiting, 42 succeeded; requests per second unknown",
         ):
             assert words in text, text
         status, text = probed(config(tmp_path, f'{good}{page_of}/locked"\n'), "-o", "json")

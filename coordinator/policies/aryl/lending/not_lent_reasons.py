@@ -168,7 +168,8 @@ def _of_node(
         found.append("no job that waits or could grow wants more GPUs on lent nodes")
     elif demand is not None and not demand.accepts(node):
         found.append(
-            f"none of {counted(len(demand.wanting), 'job')} that want GPUs could use it: GPU "
+            f"none of {counted(len(demand.wanting), 'job that wants', 'jobs that want')} GPUs "
+            f"could use it: GPU "
             f"type, GPUs per worker, or a grace above the {service.max_grace_s:g} s that "
             f"{service.name} allows"
         )

@@ -95,7 +95,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "no demand": ({"jobs": ()}, "no job that waits or could grow"),
     "wrong type": (
         {"jobs": (make_job_view("j", types=("T4",)),)},
-        "of 1 job in want of GPUs none could use it",
+        "none of 1 job that wants GPUs could use it",
     ),
     "grace": (
         {"jobs": (make_job_view("j", grace_s=90.0),)},
@@ -103,7 +103,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too wide": (
         {"jobs": (make_job_view("j", gpus_per_worker=16),)},
-        "of 1 job in want of GPUs none could use it",
+        "none of 1 job that wants GPUs could use it",
     ),
     "not preemptible": (
         {"jobs": (make_job_view("j", preemptibility=Preemptibility.NON),)},
@@ -129,7 +129,7 @@ def test_all_reasons_are_named_not_the_first() -> None:
         mode=Mode.OBSERVE, return_s=400.0, load=(), min_serving=3, since_s=NOW_S - 20.0, jobs=()
     )
     reasons = why(snapshot)
-    for text in ("mode observe", "400 s to come home", "never measured", "min_serving is 3",
+    for text in ("mode observe", "400 s to return", "never measured", "min_serving is 3",
                  "hold-off", "no job"):  # fmt: skip
         assert any(text in reason for reason in reasons), (text, reasons)
 
