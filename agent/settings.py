@@ -209,8 +209,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[str, ...],
         Meta(
             description="systemd units, scopes or slices of the server; GPU processes in them "
-            "belong to it. None: the unit of the process that listens on the port "
-            "of a health_url"
+            "belong to it. None: the process that listens on the port of a "
+            "health_url, with its descendants, session and control group"
         ),
     ] = ()
     start: Annotated[Argv, Meta(min_length=1, description="start the server")]

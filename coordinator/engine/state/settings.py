@@ -215,8 +215,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     suspect_score_max: Annotated[
         PositiveFloat,
         Meta(
-            description="a GPU goes out of use when its suspect score, one for each program that "
-            "failed there, exceeds this; old failures count less"
+            description="a GPU goes out of use when its suspect score reaches this; each "
+            "program that failed there adds 1, and less as time passes"
         ),
     ] = 2.5
     suspect_half_life_s: Annotated[

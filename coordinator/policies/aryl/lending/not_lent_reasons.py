@@ -169,8 +169,7 @@ def _of_node(
     elif demand is not None and not demand.accepts(node):
         found.append(
             f"none of {counted(len(demand.wanting), 'job that wants', 'jobs that want')} GPUs "
-            f"could use it: GPU "
-            f"type, GPUs per worker, or a grace above the {service.max_grace_s:g} s that "
-            f"{service.name} allows"
+            "could use it: GPU type, GPUs per worker, or a grace above the "
+            f"{service.max_grace_s:g} s that {service.name} allows"
         )
     return tuple(found)
