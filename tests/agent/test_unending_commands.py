@@ -144,7 +144,7 @@ async def test_a_command_that_was_left_and_may_not_be_ended_is_told(
     CommandRecord(tmp_path).write(session.process.pid)
     clock = FakeClock()
     await end_left(tmp_path, clock=clock)
-    assert "cannot be ended" in caplog.text
+    assert "cannot be killed" in caplog.text
     assert await session.process.wait() == -signal.SIGKILL
 
 

@@ -88,7 +88,7 @@ async def test_a_node_in_quarantine_is_heard_again_when_it_is_over() -> None:
 
         await cell.clock.advance(FIRST_S / 2)
         assert not is_heard()
-        assert "broke the engine" in coordinator.refused_reports.of("t1")
+        assert "made the engine fail" in coordinator.refused_reports.of("t1")
         await cell.until(is_heard)
 
 

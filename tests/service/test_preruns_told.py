@@ -82,7 +82,7 @@ def test_a_pre_run_that_is_over_is_told_while_its_worker_leaves() -> None:
     house.start(job, "t0")
     house.wait(TIME_S)
     assert job.workers
-    said = f"its pre-run on 1 GPU is over, and well: {GANG} waits next"
+    said = f"its pre-run on 1 GPU succeeded: {GANG} waits next"
     assert explain.job(house.engine, job)[-1] == said
     house.wait(3.0)
     assert not job.workers

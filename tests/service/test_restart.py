@@ -149,7 +149,7 @@ async def test_a_journal_that_is_decided_otherwise_now_is_warned_of(
         again = cell.launch("two").coordinator
         caplog.clear()
         await again.decider.rebuild()
-        told = [one for one in caplog.records if "otherwise" in one.message]
+        told = [one for one in caplog.records if "lead to other decisions" in one.message]
         assert [one.levelname for one in told] == ["WARNING"] * is_changed
         changed = deciding[-2:]
         for one in told:

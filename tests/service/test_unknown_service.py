@@ -47,7 +47,7 @@ async def test_a_node_lent_by_a_service_that_was_renamed_comes_home(
         assert (answer.rows[0].state, answer.rows[0].reclaim_deadline_s) == ("coming home", 60.0)
         reason = "its service chat is not in the settings of this cell"
         assert answer.rows[0].reclaim_reason == reason
-        assert [s for s in await why(cell, "i0") if s.endswith(f" s, of 60 s: {reason}")]
+        assert [s for s in await why(cell, "i0") if s.endswith(f" s of 60 s: {reason}")]
         node = coordinator.engine.state.nodes[NodeName("i0")]
         await cell.until(lambda: node.role == NodeRole.SERVING)
         assert loan.returned_at_s is not None
@@ -65,7 +65,7 @@ async def test_a_service_that_is_named_and_not_known_is_no_blank_in_its_descript
         answer = await cell.ask(Describe(kind="service", name="chat"))
         assert isinstance(answer, ApiError)
         assert "i0, i1" in answer.message
-        assert "no settings" in answer.message
+        assert "not in the settings" in answer.message
 
 
 async def test_a_node_of_an_unknown_service_is_told_of_in_the_events() -> None:

@@ -240,7 +240,10 @@ def test_three_columns_are_enough() -> None:
         ),
         ("submit_s,duration_s,gpus,gpu_share\n0,1,1,1.5\n", "column gpu_share: 1.5, expected at"),
         ("submit_s,duration_s,gpus,has_checkpoints\n0,1,1,yes\n", "'yes', expected true or false"),
-        ("job_id,submit_s,duration_s,gpus\na,0,1,1\na,1,1,1\n", "line 3: column job_id: a stands"),
+        (
+            "job_id,submit_s,duration_s,gpus\na,0,1,1\na,1,1,1\n",
+            "line 3: column job_id: a is given twice",
+        ),
         ("a,b\n1,2\n", "line 1: column a: no known trace begins so"),
         (ITP.replace(",deadline", ""), "line 1: column deadline: missing from a trace in elastic"),
         (ITP + "j,10,1,m,9,64,1,5\n", "line 2: column deadline: 9 is before the submission, 10"),
