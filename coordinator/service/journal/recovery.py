@@ -157,7 +157,7 @@ async def rebuild(
     replaying.end(last_number)
     log.info("rebuilt from snapshot %d and %d records", base.sequence, replaying.records)
     if replaying.mismatches:
-        told = "%d of these records lead to other decisions now, first journal record %d"
+        told = "%d of these records lead to other decisions now, journal record %d first"
         log.warning(told, replaying.mismatches, replaying.first_mismatch)
     for one in replaying.losses:
         log.error("%s", lost_in_words(one))
