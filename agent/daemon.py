@@ -200,7 +200,7 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
             heartbeat = await _take_node(stack, state_dir, clock, within_s=0.0)
         except Unavailable:
             if _is_home(state_dir):
-                log.info("node %s: it is not away, and its agent is there", settings.node)
+                log.info("node %s: it is not away, and its agent runs", settings.node)
                 return
             patience_s = _patience_s(settings, state_dir, clock.now_s())
             await end_if_hung(state_dir, patience_s=patience_s, clock=clock)
@@ -218,7 +218,7 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
         if not said and (memory := peek(state_dir)) is not None and is_away(memory):
             raise Unavailable(
                 f"{state_dir}: node {settings.node} is {memory.role}, and with these settings it"
-                " would not come home: mend them"
+                " cannot return: correct them"
             )
         log.info("node %s: %s", settings.node, said or "it is not away")
 
@@ -227,8 +227,10 @@ def _keep(settings: AgentSettings) -> None:
     """Store the settings of this start, for a return after the settings file has become invalid."""
     try:
         keep(Path(settings.state_dir), settings)
-    except OSError as error:  # the file still has them; an agent that did not start has no copy
-        log.warning("settings not kept in state_dir: %s; only their file brings it home", error)
+    except OSError as error:  # the file still has them; an agent that did not start has nothing
+        log.warning(
+            "settings not saved in state_dir: %s; only the settings file can return the node", error
+        )
 
 
 def _is_home(state_dir: Path) -> bool:
@@ -298,23 +300,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="aryl-agent", description=__doc__)
     parser.add_argument(
         "--config", type=Path, action="append", required=True,
-        help="agent.toml; give it several times to run several nodes in one process",
+        help="agent.toml; repeat it to run several nodes in one process",
     )  # fmt: skip
     parser.add_argument(
-        "--fake-nvml", type=Path, help="describes the GPUs of a machine without any"
+        "--fake-nvml", type=Path, help="TOML file of fake GPUs, for a machine without any"
     )
     parser.add_argument(
         "--state-dir", type=Path, action="append",
-        help="of a node whose file cannot be read; once for each --config, or not at all",
+        help="state_dir of a node whose file cannot be read; once for each --config, or not at "
+            "all",
     )  # fmt: skip
-    parser.add_argument("--go-home", action="store_true", help="bring a lent node home and exit")
+    parser.add_argument(
+        "--go-home", action="store_true", help="return a lent node to its service and exit"
+    )
     parser.add_argument("--check", action="store_true", help="check the files and exit")
     parser.add_argument(
         "--probe", action="store_true",
-        help="with --check: ask each metrics page once, and show what is understood of it",
+        help="with --check: read each metrics page once and show the parsed values",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", choices=["text", "json"], default="text", help="of --probe"
+        "-o", "--output", choices=["text", "json"], default="text", help="output format of --probe"
     )
     parser.add_argument("--log-format", choices=["plain", "json"], default="plain")
     parser.add_argument("--log-level", default="INFO")

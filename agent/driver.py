@@ -138,7 +138,7 @@ class Node:
         is_empty = not read and found is not None and found.is_success
         if is_empty:
             lost = tuple(gpu.index for gpu in memory.gpus)
-            error = "NVML says that this node has 0 GPUs"
+            error = "NVML reports 0 GPUs on this node"
         is_whole = bool(read) and not error
         gpus = completed(read, memory.gpus, is_whole=is_whole, lost_indices=lost)
         if not read and (is_empty or not lost or not gpus):
@@ -152,7 +152,7 @@ class Node:
             before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
             if before - now:  # a new child may only have been slow to answer
                 log.warning(
-                    "GPUs differ from those of the ledger: gone: %s; new: %s",
+                    "GPUs differ from those in the ledger: gone: %s; new: %s",
                     ", ".join(sorted(before - now)),
                     ", ".join(sorted(now - before)) or "none",
                 )
@@ -250,11 +250,11 @@ class Node:
                 await self._ledger.save(self.life.memory)
         except Unavailable as error:
             if not self.life.ledger_error:
-                log.error("%s; nothing new begins here until it can be written", error)
+                log.error("%s; no new work starts here until it can be written", error)
             self.life.ledger_error = str(error)
             return False
         if self.life.ledger_error:
-            log.warning("the ledger is written again")
+            log.warning("the ledger can be written again")
         self.life.ledger_error = ""
         return True
 

@@ -55,7 +55,7 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
     except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
         # The end of the text is today's error; its beginning may come from an earlier one.
         if str(error).rstrip(".").endswith(UNIT_EXISTS):
-            log.warning("node %s is away; its last resort runs already", settings.node)
+            log.warning("node %s is away; its last resort already runs", settings.node)
         else:
             log.error("node %s: cannot arm the last resort: %s", settings.node, error)
     else:

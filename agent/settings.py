@@ -58,38 +58,41 @@ class CountSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     series: Annotated[
         tuple[str, ...],
-        Meta(description="name of a series; of several names the first that the page has counts"),
+        Meta(description="series name; of several names, the first one on the page is used"),
     ] = ()
     labels: Annotated[
         dict[str, str],
         Meta(
-            description="labels that must have these values to count; `*` stands for anything, an"
-            " empty text for no such label"
+            description="labels a sample needs to be counted; `*` matches any value, an empty "
+            "text a missing label"
         ),
     ] = {}
     copies: Annotated[
         tuple[str, ...],
         Meta(
-            description="labels in which only copies of a number differ, as of ranks that all tell"
-            " the same requests: the largest of them counts"
+            description="labels that mark copies of one number, such as the rank; of the "
+            "copies, the largest counts"
         ),
     ] = ()
     by: Annotated[
         tuple[str, ...],
-        Meta(description="label sets that are alike in these labels are added up before `combine`"),
+        Meta(
+            description="label sets with equal values of these labels are added up before `combine`"
+        ),
     ] = ()
     combine: Annotated[
-        Combine, Meta(description="sum or max of the label sets, or of the places that fit `path`")
+        Combine,
+        Meta(description="sum or max over the label sets, or over the places that match `path`"),
     ] = Combine.SUM
     path: Annotated[
         str,
         Meta(
-            description="instead of a series: JSON pointer, as /stats/running; `*` is each item of"
-            " a list or object"
+            description="JSON pointer instead of a series, e.g. /stats/running; `*` matches "
+            "each item of a list or object"
         ),
     ] = ""
     optional: Annotated[
-        bool, Meta(description="a page that does not have it means 0; else its load is unknown")
+        bool, Meta(description="true: a page without it counts as 0; false: the load is unknown")
     ] = False
 
 
@@ -100,25 +103,28 @@ class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     running: Annotated[
-        tuple[CountSettings, ...], Meta(description="requests that the server works on")
+        tuple[CountSettings, ...], Meta(description="requests the server is processing")
     ] = ()
     waiting: Annotated[
         tuple[CountSettings, ...],
-        Meta(description="requests that wait for that; none: `running` counts them too"),
+        Meta(description="requests in the queue; none: `running` counts them too"),
     ] = ()
     succeeded: Annotated[
         tuple[CountSettings, ...],
-        Meta(description="requests since the server's start that are done: a counter"),
+        Meta(description="requests completed since the server started; a counter"),
     ] = ()
     kv_cache: Annotated[
         tuple[CountSettings, ...],
-        Meta(description="share of the KV cache in use, 0 to 1; the largest counts, for people"),
+        Meta(
+            description="share of the KV cache in use, 0 to 1; the largest is shown, no "
+            "decision uses it"
+        ),
     ] = ()
     command: Annotated[
         Argv,
         Meta(
-            description="instead of a page: prints a JSON object of running, waiting and succeeded;"
-            " run without a shell, as the agent's user, at each report"
+            description="command instead of a page: prints a JSON object of running, waiting and "
+            "succeeded; run without a shell, as the agent's user, for each report"
         ),
     ] = ()
 
@@ -130,22 +136,25 @@ class PageAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     bearer_path: Annotated[
-        str, Meta(description="file with a key, sent as `Authorization: Bearer`; mode 0600")
+        str, Meta(description="file with a key that is sent as `Authorization: Bearer`; mode 0600")
     ] = ""
     basic_path: Annotated[
-        str, Meta(description="file with user:password, sent as `Authorization: Basic`; mode 0600")
+        str,
+        Meta(
+            description="file with user:password that is sent as `Authorization: Basic`; mode 0600"
+        ),
     ] = ""
     tls_ca_path: Annotated[
-        str, Meta(description="CA certificates to trust instead of the system's, for https")
+        str, Meta(description="CA certificates for https, trusted instead of the system's")
     ] = ""
 
 
 class InstanceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of several servers on a node; keys that it lacks are as in `server`."""
 
-    health_url: Annotated[str, Meta(description="answers 200 when this server can serve")]
+    health_url: Annotated[str, Meta(description="URL that answers 200 when this server can serve")]
     metrics_url: Annotated[
-        str, Meta(description="its page; none: `command` of its metrics is asked")
+        str, Meta(description="metrics page of this server; none: `command` of its metrics is run")
     ] = ""
     engine: Annotated[str | None, Meta(description="as server.engine")] = None
     metrics: Annotated[MetricsSettings | None, Meta(description="as server.metrics")] = None
@@ -173,47 +182,52 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health_url: Annotated[
         str,
         Meta(
-            description="answers 200 when the server can serve; required, unless there are"
-            " `instances`"
+            description="URL that answers 200 when the server can serve; required, unless there "
+            "are `instances`"
         ),
     ] = ""
     metrics_url: Annotated[
         str,
-        Meta(description="the server's own metrics page; required, unless a command is asked"),
+        Meta(description="metrics page of the server; required, unless a command is set"),
     ] = ""
     engine: Annotated[
         str,
         Meta(
-            description="vllm, sglang, triton, trtllm, dynamo, nim, llamacpp or tgi: whose names"
-            " the page has; `metrics` stands in its place"
+            description="vllm, sglang, triton, trtllm, dynamo, nim, llamacpp or tgi: the engine "
+            "whose metric names are read; `metrics` replaces it"
         ),
     ] = "vllm"
     metrics: Annotated[
-        MetricsSettings | None, Meta(description="names of any other page, or a command")
+        MetricsSettings | None, Meta(description="metric names of another engine, or a command")
     ] = None
     access: Annotated[
-        PageAccess, Meta(description="keys and certificates for page and health check")
+        PageAccess,
+        Meta(description="keys and certificates for the metrics page and the health check"),
     ] = PageAccess()
     instances: Annotated[
         tuple[InstanceSettings, ...],
         Meta(
-            description="several servers on this node, instead of `health_url` and `metrics_url`:"
-            " their load is the sum, and all must be healthy"
+            description="several servers on this node, instead of `health_url` and `metrics_url`: "
+            "their loads are added up, and all must be healthy"
         ),
     ] = ()
     units: Annotated[
         tuple[str, ...],
         Meta(
-            description="systemd units, scopes or slices that the server runs in: a GPU process of"
-            " no other is its own. None: those of whoever listens at a health_url's port"
+            description="systemd units, scopes or slices of the server; GPU processes in them "
+            "belong to it. None: the process that listens on the port of a "
+            "health_url, with its descendants, session and control group"
         ),
     ] = ()
     start: Annotated[Argv, Meta(min_length=1, description="start the server")]
-    stop: Annotated[Argv, Meta(min_length=1, description="stop it; returns when it is gone")]
+    stop: Annotated[
+        Argv, Meta(min_length=1, description="stop the server; returns when it has exited")
+    ]
     route: Annotated[Argv, Meta(min_length=1, description="send requests to this node again")]
     unroute: Annotated[Argv, Meta(min_length=1, description="send no new requests to this node")]
     hook_timeout_s: Annotated[
-        PositiveFloat, Meta(description="a command that takes longer is ended and counts as failed")
+        PositiveFloat,
+        Meta(description="a command that takes longer is killed and counts as failed"),
     ] = 60.0
 
     def all_instances(self) -> tuple[Instance, ...]:
@@ -250,17 +264,21 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     node: Annotated[Token, Meta(description="name of this node in the cell")]
     home_pool: Annotated[Pool, Meta(description="training or inference")]
     state_dir: Annotated[
-        str, Meta(min_length=1, description="ledger and workers; must outlive a restart")
+        str,
+        Meta(
+            min_length=1,
+            description="directory of the ledger and the workers; must survive a reboot",
+        ),
     ]
     nats_url: Annotated[
         str,
-        Meta(description="nats://host:port or tls://host:port; this or `mqtt_url` must be there"),
+        Meta(description="nats://host:port or tls://host:port; required, unless `mqtt_url` is set"),
     ] = ""
     mqtt_url: Annotated[
         str,
         Meta(
-            description="mqtt://host:port or mqtts://host:port of nats-server's MQTT listener, for"
-            " a site that allows nothing else; in place of `nats_url`"
+            description="mqtt://host:port or mqtts://host:port of nats-server's MQTT listener, "
+            "for a site that allows no other protocol; replaces `nats_url`"
         ),
     ] = ""
     insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
@@ -268,7 +286,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         NatsAccess()
     )
     rack: Annotated[
-        str, Meta(description="rack or switch of this node; `philly` and others place by it")
+        str,
+        Meta(description="rack or switch of this node; `philly` and other policies place by it"),
     ] = ""
     service: Annotated[
         Token | None, Meta(description="inference service of this node; none in training")
@@ -277,92 +296,107 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ServerSettings | None, Meta(description="the inference server; none in training")
     ] = None
     advertised_host: Annotated[
-        str, Meta(min_length=1, description="name or address that gangs rendezvous at")
+        str,
+        Meta(min_length=1, description="host name or address that gangs use for their rendezvous"),
     ] = "127.0.0.1"
     report_period_s: Annotated[PositiveFloat, Meta(description="time between two reports")] = 1.0
     step_period_s: Annotated[
-        PositiveFloat, Meta(description="time between two looks while something is in transition")
+        PositiveFloat,
+        Meta(
+            description="time between two checks while a worker, a lease or the server is in "
+            "transition"
+        ),
     ] = 0.25
     collect_deadline_s: Annotated[
-        PositiveFloat, Meta(description="a collector that takes longer has failed this time")
+        PositiveFloat,
+        Meta(description="a collector that takes longer counts as failed for this report"),
     ] = 2.0
     unread_page_timeout_s: Annotated[
         PositiveFloat,
         Meta(
-            description="a draining server whose metrics page cannot be read for so long is routed"
-            " again: it may have requests still"
+            description="a draining server gets requests again if its metrics page cannot be "
+            "read for this long, as it may still have requests"
         ),
     ] = 60.0
     kernel_log: Annotated[
         KernelLogChoice,
         Meta(
-            description="where XIDs are read beside NVML: journal, kmsg (/dev/kmsg), off; or auto,"
-            " the first of these that this account can read"
+            description="where XIDs are read besides NVML: journal, kmsg (/dev/kmsg) or off; "
+            "auto: the first one this account can read"
         ),
     ] = KernelLogChoice.AUTO
     device_free_timeout_s: Annotated[
-        PositiveFloat, Meta(description="a GPU busy this long after its last worker: quarantine")
+        PositiveFloat,
+        Meta(
+            description="a GPU that is still busy this long after its last worker ended: quarantine"
+        ),
     ] = 60.0
     unresponsive_gpu_wait_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="a server that comes home waits so long for a GPU that does not answer, and"
-            " then starts without its answer; keep it below the cell's `device_free_p99_s`"
+            description="a returning server waits this long for a GPU that does not answer, then "
+            "starts without it; keep it below the cell's `device_free_p99_s`"
         ),
     ] = 5.0
     device_free_memory_ratio: Annotated[
-        Ratio, Meta(description="a GPU with less memory used than this counts as free")
+        Ratio, Meta(description="a GPU with a smaller share of its memory in use counts as free")
     ] = 0.05
     stranger_after_s: Annotated[
         PositiveFloat,
         Meta(
-            description="a GPU process of nobody's keeps a node from being lent once it was seen"
-            " for so long, or several in a row on one GPU for five times as long; what is there for"
-            " less, as a diagnostic is, is only waited for; at most 60"
+            description="a foreign GPU process seen for this long keeps its node from being "
+            "lent, as do several in a row on one GPU for five times as long; a "
+            "shorter one, such as a diagnostic, only delays the loan; at most 60"
         ),
     ] = 2.0
     warm_up_timeout_s: Annotated[
-        PositiveFloat, Meta(description="a server not healthy by then: quarantine")
+        PositiveFloat, Meta(description="a server that is not healthy after this time: quarantine")
     ] = 900.0
     quarantine_s: Annotated[
-        NonNegativeFloat, Meta(description="shortest stay in quarantine before the next try")
+        NonNegativeFloat, Meta(description="shortest stay in quarantine before the next attempt")
     ] = 60.0
     vacate_grace_s: Annotated[
-        NonNegativeFloat, Meta(description="longest grace of a worker when the node must go home")
+        NonNegativeFloat,
+        Meta(description="longest grace of a worker when the node must return to its service"),
     ] = 60.0
     kept_logs_count: Annotated[
         NonNegativeInt,
-        Meta(description="logs of this many ended workers are kept; the oldest go first"),
+        Meta(
+            description="number of ended workers whose logs are kept; the oldest are deleted first"
+        ),
     ] = 1000
     kept_logs_bytes: Annotated[
         NonNegativeInt,
-        Meta(description="and no more of them than this in all; a larger log is not kept"),
+        Meta(description="size of all kept logs together; a log larger than this is not kept"),
     ] = 1 << 30
     failure_rules: Annotated[
         str,
         Meta(
-            description="TOML file of the site that says which words in a worker's log mean which"
-            " failure; it goes before the packaged rules"
+            description="TOML file with the site's own rules from log lines to failure classes; "
+            "they go before the packaged rules"
         ),
     ] = ""
-    worker_starter: Annotated[Starter, Meta(description="systemd or detached")] = Starter.SYSTEMD
+    worker_starter: Annotated[
+        Starter, Meta(description="how workers are started: systemd or detached")
+    ] = Starter.SYSTEMD
     job_user: Annotated[
         str,
         Meta(
-            description="account that workers run as, for an agent that is root; none: its own user"
+            description="account that workers run as, if the agent runs as root; none: the "
+            "agent's own"
         ),
     ] = ""
     is_root_allowed: Annotated[
-        bool, Meta(description="let workers run as root; for a demo on a machine of one person")
+        bool, Meta(description="let workers run as root; for a demo on a single-user machine")
     ] = False
     last_resort: Annotated[
-        Starter, Meta(description="who runs --go-home when the agent is dead: systemd or detached")
+        Starter, Meta(description="what runs --go-home when the agent is dead: systemd or detached")
     ] = Starter.SYSTEMD
     hung_after_s: Annotated[
         PositiveFloat,
         Meta(
-            description="an agent that keeps a lent node past its lease and gives no sign of life"
-            " for so long, or for half of the lease's TTL, is ended by --go-home"
+            description="an agent that holds a lent node past its lease is killed by --go-home "
+            "after no sign of life for this long, or for half of the lease's TTL"
         ),
     ] = 10.0
 

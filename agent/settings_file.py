@@ -211,7 +211,7 @@ def _settings_in(where: Path | None, path: Path) -> tuple[AgentSettings, str]:
     except ConfigError as error:
         last, warning = _accepted(where), str(error)
         if last is not None:
-            warning += "; on what the node's agent accepted last it goes home"
+            warning += "; the node returns with the settings that its agent accepted last"
             told = last
         elif told is None:
             raise

@@ -308,7 +308,7 @@ class NatsBus:
         self.counters.foreign_reply_count += 1
         if self._warn.is_due(f"reply {subjects.reply_inbox(subject)}"):
             log.warning(
-                "message on %s dropped: its sender may not have answers at %.200r (%d)",
+                "message on %s dropped: its sender may not receive answers at %.200r (%d)",
                 subject, reply, self.counters.foreign_reply_count,
             )  # fmt: skip
 
@@ -341,7 +341,7 @@ class NatsBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for one answer; waits for the connection, never sends late."""
         if subjects.reply_inbox(subject) is None:
-            raise ValueError(f"{subject}: nobody may answer on this subject")
+            raise ValueError(f"{subject}: no permission to answer on this subject")
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()

@@ -39,7 +39,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     raise ValueError(_TOO_DEEP)
 
 
-_TOO_DEEP = f"more than {MAX_TOML_DEPTH} tables and lists in each other"
+_TOO_DEEP = f"more than {MAX_TOML_DEPTH} nested tables and lists"
 
 
 def _items(value: object) -> list[object]:

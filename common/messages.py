@@ -62,7 +62,7 @@ def process_named(pid: int) -> str:
 class Trespass(Part, frozen=True, kw_only=True):
     """A foreign process: it uses a GPU, and belongs to no assigned worker and not to the server.
 
-    pid: 0 where the GPU is in use without a worker, and its driver does not list the process.
+    pid: 0 where the GPU is in use, no worker has it, and its driver does not report the processes.
     """
 
     pid: NonNegativeInt

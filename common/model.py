@@ -341,7 +341,7 @@ class NatsAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     nkey_seed_path: Annotated[
-        str | None, Meta(description="file with this identity's nkey seed")
+        str | None, Meta(description="file with the nkey seed of this identity")
     ] = None
     credentials_path: Annotated[
         str | None, Meta(description="file with a user JWT and its seed")

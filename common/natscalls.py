@@ -56,7 +56,7 @@ def as_unavailable(subject: str) -> Generator[None]:
         with heeded_cancellation():
             yield
     except nats_errors.NoRespondersError:
-        raise NobodyListens(f"{subject}: nobody listens") from None
+        raise NobodyListens(f"{subject}: no listener") from None
     except PermissionDenied as error:
         raise AccessError(str(error), Cause.PERMISSION) from None
     except TimeoutError as error:

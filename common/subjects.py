@@ -155,7 +155,7 @@ def answers_inbox(subject: str, *, of_all_nodes: bool = False) -> str:
         of_all_nodes: the pattern of these parts, for a caller that asks many nodes.
 
     Raises:
-        ValueError: no identity may answer on this subject.
+        ValueError: no permission to answer on this subject.
     """
     match subject.split("."):
         case [_, _, cell, "node", node, "desired" | "ledger" | "logs"]:
@@ -163,7 +163,7 @@ def answers_inbox(subject: str, *, of_all_nodes: bool = False) -> str:
         case _:
             inbox = reply_inbox(subject)
     if inbox is None:
-        raise ValueError(f"{subject}: nobody may answer on this subject")
+        raise ValueError(f"{subject}: no permission to answer on this subject")
     return inbox
 
 
@@ -182,7 +182,7 @@ def split_reply(subject: str) -> tuple[str, str | None]:
     """
     head, *tokens = subject.rsplit(".", 2)
     if len(tokens) != 2 or not _are_tokens(*tokens):
-        raise ValueError(f"{subject}: says nothing of an answer")
+        raise ValueError(f"{subject}: expects no answer")
     inbox = answers_inbox(head)
     return head, None if tokens == [NO_ANSWER, NO_ANSWER] else ".".join((inbox, *tokens))
 

@@ -4,8 +4,8 @@
     .venv/bin/python docs/generate.py --check    write nothing; say what is stale and exit 1
 
 A block lies in a page between `<!-- generated: NAME -->` and `<!-- end -->`; `blocks.BLOCKS` says
-what fills it. A marker without a block, a block without a marker and a block that stands twice are
-errors.
+what fills it. A marker without a block, a block without a marker and a block that is given twice
+are errors.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class FakeBus:
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for the first answer."""
         if reply_inbox(subject) is None:
-            raise ValueError(f"{subject}: nobody may answer on this subject")
+            raise ValueError(f"{subject}: no permission to answer on this subject")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def reply(data: bytes) -> None:
@@ -171,7 +171,7 @@ class FakeBus:
         if self._is_closed:
             raise Unavailable(f"{subject}: not connected")
         if self._is_connected and not self.network.deliver(FakeMessage(subject, data, reply)):
-            raise Unavailable(f"{subject}: nobody listens")
+            raise Unavailable(f"{subject}: no listener")
         try:
             async with self._clock.timeout(timeout_s):
                 return await answer

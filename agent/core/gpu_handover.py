@@ -82,7 +82,7 @@ def _sick(gpu: GpuReport) -> str:
 def parted(gpu: GpuReport) -> str:
     """Why no worker can have the whole GPU (MIG); empty when one worker can."""
     if gpu.is_mig is None:
-        return f"GPU {gpu.uuid} does not tell whether it is in MIG mode"
+        return f"GPU {gpu.uuid} does not report its MIG mode"
     return f"GPU {gpu.uuid} is in MIG mode" if gpu.is_mig else ""
 
 
@@ -96,7 +96,7 @@ def _used(gpu: GpuReport, free_memory_ratio: float, beside: frozenset[int] = fro
 def use_by_nobody(gpu: GpuReport, free_memory_ratio: float) -> str:
     """How a GPU without listed processes shows that it is in use; empty when it does not."""
     used, busy_ratio = gpu.memory_used_bytes or 0, gpu.gpu_busy_ratio or 0.0
-    by = ", and its driver does not tell by whom" if gpu.processes is None else ""
+    by = ", and its driver does not report the processes" if gpu.processes is None else ""
     if used > free_memory_ratio * gpu.memory_total_bytes:
         return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use{by}"
     if gpu.processes is None and busy_ratio > IDLE_BUSY_RATIO:

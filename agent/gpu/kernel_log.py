@@ -172,7 +172,7 @@ class JournalReader:
                 async with self._clock.timeout(END_GRACE_S):
                     await self._process.communicate()
                 return
-        log.error("kernel log: pid %d does not end; left behind", self._process.pid)
+        log.error("kernel log: pid %d does not exit; left behind", self._process.pid)
 
 
 def _text(message: str | list[int] | None) -> str:
@@ -438,7 +438,7 @@ class KernelLog:
             self._error = reason = await self._read_until_it_ends()
             if self._has_entry:
                 backoff_s = self._backoff_s
-            log.warning("kernel log: read again in %g s: %s", backoff_s, reason)
+            log.warning("kernel log: retrying in %g s: %s", backoff_s, reason)
             await self._clock.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 

@@ -630,7 +630,7 @@ class _Reading:
             self.unread.setdefault(f"{self._name}: {what}", self._silence)
             return None
         if any(process.pid > MAX_PID for process in found):
-            self._leave(what, "these are no process ids")
+            self._leave(what, "not process ids")
             return None
         return tuple(
             GpuProcess(pid=process.pid, memory_used_bytes=self._memory_of(process))

@@ -255,7 +255,7 @@ class GpuReader:
         A report without a value gives no reason.
         """
         for what in sorted(unread.keys() - self._unread):
-            logger.warning("gpu reader: %s is not known: %s", what, unread[what])
+            logger.warning("gpu reader: %s unknown: %s", what, unread[what])
         self._unread = set(unread)
 
     def _with_xids(self, gpu: GpuReport) -> GpuReport:
@@ -277,4 +277,4 @@ class GpuReader:
             except TimeoutError:
                 continue
             return
-        logger.error("gpu reader: pid %d does not end; left behind", process.pid)
+        logger.error("gpu reader: pid %d does not exit; left behind", process.pid)

@@ -50,13 +50,13 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 class ChildSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The child's one argument, as JSON."""
 
-    node: Annotated[str, Meta(description="names the fake GPUs")]
+    node: Annotated[str, Meta(description="node name, part of the fake GPUs' UUIDs")]
     fake_fleet: Annotated[str, Meta(description="TOML file of fake GPUs; empty: real NVML")] = ""
     fake_age_s: Annotated[
-        NonNegativeFloat, Meta(description="how much of the fakes' script is over already")
+        NonNegativeFloat, Meta(description="time already passed in the script of the fake GPUs")
     ] = 0.0
     gpu_deadline_s: Annotated[
-        PositiveFloat, Meta(description="a GPU that takes longer is unresponsive")
+        PositiveFloat, Meta(description="a GPU that takes longer to answer is unresponsive")
     ] = 0.5
 
 

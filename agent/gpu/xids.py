@@ -133,7 +133,11 @@ class GpuXids:
                 codes.setdefault(uuid, []).append(line.code)
             elif line.pci_address not in self._unknown:
                 self._unknown.add(line.pci_address)
-                log.warning("kernel log: XID %d of %s, no GPU of ours", line.code, line.pci_address)
+                log.warning(
+                    "kernel log: XID %d of %s, which is not a GPU of this node",
+                    line.code,
+                    line.pci_address,
+                )
         return codes
 
     def _with(self, gpu: GpuReport, logged: Iterable[int], now_s: float) -> GpuReport:

@@ -50,7 +50,7 @@ def haproxy_ask(where: str, command: str, timeout_s: float) -> str:
     where: path of a Unix socket, or HOST:PORT of a TCP one (`stats socket ... level admin`).
 
     Raises:
-        Unreachable: nothing listens, or no whole answer came in time.
+        Unreachable: no listener, or no whole answer came in time.
     """
     try:
         with _connected(where, timeout_s) as connection:
@@ -287,20 +287,25 @@ def _parser() -> argparse.ArgumentParser:
     nginx = routers.add_parser("nginx", help="by `down` in the file of an upstream, and a reload")
     for router in (haproxy, nginx):
         router.add_argument("action", choices=("add", "remove", "state"))
-        router.add_argument("--timeout-s", type=_seconds, default=TIMEOUT_S, help="of each step")
+        router.add_argument(
+            "--timeout-s",
+            type=_seconds,
+            default=TIMEOUT_S,
+            help="time limit of each step, in seconds",
+        )
     haproxy.add_argument(
         "--socket", action="append", required=True, metavar="PATH|HOST:PORT",
-        help="a stats socket with `level admin`; once for each haproxy",
+        help="stats socket with `level admin`; once for each haproxy",
     )  # fmt: skip
-    haproxy.add_argument("--backend", required=True, type=_name, help="of the service")
+    haproxy.add_argument("--backend", required=True, type=_name, help="backend of the service")
     haproxy.add_argument(
         "--server", type=_name, default=os.environ.get("ARYL_NODE"),
-        help="its name in the backend; by default the node's, from ARYL_NODE",
+        help="server name in the backend; default: the node's, from ARYL_NODE",
     )  # fmt: skip
-    nginx.add_argument("--upstream", required=True, type=Path, help="file with the upstream")
+    nginx.add_argument("--upstream", required=True, type=Path, help="file with the upstream block")
     nginx.add_argument("--server", required=True, type=_address, metavar="HOST:PORT")
     nginx.add_argument(
-        "--nginx", default="nginx", type=shlex.split, help="the command, as 'sudo nginx'"
+        "--nginx", default="nginx", type=shlex.split, help="nginx command, such as 'sudo nginx'"
     )
     nginx.add_argument("--pid-file", type=Path, default=Path("/run/nginx.pid"))
     return parser

@@ -51,7 +51,7 @@ class CommandRecord:
             finally:
                 os.close(fd)
         except OSError as error:  # a node that stays away because of this would be the greater harm
-            log.warning("%s: %s; a command would outlive its agent", self._path, error)
+            log.warning("%s: %s; a command may outlive its agent", self._path, error)
 
     def running(self) -> int | None:
         """Pid of the leader, if that very process is alive; None: it has ended, or none began."""

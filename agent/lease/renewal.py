@@ -165,7 +165,7 @@ class LeaseKeeper:
             return
         if reply.lease_id != lease.lease_id or reply.nonce != request.nonce:
             self.failures += 1
-            log.warning("lease %s: an answer to another request was dropped", lease.lease_id)
+            log.warning("lease %s: dropped an answer to another request", lease.lease_id)
             return
         if not reply.is_granted:
             self._life.refused(lease.lease_id, reply.reason)

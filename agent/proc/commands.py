@@ -96,4 +96,4 @@ def _kill(process: Process) -> None:
     try:
         sessions.end(process.pid)
     except PermissionError as error:
-        log.error("command %d: a process of it cannot be ended: %s", process.pid, error)
+        log.error("command %d: cannot kill a process of it: %s", process.pid, error)

@@ -42,7 +42,7 @@ def become_user(directory: str, account: dict[str, object]) -> None:
     # Checked after the account was read: it never becomes root's again, so only that account wrote
     # it.
     if os.lstat(directory).st_uid != os.geteuid():
-        raise ValueError(f"{directory}: a job was let in already, and could lead root anywhere")
+        raise ValueError(f"{directory}: a job has had access already and could lead root anywhere")
     os.chown(os.path.join(directory, "spec.json"), uid, -1)
     os.chown(directory, uid, -1)
     os.chmod(directory, 0o770)

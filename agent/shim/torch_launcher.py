@@ -417,7 +417,7 @@ def launch(arguments: list[str]) -> int:
         _, code = first_failure(error.failures)
         return 128 - code if code < 0 else code or 1
     except processes.SignalException as error:
-        say(f"was told to end by {error.sigval.name}")
+        say(f"was ordered to stop by {error.sigval.name}")
         return 128 + int(error.sigval)
     except rendezvous.RendezvousError as error:
         say(f"the rendezvous is lost: {error}")

@@ -35,7 +35,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def is_taken(port: int) -> bool:
-    """True if a TCP port of this machine has a listener; TCPStore could only report "failed"."""
+    """True if another process listens on this TCP port; TCPStore itself only reports "failed"."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

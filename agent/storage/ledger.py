@@ -151,7 +151,7 @@ class Ledger:
         self._end = end
         if end < len(data):
             dropped = len(data) - end
-            log.warning("ledger: %d bytes after the last whole record are dropped", dropped)
+            log.warning("ledger: dropped %d bytes after the last complete record", dropped)
             with contextlib.suppress(OSError):  # it is kept for people, who can do without it
                 self._keep_torn(data[end:])
         if memory is None:

@@ -244,7 +244,7 @@ async def end_if_hung(
         if now_s - looked_at_s > HELD_UP_S:
             began_at_s = now_s
         looked_at_s = now_s
-    log.warning("process %d has the node and hangs, silent for %.1f s", holder.pid, silent_s)
+    log.warning("process %d holds the node and hangs, silent for %.1f s", holder.pid, silent_s)
     _end(holder, state_dir)
     return holder
 
@@ -261,7 +261,9 @@ async def _until_let_go(state_dir: Path, within_s: float, clock: Clock) -> None:
     began_at_s = clock.now_s()
     while is_locked(str(lock_path(state_dir))):
         if clock.now_s() - began_at_s >= within_s:
-            raise Unavailable(f"{state_dir}: another agent works on this node, and says not which")
+            raise Unavailable(
+                f"{state_dir}: another agent works on this node and does not say which"
+            )
         await clock.sleep(LOOK_S)
 
 

@@ -118,8 +118,8 @@ class Strangers:
             return ""
         units = ", ".join(self._server.units)
         return (
-            f"server.units: no process on a GPU is in {units}, so the server is not known and "
-            "no other process beside it is seen"
+            f"server.units: no process on a GPU is in {units}, so the server's processes are "
+            "unknown and foreign ones are not detected"
         )
 
     def saw(self, look: Look, memory: Memory) -> None:

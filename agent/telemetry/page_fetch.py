@@ -242,7 +242,7 @@ def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
             raise ConfigError(f"{field}: {url!r}: {error}") from None
     if "@" in url:  # never shown, whatever else is wrong with it
         raise ConfigError(
-            f"{field}: holds a user or password, which every error would tell; expected a file"
+            f"{field}: holds a user or password, which every error would show; expected a file"
             " with them, named by `access.basic_path` or `access.bearer_path`"
         )
     raise ConfigError(f"{field}: {url!r} is no http or https URL")
@@ -303,7 +303,7 @@ def _key(path: str) -> str:
             raise KeyUnreadableError(f"{path}: is no regular file")
         if found.st_mode & OPEN_MODE:
             mode = stat.S_IMODE(found.st_mode)
-            raise KeyUnreadableError(f"{path}: mode {mode:04o} lets others at it, expected 0600")
+            raise KeyUnreadableError(f"{path}: mode {mode:04o} gives others access, expected 0600")
         data = file.read(MAX_KEY_BYTES + 1)
     text = data.decode("latin-1").strip()
     if not text or len(data) > MAX_KEY_BYTES or not (text.isascii() and text.isprintable()):
@@ -329,7 +329,7 @@ def checked_access(access: PageAccess, field: str, *, url: str, may_be_plain: bo
             continue
         if is_plain and not may_be_plain:
             raise ConfigError(
-                f"{field}.{name}: {shown(url)} is plain text off loopback, where anybody may read"
+                f"{field}.{name}: {shown(url)} is plain text off loopback, where others can read"
                 " the key; expected https, or `insecure = true`"
             )
         if os.access(path, os.R_OK):

@@ -141,11 +141,11 @@ def _lines(page: ProbedPage) -> Iterable[str]:
     if page.is_understood:
         yield (
             f"  load       {page.running:g} running, {page.waiting:g} waiting,"
-            f" {page.succeeded:g} succeeded; requests a second unknown yet, as one look tells none"
+            f" {page.succeeded:g} succeeded; requests per second unknown after a single reading"
         )
     else:
         yield f"  load       unknown{f': {page.problem}' if page.problem else ''}"
 
 
 def _partly(count: ProbedCount) -> str:
-    return "unknown" if count.value is None else f"{count.value:g} without what is dropped"
+    return "unknown" if count.value is None else f"{count.value:g} without the dropped values"

@@ -93,7 +93,7 @@ class FailureReader:
             async with self._clock.timeout(self._limit_s):
                 return await self._match(question)
         except TimeoutError:
-            why = f"the site's patterns took more than {self._limit_s:g} s"
+            why = f"the site's patterns took longer than {self._limit_s:g} s"
         except (OSError, *UNREADABLE) as error:
             why = f"the process that matches it ended: {error}"
         return self._unread(rules, status, why)

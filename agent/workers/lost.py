@@ -214,7 +214,7 @@ HUNG_AFTER_S = 5.0
 
 
 class HungShims:
-    """The time by which each worker with a stop must be gone."""
+    """When each worker that was ordered to stop must be gone."""
 
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
@@ -226,7 +226,7 @@ class HungShims:
         self._end_by_s[key] = min(end_by_s, self._end_by_s.get(key, end_by_s))
 
     def is_overdue(self, key: WorkerKey, *, now_s: float) -> bool:
-        """True if the worker got a stop and should be gone."""
+        """Whether the worker was ordered to stop and should be gone."""
         return now_s >= self._end_by_s.get(key, float("inf"))
 
     def forget(self, key: WorkerKey) -> None:
@@ -245,7 +245,7 @@ class HungShims:
             directory, record, self._boot_id
         ):
             return
-        log.error("worker %s should have ended: its shim %d hangs, killed", key, record.shim_pid)
+        log.error("worker %s should have ended: its shim %d hangs; killed it", key, record.shim_pid)
 
         def is_it(pid: int) -> bool:
             is_own = owner(pid) == directory.stat().st_uid
@@ -307,7 +307,7 @@ class LostWorkers:
         except TimeoutError:
             self._in_vain.add(key)
             return False
-        log.warning("worker %s: its status was gone; its shim has written it again", key)
+        log.warning("worker %s: its status was missing; its shim has rewritten it", key)
         return True
 
     def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
@@ -320,7 +320,7 @@ class LostWorkers:
         if not left:
             self.forget(key)
             return None
-        log.error("worker %s: its status is gone; %d processes of it are killed", key, left)
+        log.error("worker %s: its status is missing; killing %d processes of it", key, left)
         return WorkerStatus(
             key=key,
             phase=WorkerPhase.STOPPING,
@@ -377,7 +377,7 @@ class LostWorkers:
             return False
         is_left = any(self.end_left(key, directory, uid))
         if is_left:
-            log.error("worker %s: it should have ended: its shim never spoke, killed", key)
+            log.error("worker %s should have ended: its shim never reported; killed it", key)
         else:
             self.forget(key)
         return is_left
@@ -398,7 +398,7 @@ class LostWorkers:
                     raise Unavailable(f"{key}: some of its processes are not dead yet")
                 await self._clock.sleep(POLL_S)
         except TimeoutError:
-            raise Unavailable(f"{key}: its processes could not be looked for in time") from None
+            raise Unavailable(f"{key}: the search for its processes took too long") from None
         self.forget(key)
 
     async def _look_and_end(self, *of_it: *tuple[WorkerKey, Path, int]) -> tuple[set[int], ...]:

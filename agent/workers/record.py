@@ -69,7 +69,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def save_over_at_s(self) -> float | None:
-        """When a worker with a stop had saved, or certainly would not.
+        """When a worker that was ordered to stop had saved, or it was plain that it would not.
 
         It left without, got its signal or was killed: from then on nothing waits for its save. A
         job that reports after its signal that it saves is awaited again.

@@ -169,7 +169,7 @@ def _last_words(log: Path) -> str:
     try:
         return log.read_bytes()[-500:].decode(errors="replace").strip()
     except OSError as error:
-        return f"what it said was not kept: {error}"
+        return f"its output was not kept: {error}"
 
 
 async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
@@ -188,7 +188,7 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
         if is_shim_silent(directory):  # its worker enters its directory before its first status
             text = f"workdir or command: {STORAGE_SILENT} in {START_TIMEOUT_S:g} s {text}".strip()
             raise StorageSilentError(f"{key}: its shim did not start: {text}") from None
-        text = text or f"nothing was said in {START_TIMEOUT_S:g} s"
+        text = text or f"no output in {START_TIMEOUT_S:g} s"
         raise Unavailable(f"{key}: its shim did not start: {text}") from None
 
 

@@ -91,21 +91,23 @@ def root(
         str | None, typer.Option(metavar="NAME", help="Name of the cell. [$ARYL_CELL]")
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For whom you speak. [$ARYL_TENANT]")
+        str | None, typer.Option(metavar="NAME", help="Tenant to act for. [$ARYL_TENANT]")
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who you are; else your login name. [$ARYL_USER]"),
+        typer.Option(metavar="NAME", help="Your user name; default: the login name. [$ARYL_USER]"),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow plain text over a network. [$ARYL_INSECURE]")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds until an answer is given up.")
+        float, typer.Option(min=0.1, metavar="S", help="Seconds to wait for an answer.")
     ] = 10.0,
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Aryl lends idle inference nodes to training and takes them back in time.

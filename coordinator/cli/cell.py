@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
 def status(
     ctx: typer.Context, output: OutputOption = Format.TABLE, quiet: QuietOption = False
 ) -> None:
-    """The cell at a glance, with its figures so far."""
+    """Show the state of the cell and its figures so far."""
     here = session(ctx)
     found = here.ask(GetStatus(), Status)
     if put_one(Show(output=output, is_quiet=quiet), "status", found, found.cell):
@@ -215,24 +215,24 @@ def _figure(name: str, value: object) -> str:
 def explain(
     ctx: typer.Context,
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="job, node, service or loan.")],
-    name: Annotated[str, typer.Argument(metavar="ID", help="Its id or name.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="Id or name.")],
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Why something is where it is: all blockers, the estimate and its source, its story."""
+    """Explain why something is in its state: blockers, estimates with sources, events."""
     describe.explain(session(ctx), Show(output=output, is_quiet=quiet), kind, name)
 
 
 def freeze(
     ctx: typer.Context,
-    off: Annotated[bool, typer.Option("--off", help="Decide again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Resume decisions.")] = False,
     reason: ReasonOption = "",
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Stop all decisions but one: services still get back the nodes that their load needs.
 
-    Nothing is started, resized or lent. Jobs go on, leases are renewed, and what an operator orders
-    is done: a recall, a revoke, a drain.
+    Aryl starts, resizes and lends nothing. Jobs continue, leases are renewed, and orders of an
+    operator are carried out: recall, revoke, drain.
     """
     action = OperatorAction.THAW if off else OperatorAction.FREEZE
     order(session(ctx), action, reason=reason, output=output)
@@ -247,13 +247,13 @@ def recall(
         ),
     ] = "",
     is_all: Annotated[bool, typer.Option("--all", help="Every service.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Allow loans again.")] = False,
     reason: ReasonOption = "",
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Bring every lent node home and lend no more until --off.
+    """Return every lent node to its service and lend none until --off.
 
-    This is for an emergency, so it shows which jobs it hits but does not ask.
+    This is for an emergency, so it shows the affected jobs but does not ask for confirmation.
     """
     if bool(service) == is_all:
         raise ConfigError("recall: give either --service SERVICE or --all")
@@ -280,9 +280,9 @@ def policies(
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """The policies that a coordinator or simulator on this machine can run; asks no cell.
+    """List the policies that a coordinator or simulator on this machine can run; needs no cell.
 
-    `-o wide` and `-o json` say what each is made of, and its knobs: what they may be and are.
+    `-o wide` and `-o json` show the parts of each policy and its knobs with values and defaults.
     """
     origins = {each.name: each.origin for each in plugins.load() if not each.problem}
     rows = [

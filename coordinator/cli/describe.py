@@ -292,7 +292,7 @@ def _load(row: ServiceRow) -> str:
 
 def _in_flight(row: ServiceRow) -> str:
     if row.running_requests is None:
-        return "no server tells its load"
+        return "no server reports its load"
     waiting = render.number(row.waiting_requests)
     return f"{render.number(row.running_requests)} running, {waiting} waiting"
 

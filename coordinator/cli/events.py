@@ -35,24 +35,27 @@ def register(app: typer.Typer) -> None:
 
 def events(
     ctx: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new events as they happen.")
+    ] = False,
     subject: Annotated[
         str,
         typer.Option(
             "--for",
             metavar="NAME",
-            help="Only of a job, node, service or loan: its id or name; job/NAME if two have it.",
+            help="Only events of this job, node, service or loan, by id or name; job/NAME if "
+            "two share it.",
             autocompletion=complete_subjects,
         ),
     ] = "",
-    after: Annotated[int, typer.Option(min=0, help="Only what has a higher number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only events with a higher number.")] = 0,
     output: OutputOption = Format.TABLE,
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What happened and why: each decision, loan, preemption, order and fault.
+    """List events with their reasons: decisions, loans, preemptions, orders and faults.
 
-    Of a service, what happened to its nodes, too; of a loan, to its node while it was lent.
+    For a service this includes events of its nodes; for a loan, those of its node during the loan.
     With --follow and -o json each event is one object on its own line.
     """
     here = session(ctx)
@@ -66,7 +69,7 @@ def events(
         found = await client.ask(request, Events)
         _put(here, show, found.rows)
         if subject and not found.rows:
-            say(f"{found.subject or subject} is known, and nothing is remembered of it")
+            say(f"{found.subject or subject} is known, but no events of it are kept")
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)

@@ -54,7 +54,7 @@ def read(file: Path, *, kind: FileKind | None, stdin: BinaryIO) -> JobFile:
     try:
         return _parsed(text, kind, source)
     except RecursionError:
-        raise ConfigError(f"{source}: too many tables and lists in each other") from None
+        raise ConfigError(f"{source}: tables and lists are nested too deep") from None
 
 
 def _text(file: Path, source: str, stdin: BinaryIO) -> str:
@@ -89,7 +89,7 @@ def _json(text: str, source: str) -> dict[str, Any]:
         """json takes the last of two equal keys; a user who wrote both meant something else."""
         [(key, count)] = Counter(key for key, _ in pairs).most_common(1) or [("", 0)]
         if count > 1:
-            raise ConfigError(f"{source}: {key} stands there twice")
+            raise ConfigError(f"{source}: {key} is given twice")
         return dict(pairs)
 
     try:

@@ -33,7 +33,7 @@ from coordinator.cli.shared import add_describe, add_explain
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Submit jobs and see what became of them.")
+app = typer.Typer(no_args_is_help=True, help="Submit jobs and follow them.")
 
 WATCH_PERIOD_S = 2.0
 SUBMIT_ATTEMPTS = 3
@@ -69,64 +69,70 @@ def submit(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="Job file, TOML, YAML or JSON, or - for standard input; flags win over it.",
+            help="Job file in TOML, YAML or JSON, or - for standard input; flags override it.",
         ),
     ] = None,
     kind: Annotated[
         FileKind | None,
-        typer.Option("--format", help="Without it the file's name says it; else toml."),
+        typer.Option("--format", help="Format of the job file; default: by its name, else toml."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job.")] = None,
     workers: Annotated[
-        str | None, typer.Option(metavar="MIN[:MAX]", help="How many workers it can use.")
+        str | None, typer.Option(metavar="MIN[:MAX]", help="Smallest and largest worker count.")
     ] = None,
     gpus_per_worker: Annotated[
         int | None, typer.Option(metavar="N", help="GPUs of each worker.")
     ] = None,
     workdir: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Where it runs, on every node.")
+        str | None, typer.Option(metavar="PATH", help="Working directory, on every node.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeat for more.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Environment variable; may be repeated."),
     ] = None,
     gpu_type: Annotated[
         list[str] | None,
         typer.Option(metavar="TYPE", help="Accepted GPU type; repeat in order of preference."),
     ] = None,
-    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher goes first.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="Jobs of higher priority start first.")
+    ] = None,
     preemptibility: Annotated[
-        str | None, typer.Option(metavar="non|semi|full", help="Which workers lent nodes may have.")
+        str | None,
+        typer.Option(metavar="non|semi|full", help="Which workers may run on lent nodes."),
     ] = None,
     grace: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time to save before SIGKILL, such as 30s.")
+        str | None,
+        typer.Option(metavar="TIME", help="Time to save between SIGTERM and SIGKILL, such as 30s."),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Path where it saves.")
+        str | None, typer.Option(metavar="PATH", help="Path of its checkpoints.")
     ] = None,
     expected_runtime: Annotated[
         str | None, typer.Option(metavar="TIME", help="Running time with MIN workers, such as 2h.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Wanted end, counted from submission.")
+        str | None, typer.Option(metavar="TIME", help="Deadline, counted from submission.")
     ] = None,
     time_limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="It is stopped after this.")
+        str | None,
+        typer.Option(metavar="TIME", help="Longest running time; then the job is stopped."),
     ] = None,
     launcher: Annotated[
-        str | None, typer.Option(metavar="none|torchrun", help="Who starts the ranks.")
+        str | None, typer.Option(metavar="none|torchrun", help="Program that starts the ranks.")
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for its end and return its exit code.")
+        bool, typer.Option("--wait", help="Wait until the job ends and return its exit code.")
     ] = False,
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Queue a job, from a file, from flags, or from both.
 
-    Once this returns, the job is in the coordinator's journal: no crash loses it. Refused is a job
-    whose GPU types no node has, or one worker of which needs more GPUs than any node of its types
-    has. Another one that the fleet as it is could never run, such as a gang that is larger than all
-    of it, is queued with a warning: nodes may join.
+    Once this returns, the job is in the coordinator's journal: no crash loses it. A job is refused
+    if no node has its GPU types, or if one worker needs more GPUs than any node of its types has.
+    A job that the present fleet could never run, such as a gang larger than the fleet, is queued
+    with a warning, as nodes may join.
     """
     flags = SubmitFlags(
         name=name,
@@ -195,13 +201,13 @@ def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
 @app.command("list")
 def list_(
     ctx: typer.Context,
-    is_all: Annotated[bool, typer.Option("--all", "-a", help="Ended jobs too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 s.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", "-a", help="List ended jobs too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 s.")] = False,
     output: OutputOption = Format.TABLE,
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Jobs, oldest first; ended ones only with --all."""
+    """List jobs, oldest first; ended ones only with --all."""
     here = session(ctx)
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
 
@@ -228,13 +234,13 @@ add_describe(
     app,
     "job",
     JobArgument,
-    about="One job in full: what it asked for, what it holds, why, and its story.",
+    about="Show one job in full: its request, allocation, reasons and events.",
 )
 add_explain(
     app,
     "job",
     JobArgument,
-    about="Why a job is where it is: every blocker, the estimate and its source, its story.",
+    about="Explain why a job is in its state: blockers, estimates with sources, events.",
 )
 
 
@@ -245,7 +251,7 @@ def cancel(
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """End a job; its workers get their grace first."""
+    """Cancel a job; its workers get their grace first."""
     done = session(ctx).ask(Cancel(job_id=job), Done)
     if output == Format.JSON:
         put_json({"detail": done.detail})
@@ -262,24 +268,28 @@ def logs_(
         typer.Option(
             min=STORE_INDEX,
             metavar="INDEX",
-            help="Index of the worker, -1 for the rendezvous store; without it the lowest.",
+            help="Index of the worker, -1 for the rendezvous store; default: the lowest.",
         ),
     ] = None,
     attempt: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Of an earlier attempt; without it the latest."),
+        typer.Option(min=1, metavar="N", help="Number of an attempt; default: the latest."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new output until the job ends.")
+    ] = False,
     max_bytes: Annotated[
         int,
-        typer.Option(min=1, max=500_000, metavar="BYTES", help="How much of the end of the log."),
+        typer.Option(
+            min=1, max=500_000, metavar="BYTES", help="Size of the end of the log to print."
+        ),
     ] = 65_536,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Print control codes as they are: a terminal obeys them.")
+        bool, typer.Option("--raw", help="Print control codes unchanged: the terminal obeys them.")
     ] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """The end of a worker's log, or with -f all of it from here on.
+    """Print the end of a worker's log, or follow it with -f.
 
     Colors are left out, and other control codes are shown as characters, unless --raw is given.
 

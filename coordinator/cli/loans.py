@@ -24,23 +24,27 @@ from coordinator.cli.shared import add_describe, add_explain, add_order
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
 
-app = typer.Typer(no_args_is_help=True, help="See what is lent and what it cost; take it back.")
+app = typer.Typer(no_args_is_help=True, help="List loans and their cost, and revoke them.")
 
 LoanArgument = Annotated[
     str,
-    typer.Argument(metavar="LOAN", help="Its id, or the lent node.", autocompletion=complete_loans),
+    typer.Argument(
+        metavar="LOAN",
+        help="Id of the loan, or name of the lent node.",
+        autocompletion=complete_loans,
+    ),
 ]
 
 
 @app.command("list")
 def list_(
     ctx: typer.Context,
-    is_all: Annotated[bool, typer.Option("--all", "-a", help="Ended loans too.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", "-a", help="List ended loans too.")] = False,
     output: OutputOption = Format.TABLE,
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Loans, oldest first; ended ones only with --all."""
+    """List loans, oldest first; ended ones only with --all."""
     here = session(ctx)
     rows = here.ask(ListLoans(is_live_only=not is_all), Loans).rows
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
@@ -52,15 +56,15 @@ add_describe(
     app,
     "loan",
     LoanArgument,
-    about="One loan in full: every stage of it, predicted and realised cost, its node's story.",
+    about="Show one loan in full: its stages, predicted and realised cost, events of its node.",
 )
-add_explain(app, "loan", LoanArgument, about="Why a loan was made, and why it ended.")
+add_explain(app, "loan", LoanArgument, about="Explain why a loan was made, and why it ended.")
 add_order(
     app,
     "approve",
     OperatorAction.APPROVE_LOAN,
-    Annotated[str, typer.Argument(metavar="NODE", help="The node that is recommended.")],
-    about="Carry out a recommended loan (mode recommend); it comes home as any other.",
+    Annotated[str, typer.Argument(metavar="NODE", help="Name of the recommended node.")],
+    about="Make a recommended loan (mode recommend); it returns as any other loan.",
 )
 
 
@@ -72,7 +76,7 @@ def revoke(
     yes: YesOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Take one lent node back now; jobs on it shrink or are preempted, with their grace."""
+    """Take one lent node back now; its jobs shrink or are preempted, with their grace."""
 
     async def find(client: Client) -> tuple[str, set[str]]:
         found = await client.ask(Describe(kind="loan", name=loan), Description)

@@ -28,20 +28,24 @@ WATCHED = ("get_status", "list_services")
 PASSWORD_BYTES = 16
 
 NodesOption = Annotated[
-    list[str] | None, typer.Option("--node", metavar="NODE", help="A node; any number of them.")
+    list[str] | None, typer.Option("--node", metavar="NODE", help="Node; may be repeated.")
 ]
 MqttNodesOption = Annotated[
     list[str] | None,
-    typer.Option("--mqtt-node", metavar="NODE", help="A node whose agent speaks MQTT."),
+    typer.Option(
+        "--mqtt-node", metavar="NODE", help="Node whose agent uses MQTT; may be repeated."
+    ),
 ]
 UsersOption = Annotated[
     list[str] | None,
-    typer.Option("--user", metavar="TENANT/USER", help="A person; any number of them."),
+    typer.Option("--user", metavar="TENANT/USER", help="User; may be repeated."),
 ]
 WatchersOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--watcher", metavar="TENANT/USER", help="Who may ask only what a monitor needs to know."
+        "--watcher",
+        metavar="TENANT/USER",
+        help="User who may ask only what a monitor needs to know; may be repeated.",
     ),
 ]
 
@@ -57,11 +61,11 @@ def register(app: typer.Typer) -> None:
         user: UsersOption = None,
         watcher: WatchersOption = None,
     ) -> None:
-        """The `authorization` block of nats-server: each identity and its rights, no more.
+        """Print the `authorization` block of nats-server, with the rights that each identity needs.
 
-        The coordinator is always in it, with MQTT's part where a node has that. A person's NATS
-        user is TENANT-USER. Each call makes new passwords: to add an identity later, copy its
-        entry alone.
+        It always has the coordinator, with MQTT rights if a node uses MQTT. A person's NATS user
+        is TENANT-USER. Each call makes new passwords: to add an identity later, copy only its
+        entry.
         """
         token(cell, what="cell")
         rights: dict[str, Permissions] = {}

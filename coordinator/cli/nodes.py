@@ -22,7 +22,7 @@ from coordinator.engine.state.events import OperatorAction
 app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out for maintenance.")
 
 NodeArgument = Annotated[
-    str, typer.Argument(metavar="NODE", help="Its name.", autocompletion=complete_nodes)
+    str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=complete_nodes)
 ]
 
 
@@ -32,25 +32,28 @@ add_list(
     lambda here: here.ask(ListNodes(), Nodes).rows,
     columns=columns.nodes,
     name=lambda row: row.node,
-    about="All nodes: where they belong, what they do now, how full and how busy they are.",
+    about="List all nodes with home pool, state, allocation and GPU use.",
 )
 add_describe(
-    app, "node", NodeArgument, about="One node in full, why it is where it is, and its story."
+    app,
+    "node",
+    NodeArgument,
+    about="Show one node in full, why it is in its state, and its events.",
 )
-add_explain(app, "node", NodeArgument, about="Why a node does what it does, and its story.")
+add_explain(app, "node", NodeArgument, about="Explain why a node is in its state, with its events.")
 add_order(
     app,
     "cordon",
     OperatorAction.CORDON,
     NodeArgument,
-    about="No new work on a node; what runs goes on.",
+    about="Start no new work on a node; running jobs continue.",
 )
 add_order(
     app,
     "uncordon",
     OperatorAction.UNCORDON,
     NodeArgument,
-    about="A node may be used again; ends a drain, and a quarantine once nothing is amiss.",
+    about="Use a node again; ends a drain, or a quarantine once its cause is gone.",
 )
 
 
@@ -60,21 +63,21 @@ def drain(
     node: NodeArgument,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="What runs there may go on for so long, such as 30m."),
+        typer.Option(metavar="TIME", help="Running jobs may continue for this long, such as 30m."),
     ] = None,
     reason: ReasonOption = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when no job has anything there any more.")
+        bool, typer.Option("--wait", help="Return when no job has workers on the node.")
     ] = False,
     yes: YesOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Cordon a node and stop its workers, with their grace; preempted jobs queue again.
 
-    Where no job runs nothing is asked: then this is a cordon, which `uncordon` ends.
+    If no job runs there, this is only a cordon and asks nothing; `uncordon` ends it.
 
-    With --deadline only flexible workers leave at once, and what has not ended by then is
-    preempted. An order that comes later takes the place of an earlier one.
+    With --deadline flexible workers leave at once, and jobs that still run at the deadline are
+    preempted. A later order replaces an earlier one.
     """
     limit_s = deadline_s(deadline)
     within = "" if limit_s is None else f" within {duration(limit_s)}"
@@ -90,7 +93,7 @@ def drain(
     )
     here = session(ctx)
     if wait and not here.run(lambda client: until_vacated(client, here.clock, name)):
-        say(f"node {name} is not drained any more: somebody ended that")
+        say(f"node {name} is no longer drained: an operator ended the drain")
         raise typer.Exit(EXIT_ERROR)
 
 
@@ -102,10 +105,10 @@ def confirm_dead(
     yes: YesOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Promise that a lost node is powered off, so that its jobs may start elsewhere.
+    """Confirm that a lost node is powered off, so that its jobs may start elsewhere.
 
-    If it still runs, its workers and their successors write the same checkpoints. No other order
-    takes that back.
+    If the node still runs, its workers and their successors write the same checkpoints. No other
+    order undoes this one.
     """
     _against_jobs(
         ctx,
@@ -125,7 +128,7 @@ add_order(
     "remove",
     OperatorAction.REMOVE,
     NodeArgument,
-    about="Take a lost node out of the cell for good; one that reports again joins anew.",
+    about="Take a lost node out of the cell for good; if it reports again it joins as a new node.",
 )
 
 
@@ -147,8 +150,8 @@ def _against_jobs(
         except ApiRefused as refused:
             is_missing = refused.error.code == ApiErrorCode.NOT_FOUND
             if is_missing and action == OperatorAction.CONFIRM_DEAD:
-                # Gangs may wait for a node that has never reported; the coordinator knows.
-                say(f"node {node} was never heard here: only a gang that waits for it knows it")
+                # Gangs may wait for a node that nobody has heard of; the coordinator knows.
+                say(f"node {node} never reported here: only a gang that waits for it names it")
                 return node, {node}
             raise
         return found.name, {found.name}

@@ -21,8 +21,10 @@ from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.contract.text import counted
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Told to everybody whom it hits.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ReasonOption = Annotated[
+    str, typer.Option(metavar="TEXT", help="Reason shown in events and to the affected users.")
+]
 
 DECLINED = 1
 
@@ -117,7 +119,7 @@ def confirm(session: Session, what: str, *, is_yes: bool) -> None:
     if is_yes:
         return
     if not session.is_interactive():
-        raise ConfigError(f"{what}: nobody to ask here; add --yes if it is meant")
+        raise ConfigError(f"{what}: cannot ask for confirmation here; add --yes to confirm")
     # Not typer's own question: it writes a blank to standard output, which is for data.
     typer.echo(f"{what}? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -265,7 +265,7 @@ def _shared(run: Run) -> list[tuple[str, str]]:
     job do either."""
     rows: list[tuple[str, str]] = []
     if run.stalls:
-        rows.append(("stalls", f"{run.stalls}, each of a job that told no progress any more"))
+        rows.append(("stalls", f"{run.stalls}, each of a job that stopped reporting progress"))
     if run.suspensions:
         why = "each to let another job compute on its GPUs"
         rows.append(("suspensions", f"{run.suspensions}, {why}"))

@@ -16,10 +16,15 @@ from coordinator.cli.session import session
 from coordinator.cli.shared import add_describe, add_explain, add_list
 from coordinator.engine.state.events import OperatorAction
 
-app = typer.Typer(no_args_is_help=True, help="See the services that lend nodes, and trust them.")
+app = typer.Typer(
+    no_args_is_help=True, help="List the services that lend nodes, and set their modes."
+)
 
 ServiceArgument = Annotated[
-    str, typer.Argument(metavar="SERVICE", help="Its name.", autocompletion=complete_services)
+    str,
+    typer.Argument(
+        metavar="SERVICE", help="Name of the service.", autocompletion=complete_services
+    ),
 ]
 
 
@@ -29,10 +34,12 @@ add_list(
     lambda here: here.ask(ListServices(), Services).rows,
     columns=columns.services,
     name=lambda row: row.service,
-    about="All services: their nodes, their load, and the promise to each.",
+    about="List all services with their nodes, load and reclaim deadline.",
 )
-add_describe(app, "service", ServiceArgument, about="One service in full.")
-add_explain(app, "service", ServiceArgument, about="What a service needs, lends and wants back.")
+add_describe(app, "service", ServiceArgument, about="Show one service in full.")
+add_explain(
+    app, "service", ServiceArgument, about="Explain what a service needs, lends and reclaims."
+)
 
 
 @app.command("mode")
@@ -40,15 +47,15 @@ def mode(
     ctx: typer.Context,
     service: ServiceArgument,
     mode: Annotated[
-        Mode, typer.Argument(metavar="MODE", help="How far it trusts Aryl with its nodes.")
+        Mode, typer.Argument(metavar="MODE", help="What Aryl may do with the nodes of the service.")
     ],
     reason: ReasonOption = "",
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Set how far a service trusts Aryl.
+    """Set what Aryl may do with the nodes of a service.
 
-    observe: nothing changes; what would have been lent is recorded. recommend: a person decides.
-    act: Aryl lends and takes back.
+    observe: Aryl lends nothing and records the loans it would make. recommend: an operator
+    approves each loan. act: Aryl lends and takes back.
     """
     here = session(ctx)
     action = OperatorAction.SET_MODE

@@ -95,14 +95,14 @@ def throttled_by(gpu: GpuReport) -> str:
 
 def _processes(gpu: GpuReport) -> str:
     if gpu.processes is None:
-        return "not told"
+        return "not reported"
     return ",".join(str(process.pid) for process in gpu.processes)
 
 
 def _partition(gpu: GpuReport) -> str:
     """Its MIG instances; empty outside of MIG mode."""
     if gpu.is_mig is None:
-        return "not told"
+        return "not reported"
     profiles = [part.gpu_type.rpartition(" ")[2] for part in gpu.mig]
     counts = [f"{profiles.count(name)} x {name}" for name in sorted(set(profiles))]
     return (", ".join(counts) or "no instance") if gpu.is_mig else ""

@@ -8,7 +8,7 @@ from common.api import ListTenants, Tenants
 from coordinator.cli import columns
 from coordinator.cli.shared import add_list
 
-app = typer.Typer(no_args_is_help=True, help="See who is promised what, and who borrows.")
+app = typer.Typer(no_args_is_help=True, help="List tenants, their guarantees and borrowing.")
 
 
 @app.callback()
@@ -22,5 +22,5 @@ add_list(
     lambda here: here.ask(ListTenants(), Tenants).rows,
     columns=columns.tenants,
     name=lambda row: row.tenant,
-    about="All tenants: guarantee, use, what of it is borrowed, and the fair share.",
+    about="List all tenants with guarantee, use, borrowed GPUs and fair share.",
 )

@@ -59,15 +59,15 @@ def register(app: typer.Typer) -> None:
 
 def top(
     ctx: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="One frame, then leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """The cell, live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C leaves.
+    """Show the cell live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C exits.
 
     With -o json each frame is one object on its own line, one a second.
     """
     if output == Format.NAME:
-        raise ConfigError("-o name: a frame has no one name; aryl node list -o name, or -o json")
+        raise ConfigError("-o name: a frame has several names; aryl node list -o name, or -o json")
     here = session(ctx)
 
     async def work(client: Client) -> None:

@@ -54,31 +54,38 @@ def register(app: typer.Typer) -> None:
 
 def up(
     nodes: Annotated[
-        str, typer.Option(help="Training and inference nodes, as TRAINING+INFERENCE.")
+        str, typer.Option(help="Number of training and inference nodes, as TRAINING+INFERENCE.")
     ] = "6+6",
-    gpus_per_node: Annotated[int, typer.Option(min=1, max=16, help="GPUs of each node.")] = 8,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, max=16, help="Number of GPUs of each node.")
+    ] = 8,
     agents_per_process: Annotated[
-        int, typer.Option(min=1, help="Agents that share a process; more saves memory.")
+        int, typer.Option(min=1, help="Agents in one process; more saves memory.")
     ] = 1,
     speed: Annotated[
-        float, typer.Option(min=1.0, help="Trace seconds per second: arrivals, run times, load.")
+        float,
+        typer.Option(
+            min=1.0, help="Trace seconds per real second, for arrivals, running times and load."
+        ),
     ] = 120.0,
     duration: Annotated[
-        float | None, typer.Option(min=1.0, help="Seconds; without it 120, or until Ctrl-C.")
+        float | None,
+        typer.Option(min=1.0, help="Duration in seconds; default: 120, or until Ctrl-C."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="`aryl policies` lists them.")] = "aryl",
+    policy: Annotated[
+        str, typer.Option(help="Scheduling policy; `aryl policies` lists them.")
+    ] = "aryl",
     bus: Annotated[
-        AgentBus, typer.Option(help="What the agents speak: NATS, or MQTT with nats-server.")
+        AgentBus, typer.Option(help="Protocol of the agents: NATS, or MQTT with nats-server.")
     ] = AgentBus.NATS,
     no_workload: Annotated[
-        bool, typer.Option("--no-workload", help="An empty cell to play with, until Ctrl-C.")
+        bool,
+        typer.Option("--no-workload", help="Start an empty cell for experiments, until Ctrl-C."),
     ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave logs and files of the cell behind.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep logs and files of the cell.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Start a whole cell here, run the main job on it, print one table, stop it all."""
+    """Start a whole cell here, run the demo workload on it, print a table, stop it."""
     plan = make_plan(nodes, gpus_per_node, agents_per_process, policy, speed=speed, bus=bus)
     _log_to_stderr()
     length_s = duration if duration is not None or no_workload else 120.0

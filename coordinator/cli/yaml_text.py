@@ -138,7 +138,7 @@ def _plain(node: yaml.ScalarNode) -> object:
         return word
     raise _RefusedError(
         node,
-        f"{word} without quotes, which readers of YAML take for different things; "
+        f"{word} without quotes, which YAML parsers read differently; "
         f'write "{word}" for text, else a plain number, true or false',
     )
 

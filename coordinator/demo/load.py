@@ -219,14 +219,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m coordinator.demo.load`; 2 when the slice cannot be used."""
     parser = argparse.ArgumentParser(prog="coordinator.demo.load", description=__doc__)
     parser.add_argument("--router", required=True, help="http://host:port")
-    parser.add_argument("--slice", help="a load trace instead of the packaged one")
-    parser.add_argument("--model", default="m-small", help="which series of that trace")
-    parser.add_argument("--speed", type=float, default=120.0, help="of the jobs' clock")
-    parser.add_argument("--load-factor", type=float, default=LOAD_FACTOR, help="load over jobs")
+    parser.add_argument("--slice", help="load trace instead of the packaged one")
+    parser.add_argument("--model", default="m-small", help="series of that trace")
+    parser.add_argument("--speed", type=float, default=120.0, help="speed of the jobs' clock")
+    parser.add_argument(
+        "--load-factor", type=float, default=LOAD_FACTOR, help="ratio of load to jobs"
+    )
     parser.add_argument("--peak-req-per-s", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cycles", type=int, default=0, help="0: until stopped")
-    parser.add_argument("--stats", type=Path, help="JSON file, written every second")
+    parser.add_argument("--cycles", type=int, default=0, help="number of cycles; 0: until stopped")
+    parser.add_argument("--stats", type=Path, help="JSON file for figures, written every second")
     given = parser.parse_args(arguments)
     if min(given.speed, given.load_factor, given.peak_req_per_s) <= 0 or given.cycles < 0:
         parser.error(

@@ -82,7 +82,7 @@ class NatsKeeper:
             await self._clock.sleep(RESTART_S)
             try:
                 if self._server.pid is None:
-                    log.warning("nats-server ended; it is started again")
+                    log.warning("nats-server exited; restarting it")
                     await self._server.start()
                 elif self._clock.now_s() >= look_at_s:
                     look_at_s = self._clock.now_s() + LOOK_S
@@ -96,10 +96,10 @@ class NatsKeeper:
             self._is_told = False
             return
         if not self._is_told:
-            log.error("nats-server takes no record; it is started anew when it can: %s", error)
+            log.error("nats-server accepts no records; restarting it when it can: %s", error)
             self._is_told = True
         if await asyncio.to_thread(self._has_room, self._server.directory):
-            log.warning("nats-server is started anew: its disk has room again")
+            log.warning("nats-server restarted: its disk has free space again")
             await self._server.restart()
 
 

@@ -114,7 +114,7 @@ def _mqtt_port(monitoring_url: str) -> int:
         with urlopen(f"{monitoring_url}/varz", timeout=STOP_TIMEOUT_S) as page:
             return msgspec.json.decode(page.read(), type=_Varz).mqtt.port
     except (OSError, *UNREADABLE) as error:
-        raise Unavailable(f"nats-server: /varz tells no MQTT port: {error}") from error
+        raise Unavailable(f"nats-server: /varz has no MQTT port: {error}") from error
 
 
 class NatsServer:
@@ -288,5 +288,5 @@ class NatsServer:
         if "address already in use" in text:
             return f"port {self._port} of 127.0.0.1 is taken by another process"
         lines = [line for line in text.splitlines() if "[FTL]" in line or "rror" in line]
-        why = lines[-1] if lines else "it ended without a word"
+        why = lines[-1] if lines else "it exited without output"
         return f"{why.strip()} (see {self.log_path})"

@@ -367,12 +367,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m coordinator.demo.router`; 1 when the port is taken."""
     parser = argparse.ArgumentParser(prog="coordinator.demo.router", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
+    parser.add_argument("--port", type=int, required=True, help="port; 0: a free one")
     parser.add_argument("--port-is-held", action="store_true", help=PORT_IS_HELD)
-    parser.add_argument("--wait-s", type=float, default=2.0, help="before a request is refused")
+    parser.add_argument(
+        "--wait-s",
+        type=float,
+        default=2.0,
+        help="time before a request without a server is refused",
+    )
     parser.add_argument("--request-timeout-s", type=float, default=30.0)
     parser.add_argument(
-        "--state", type=Path, help="a file that keeps routes and counts over a restart"
+        "--state", type=Path, help="file that keeps routes and counts over a restart"
     )
     given = parser.parse_args(arguments)
     settings = RouterSettings(wait_s=given.wait_s, request_timeout_s=given.request_timeout_s)

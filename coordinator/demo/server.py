@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m coordinator.demo.server`; 1 when the port is taken."""
     parser = argparse.ArgumentParser(prog="coordinator.demo.server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
+    parser.add_argument("--port", type=int, required=True, help="port; 0: a free one")
     parser.add_argument("--port-is-held", action="store_true", help=PORT_IS_HELD)
     parser.add_argument("--node", required=True)
     parser.add_argument("--model", default="demo")

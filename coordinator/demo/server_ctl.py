@@ -189,10 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="server_ctl.py", description=__doc__)
     parser.add_argument("action", choices=("start", "stop", "revive", "status"))
     parser.add_argument("--node", required=True)
-    parser.add_argument("--state-dir", required=True, help="pid file, lock and log")
-    parser.add_argument("--port", type=int, help="where the server listens; start needs it")
+    parser.add_argument("--state-dir", required=True, help="directory of pid file, lock and log")
+    parser.add_argument("--port", type=int, help="port of the server; required by start")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--stop-limit-s", type=float, default=10.0, help="before SIGKILL")
+    parser.add_argument(
+        "--stop-limit-s", type=float, default=10.0, help="time before SIGKILL, in seconds"
+    )
     parser.epilog = "What follows -- is passed to the server."
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)

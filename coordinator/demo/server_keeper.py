@@ -115,7 +115,7 @@ class ServerKeeper:
             kept.backoff.runs()
         elif kept.backoff.ended(self._clock.now_s()):
             wait_s = kept.backoff.wait_s
-            log.warning("the server of %s ended; it is started again in %g s", node, wait_s)
+            log.warning("the server of %s exited; restarting it in %g s", node, wait_s)
         elif kept.backoff.is_due(self._clock.now_s()):
             kept.backoff.started(self._clock.now_s())
             await self._revive(node, kept)

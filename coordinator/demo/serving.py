@@ -16,7 +16,7 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-PORT_IS_HELD = "the port is kept for this process by whoever starts it"
+PORT_IS_HELD = "the parent process holds the port for this process"
 
 
 def set_up_log() -> None:
@@ -78,7 +78,7 @@ async def _check_nobody_listens(host: str, port: int) -> None:
         return
     writer.close()
     await writer.wait_closed()
-    raise OSError(errno.EADDRINUSE, f"somebody listens on {host}:{port} already")
+    raise OSError(errno.EADDRINUSE, f"another process listens on {host}:{port} already")
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

@@ -273,7 +273,7 @@ class Leader(Worker):
         failing = self.options.fail_at_step
         if failing is not None and self.first_step < failing <= step:
             self._share(step, "failed")
-            sys.stderr.write(f"worker 0: failed at step {step}, as it was told to\n")
+            sys.stderr.write(f"worker 0: failed at step {step}, as requested\n")
             return EXIT_OWN_FAULT
         if step >= self.total_steps:
             self._report(step, "finished")
@@ -382,7 +382,9 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--work-s", type=float, required=True, help="running time with the fewest workers"
     )
-    parser.add_argument("--step-s", type=float, default=0.5, help="one step, fewest workers")
+    parser.add_argument(
+        "--step-s", type=float, default=0.5, help="time of one step with the fewest workers"
+    )
     parser.add_argument("--save-s", type=float, default=0.5, help="time that a save takes")
     parser.add_argument("--save-every-s", type=float, default=15.0, help="0: only when asked")
     parser.add_argument("--no-checkpoint", action="store_true", help="never save")

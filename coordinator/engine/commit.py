@@ -103,7 +103,7 @@ def _reject(ctx: Context, decision: Reject) -> str:
     if job is None or job.state != JobState.PENDING:
         return f"{decision.job_id} does not wait"
     if job.attempt > 0:
-        return f"{decision.job_id} was started before: it is not refused any more"
+        return f"{decision.job_id} was started before: it is no longer refused"
     job.error, job.is_rejected = decision.reason, True
     ctx.state.counters.jobs_rejected += 1
     jobs_lifecycle.end(ctx, job, JobEvent.REJECT, decision.reason)

@@ -258,7 +258,7 @@ def gpu_faults(state: ClusterState) -> list[str]:
                 claim, hold = (sorted(map(str, keys)) for keys in (claimants, holders))
                 faults.append(f"GPU {slot.uuid}: {claim} claim, {hold} hold it")
             if slot.is_gone and slot.holder is None:
-                faults.append(f"GPU {slot.uuid} is gone from {node.name} and kept for nobody")
+                faults.append(f"GPU {slot.uuid} is gone from {node.name} and held for no worker")
     return faults
 
 
@@ -313,9 +313,9 @@ def sharing_faults(ctx: Context) -> list[str]:
                 faults.append(f"GPU {slot.uuid}: jobs compute on it that are not packed")
     for job in state.live():
         if (job.state == JobState.SUSPENDED) != (job.job_id in state.suspended_jobs):
-            faults.append(f"job {job.job_id} is {job.state}, not noted as such")
+            faults.append(f"job {job.job_id} is {job.state}, missing from its index")
         if (job.migration is not None) != (job.job_id in state.migrating_jobs):
-            faults.append(f"job {job.job_id}: its migration is not noted as such")
+            faults.append(f"job {job.job_id}: its migration is missing from the index")
         if job.state == JobState.SUSPENDED and estimates.computing_gpus(job):
             faults.append(f"job {job.job_id} is suspended and charged for GPUs")
     return faults + _overcharges(state)

@@ -255,7 +255,7 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
     found = [_knob(made.name, known, text) for text in texts]
     names = [key for key, _ in found]
     if twice := sorted({key for key in names if names.count(key) > 1}):
-        raise ConfigError(f"policy {made.name}: {', '.join(twice)} is turned twice")
+        raise ConfigError(f"policy {made.name}: {', '.join(twice)} is set twice")
     try:
         knobs = structs.replace(made.knobs, **dict(found))
     except ConfigError as error:  # values that do not fit each other
@@ -281,7 +281,7 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
     key, has_value, value = text.partition("=")
     if key not in known or not has_value:
         raise ConfigError(
-            f"policy {policy}: {text!r} turns no knob; expected KNOB=VALUE with one of "
+            f"policy {policy}: {text!r} sets no knob; expected KNOB=VALUE with one of "
             f"{', '.join(sorted(known))}"
         )
     # A list is written with slashes, as commas part policies and colons knobs.
@@ -299,7 +299,7 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
     return key, found
 
 
-PARTED = "; several values are written with slashes between them"
+PARTED = "; write several values with slashes between them"
 
 
 def _is_finite(value: object) -> bool:

@@ -58,9 +58,9 @@ def offered(name: str, origin: str, value: object) -> Added:
     """The object of an entry point as a policy of its name, or the reason why it is none."""
     problem = ""
     if not _NAME.fullmatch(name):
-        problem = "its name has other marks than a-z, 0-9, - and _, which a policy's has not"
+        problem = "its name has characters other than a-z, 0-9, - and _"
     elif name in RESERVED:
-        problem = "its name stands for something else"
+        problem = "its name is reserved"
     elif not isinstance(value, Policy):
         problem = f"it is a {type(value).__name__}, expected a coordinator.policies.policy.Policy"
     elif value.name != name:
@@ -108,16 +108,16 @@ waited for up to five days without it (docs/policies.md)."""
 _BUNDLES = (
     bundle(
         "fifo",
-        "strict order of submission: the first that does not fit blocks the rest of its type, "
-        "unless it could never run",
+        "strict order of submission: the first job that does not fit blocks the rest of "
+        "its GPU type, unless it could never run",
         Rules(order=submission_key, is_strict=True),
     ),
     bundle(
         "fifo-skip",
-        "order of submission, skipping what does not fit",
+        "order of submission, skipping jobs that do not fit",
         Rules(order=submission_key),
     ),
-    bundle("sjf", "shortest job first, skipping what does not fit", Rules(order=shortest_key)),
+    bundle("sjf", "shortest job first, skipping jobs that do not fit", Rules(order=shortest_key)),
     bundle(
         "aryl",
         "shortest base demand first, flexible workers by knapsack, capacity loaning",
@@ -130,7 +130,8 @@ _BUNDLES = (
     ),
     bundle(
         "foresight",
-        "aryl with loans that outlive their jobs, nodes kept for the aged, and whole nodes",
+        "aryl with loans that outlive their jobs, nodes kept free for long-waiting jobs, "
+        "and whole-node placement",
         Rules(
             order=shortest_key,
             is_scaling=True,
@@ -157,22 +158,22 @@ _BUNDLES = (
     ),
     bundle(
         "gandiva-lyra",
-        "Gandiva as Lyra compares with it: FIFO, growth only while nobody waits",
+        "Gandiva as in Lyra's evaluation: FIFO, growth only while no job waits",
         Rules(order=submission_key, is_strict=True, is_scaling=True, grows_when_idle=True),
     ),
     bundle(
         "aryl-random",
-        "aryl-loan that takes lent nodes back at random",
+        "aryl-loan that reclaims random lent nodes",
         Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.RANDOM),
     ),
     bundle(
         "aryl-scf",
-        "aryl-loan that takes the lent nodes with the fewest jobs back",
+        "aryl-loan that reclaims the lent nodes with the fewest jobs",
         Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.FEWEST_JOBS),
     ),
     bundle(
         "opportunistic",
-        "jobs for both GPU types run as guests of the inference cluster, and only there",
+        "jobs that fit both GPU types run only on lent nodes, as guests of the inference cluster",
         Rules(
             order=shortest_key,
             is_loaning=True,
@@ -266,8 +267,8 @@ def _added(name: str, also: Iterable[str]) -> Policy:
     if each is None:
         if "=" in name:
             raise ConfigError(
-                f"policy: {name!r} is no policy; a knob stands behind its policy's name, and "
-                "behind other knobs, with a colon: aryl:reclaim=random:resize_cost_s=0"
+                f"policy: {name!r} is not a policy; write each knob behind the policy's name "
+                "with a colon: aryl:reclaim=random:resize_cost_s=0"
             )
         raise ConfigError(f"policy: {name!r} {_unlike(name, (*also, *sorted(every())))}")
     if each.made is None:
@@ -280,7 +281,7 @@ def _unlike(name: str, known: tuple[str, ...]) -> str:
     if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
         # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
         return (
-            "is no policy; several values of one knob are written with slashes: "
+            "is not a policy; write several values of one knob with slashes: "
             "tiresias:limits=3600/14400"
         )
     listed = ", ".join(known)

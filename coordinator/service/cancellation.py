@@ -24,7 +24,7 @@ async def until_told(
     Raises:
         Exception: its error, also while it was cancelled.
     """
-    running = asyncio.create_task(doing, name="until told")
+    running = asyncio.create_task(doing, name="until stopped")
     is_late = False
     try:
         await is_done_first(running, told=told)

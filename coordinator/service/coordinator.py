@@ -216,7 +216,7 @@ class Coordinator:
         doing = self._run(serve)
         limit_s = STOP_S - RELEASE_S
         if not await until_told(doing, told=self._stopping, limit_s=limit_s, clock=self.clock):
-            log.warning("not everything was done when %g s of stopping were over", STOP_S)
+            log.warning("not all tasks ended within %g s of stopping", STOP_S)
 
     async def _run(self, serve: Handler) -> None:
         self._subscriptions.append(
@@ -435,11 +435,11 @@ class Coordinator:
             case NodeReported():
                 self.folder.forget_node(event.node)
                 self.refused_reports.note(
-                    event.node, "its facts broke the engine; the log has them"
+                    event.node, "its events made the engine fail; see the coordinator's log"
                 )
             case OrdersRecovered():
-                self.folder.forget_node(event.node)  # its next report requests it again
-                why = "its ledger broke the engine; the log has it"
+                self.folder.forget_node(event.node)  # its next report asks again
+                why = "its ledger made the engine fail; see the coordinator's log"
                 self.refused_reports.note(event.node, why)
             case NodeSilent():
                 self.folder.forget_silence(event.node)

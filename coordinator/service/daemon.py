@@ -167,7 +167,7 @@ def _as_it_is(bus: NatsBus) -> Bus:
 async def _say_ready(coordinator: Coordinator) -> None:
     """Report READY once the bus is connected; a standby is ready too, it only does not lead."""
     systemd.ready("standing by")
-    log.info("standing by until nobody else leads")
+    log.info("standing by: another coordinator leads")
     await coordinator.leading.wait()
     systemd.status("leading")
     log.info("leading")

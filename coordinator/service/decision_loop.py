@@ -66,7 +66,7 @@ class _Broke(Exception):  # noqa: N818 - it carries what broke
         self.event = event
 
 
-_BROKE = "the coordinator failed on this request; its log says why"
+_BROKE = "the coordinator failed on this request; see its log"
 _READ_BACK = "the coordinator failed on another request and has read its journal again; ask again"
 
 
@@ -291,7 +291,9 @@ class Decider:
         await self._read_back(last_number)
         self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
-            log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
+            log.warning(
+                "service %s is not in the settings, so it is not lent; named by %s", service, by
+            )
         if not self._losses and self._since.decide_s >= self._settings.snapshot_decide_s:
             # If this leader dies before its first record, the next one has less to repeat.
             await self.save_snapshot()
@@ -426,7 +428,7 @@ class Decider:
         if took_s >= SLOW_SHARE * self._settings.leader_ttl_s:
             longest_s, what = self._slowest
             log.warning(
-                "a record of %d events took %.1f s to decide; %.1f s of it: %s",
+                "record of %d events took %.1f s to decide; %.1f s of that: %s",
                 entries,
                 took_s,
                 longest_s,
@@ -449,7 +451,7 @@ class Decider:
             raise broke.__cause__
         for_s = self.quarantine.note(event, now_s=self._clock.now_s())
         log.error(
-            "%s broke the engine; such events are kept out for %.0f s: %.2000s",
+            "%s made the engine fail; events of this source are ignored for %.0f s: %.2000s",
             source_of(event),
             for_s,
             event,
@@ -592,7 +594,7 @@ class Decider:
                     await self._check_holds(sequence, data)
                 break
             except Wounded as wound:
-                log.error("journal: %s; it is mended from what this leader knows", wound)
+                log.error("journal: %s; repairing it from this leader's state", wound)
                 now_s = self._clock.now_s()
                 wounded_at_s = now_s if wounded_at_s is None else wounded_at_s
                 lost, error = None, Unavailable(f"{wound}")
@@ -604,8 +606,8 @@ class Decider:
                 self._clock.now_s() - wounded_at_s >= self._settings.leader_ttl_s
             ):
                 raise Unavailable(f"it could not be mended in a leader's TTL: {error}")
-            log.warning("journal: %s; trying again", error)
-            self._tried()  # the lease may last longer than a watchdog waits
+            log.warning("journal: %s; retrying", error)
+            self._tried()  # the lease may last longer than the patience of a watchdog
             await self._clock.sleep(JOURNAL_RETRY_S)
         self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
@@ -683,7 +685,7 @@ class Decider:
             await self._snapshots.save(sequence, self._saved(self._numbers.taken))
             self._since.took_s = self._clock.now_s() - began_s
         except (Unavailable, ConfigError) as error:
-            log.warning("no snapshot: %s", error)
+            log.warning("snapshot not written: %s", error)
             return
         before, self._since.sequence = self._since.sequence, sequence
         if self._settings.journal_kept_days > 0:

@@ -112,7 +112,7 @@ class Requests:
         except Exception:
             self.failures += 1
             log.exception("request %s failed", message.subject)
-            await _refuse(message, "the coordinator failed on this request; its log says why")
+            await _refuse(message, "the coordinator failed on this request; see its log")
 
 
 async def _refuse(message: BusMessage, why: str) -> None:

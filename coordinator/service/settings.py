@@ -21,7 +21,10 @@ class GpuFaultSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     catalogue: Annotated[
         str,
-        Meta(description="file whose entries go before the packaged ones, by XID; empty: none"),
+        Meta(
+            description="XID catalogue of the site; its entries go before the packaged ones; "
+            "empty: none"
+        ),
     ] = ""
 
 
@@ -37,50 +40,55 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     has_mqtt_agents: Annotated[
         bool,
         Meta(
-            description="agents may be on nats-server's MQTT listener; the coordinator's NATS user"
-            " needs the rights of `aryl nats-permissions --mqtt-node`"
+            description="accept agents on nats-server's MQTT listener; the coordinator's NATS user "
+            "needs the rights of `aryl nats-permissions --mqtt-node`"
         ),
     ] = False
-    name: Annotated[Token, Meta(description="this coordinator among its standbys")] = "coordinator"
+    name: Annotated[Token, Meta(description="name of this coordinator among its standbys")] = (
+        "coordinator"
+    )
     pass_period_s: Annotated[
-        PositiveFloat, Meta(description="time between two passes without an outside event")
+        PositiveFloat, Meta(description="time between two scheduling passes without an event")
     ] = 30.0
     coalesce_s: Annotated[
-        NonNegativeFloat, Meta(description="events are gathered this long before a pass")
+        NonNegativeFloat,
+        Meta(description="events are collected this long before a scheduling pass"),
     ] = 0.1
     lost_after_s: Annotated[
-        PositiveFloat, Meta(description="a node that is silent this long is LOST")
+        PositiveFloat, Meta(description="a node without a report for this long is LOST")
     ] = 15.0
     load_period_s: Annotated[
-        PositiveFloat, Meta(description="one load sample per service and this time")
+        PositiveFloat, Meta(description="time between two load samples of a service")
     ] = 10.0
     progress_period_s: Annotated[
-        PositiveFloat, Meta(description="a job's progress enters the journal at most this often")
+        PositiveFloat,
+        Meta(description="shortest time between two journal records of a job's progress"),
     ] = 10.0
     push_timeout_s: Annotated[
-        PositiveFloat, Meta(description="an agent answers a desired state within this")
+        PositiveFloat, Meta(description="longest wait for an agent's answer to a desired state")
     ] = 2.0
     push_retry_s: Annotated[
-        PositiveFloat, Meta(description="time between two pushes to a node that lags")
+        PositiveFloat,
+        Meta(description="time between two pushes of the desired state to a node that lags behind"),
     ] = 2.0
     leader_ttl_s: Annotated[
         float,
         Meta(
             gt=0,
             le=MAX_TTL_S,
-            description="a leader that does not renew for this long is replaced",
+            description="a leader that does not renew its lease for this long is replaced",
         ),
     ] = 6.0
     leader_margin_s: Annotated[
-        NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")
+        NonNegativeFloat, Meta(description="a leader stops acting this long before its lease ends")
     ] = 1.0
     leader_stall_s: Annotated[
         float,
         Meta(
             ge=2,
             description="a leader whose decisions make no progress for this long stops renewing "
-            "its lease, so a standby takes over; longer than the fleet's longest pass, shorter "
-            "than the unit's WatchdogSec",
+            "its lease, and a standby takes over; set it longer than the longest "
+            "pass and shorter than the unit's WatchdogSec",
         ),
     ] = 20.0
     snapshot_records: Annotated[
@@ -88,47 +96,51 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 500
     snapshot_decide_s: Annotated[
         PositiveFloat,
-        Meta(description="work of decisions between two snapshots; a restart repeats no more"),
+        Meta(
+            description="decision time between two snapshots; a restart replays no more than this"
+        ),
     ] = 2.0
     journal_kept_days: Annotated[
         NonNegativeFloat,
         Meta(
-            description="journal records older than this are dropped when two later snapshots are "
-            "there; 0: none ever. Of a stream that is made anew"
+            description="journal records older than this are dropped once two later snapshots "
+            "exist; 0: never. Applies to a stream when it is created"
         ),
     ] = 0.0
     history_kept_days: Annotated[
         NonNegativeFloat,
-        Meta(description="events that `explain` and `events` show are kept this long; 0: for ever"),
+        Meta(description="how long events are kept for `explain` and `events`; 0: for ever"),
     ] = 365.0
     journal_replicas: Annotated[
         int,
         Meta(
             ge=1,
             le=5,
-            description="copies of journal, snapshots and leader's lease, each on a NATS server of "
-            "its own; of streams that are made anew",
+            description="copies of journal, snapshots and leader lease, each on its own NATS "
+            "server; applies to a stream when it is created",
         ),
     ] = 1
     rebuild_wait_s: Annotated[
         NonNegativeFloat,
-        Meta(description="a new leader listens this long to reports before it takes its epoch"),
+        Meta(description="a new leader collects reports for this long before it takes its epoch"),
     ] = 2.0
     requests_per_s: Annotated[
         PositiveFloat,
         Meta(
-            description="requests of one tenant per second, on average over 10 s; more are "
-            "refused. Cancel and orders of tenant ops are never refused for it"
+            description="requests per second of one tenant, on average over 10 s; more are "
+            "refused. Cancel and the orders of tenant ops are never refused for this"
         ),
     ] = 500.0
     requests_per_s_by_tenant: Annotated[
         dict[Token, PositiveFloat],
-        Meta(description="the same of single tenants, by name, in place of `requests_per_s`"),
+        Meta(description="the same for single tenants by name; replaces `requests_per_s`"),
     ] = msgspec.field(default_factory=dict[str, float])
-    gpu_faults: Annotated[GpuFaultSettings, Meta(description="what faults of GPUs mean")] = (
+    gpu_faults: Annotated[GpuFaultSettings, Meta(description="how GPU faults are classified")] = (
         GpuFaultSettings()
     )
-    engine: Annotated[EngineSettings, Meta(description="how it decides")] = EngineSettings()
+    engine: Annotated[EngineSettings, Meta(description="settings of the scheduling engine")] = (
+        EngineSettings()
+    )
 
 
 def check(settings: CoordinatorSettings) -> None:
@@ -150,7 +162,7 @@ def check(settings: CoordinatorSettings) -> None:
     names = [service.name for service in settings.engine.services]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")
+        raise ConfigError(f"engine.services: {', '.join(twice)} is listed twice")
     check_tenants(settings.engine.tenants)
     read_catalogue(settings.gpu_faults.catalogue)
 

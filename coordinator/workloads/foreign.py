@@ -9,7 +9,7 @@ _SWF_HEAD = re.compile(r"\s*;\s*[A-Za-z]+\s*:")
 _SWF_ROW = re.compile(r"\s*-?[0-9.]+(?:[ \t]+-?[0-9.]+){17}\s*")
 
 SWF = (
-    "a log in the Standard Workload Format (SWF), which counts processors and tells no GPUs: not "
+    "a log in the Standard Workload Format (SWF), which counts processors and has no GPUs: not "
     "read; docs/traces.md says how to make a trace of one (From other logs)"
 )
 SACCT = (

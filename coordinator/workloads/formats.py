@@ -42,8 +42,8 @@ REFERENCE_WORKER = "v100"
 
 NODE_COLUMNS = ("sn", "gpu", "model")
 
-ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves such rows out"
-"""About one job; the option is that of `aryl simulate`."""
+ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves these rows out"
+"""Of a job; the option is that of `aryl simulate`."""
 
 HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""
@@ -150,7 +150,7 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         put_in_order += found.is_sorted and job.submit_s < latest_s
         latest_s = max(latest_s, job.submit_s)
         if job.job_id in lines:
-            raise row.wrong("job_id", f"{job.job_id} stands twice")
+            raise row.wrong("job_id", f"{job.job_id} is given twice")
         lines[job.job_id] = row.line
         jobs.append(job)
     if not jobs:
@@ -319,7 +319,7 @@ def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:
     for row in table.rows():
         batch_size = row.whole("global_batch_size", least=1)
         if batch_size in curves:
-            raise row.wrong("global_batch_size", f"{batch_size} stands twice")
+            raise row.wrong("global_batch_size", f"{batch_size} is given twice")
         rates = ((int(size), _measured(row, size)) for size in sorted(sizes, key=int))
         curves[batch_size] = ScalingCurve(
             model=path.name.partition(".")[0],

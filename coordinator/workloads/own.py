@@ -125,7 +125,7 @@ def _widths(row: Row, gpus: int) -> tuple[int | None, int | None, int | None]:
     maximum = _maybe(row, "max_workers", _workers)
     if minimum is None or maximum is None:
         if minimum is not maximum:
-            raise row.wrong("max_workers", "min_workers and max_workers are told together or not")
+            raise row.wrong("max_workers", "min_workers and max_workers must be given together")
         return size, None, None
     if maximum < minimum:
         raise row.wrong("max_workers", f"{maximum}, expected at least min_workers, {minimum}")

@@ -187,7 +187,7 @@ SCENES = {
             "elastic-gandiva",
             "gandiva-lyra:resize_cost_s=0:trusts_profiles=false",
             BASIC,
-            "growth only while nobody waits",
+            "growth only while no job waits",
         ),
         _scene("elastic-afs", "afs-lyra", BASIC, "AFS as the paper has it, no loans"),
         Scene(
@@ -264,28 +264,28 @@ FAMILIES = {
     for family in (
         Family(
             name="wrong",
-            description="basic, so many percent of the estimates off by up to 25 % (Table 9)",
+            description="basic, this percentage of the estimates off by up to 25 % (Table 9)",
             policy=PAPER,
             shape=_wrong,
             tells_progress=False,
         ),
         Family(
             name="elastic",
-            description="scaling only, so many percent of the jobs elastic (Figures 14 to 16)",
+            description="scaling only, this percentage of the jobs elastic (Figures 14 to 16)",
             policy=f"aryl-elastic{SCALING_ALONE}",
             shape=_elastic,
             sets=("elastic",),
         ),
         Family(
             name="heterogeneous",
-            description="so many percent of the jobs heterogeneous, none fungible (Figure 11)",
+            description="this percentage of the jobs heterogeneous, none fungible (Figure 11)",
             policy=PAPER,
             shape=_heterogeneous,
             sets=SETS[HETEROGENEOUS],
         ),
         Family(
             name="checkpoint",
-            description="ideal, so many percent of the jobs with checkpoints (Figure 13)",
+            description="ideal, this percentage of the jobs with checkpoints (Figure 13)",
             policy=PAPER,
             shape=_checkpoint,
             sets=(*SETS[IDEAL], "checkpoint-share"),

@@ -238,7 +238,7 @@ class Table:
         self.index = {column: index for index, column in enumerate(self.columns)}
         if len(self.index) < len(self.columns):
             twice = next(c for c in self.columns if self.columns.count(c) > 1)
-            raise self.wrong(f"column {twice}: stands twice")
+            raise self.wrong(f"column {twice}: is given twice")
 
     @classmethod
     def open(cls, path: Path) -> Table:

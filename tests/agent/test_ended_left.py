@@ -65,7 +65,7 @@ async def test_a_look_has_a_time_limit(tmp_path: Path) -> None:
     """One through all processes may never end, as where a process cannot be read: nobody may then
     say that there is none."""
     lost, key = LostWorkers(HurriedClock()), make_order("true").key
-    with pytest.raises(Unavailable, match="could not be looked for"):
+    with pytest.raises(Unavailable, match="the search for its processes took too long"):
         await lost.end_all_left(key, tmp_path / "nobody-was-here", os.geteuid())
 
 

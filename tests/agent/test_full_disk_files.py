@@ -269,5 +269,5 @@ async def test_a_command_is_run_whose_log_cannot_be_opened(disk: SmallDisk) -> N
     assert disk.freeze()
     log, clock = disk.path / "log", SystemClock()
     await run_command(("true",), log=log, clock=clock, timeout_s=10.0)
-    with pytest.raises(Unavailable, match="exit code 1: what it said was not kept"):
+    with pytest.raises(Unavailable, match="exit code 1: its output was not kept"):
         await run_command(("false",), log=log, clock=clock, timeout_s=10.0)

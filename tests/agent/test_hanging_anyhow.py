@@ -70,7 +70,7 @@ class Shims(ModelRunner):
         self.on_their_way = dict.fromkeys(self.on_their_way, True)
 
     def live(self) -> None:
-        """Those on their way run their workers; whoever was told to stop does so at once."""
+        """Those on their way run their workers; whoever was ordered to stop does so at once."""
         for worker in self.on_their_way:
             self.births[worker] += 1
             self.known[worker] = running(worker)

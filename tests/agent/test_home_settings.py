@@ -132,7 +132,7 @@ ODD: dict[str, tuple[Spoil, str]] = {
     ),
     "too deep": (
         lambda config: append(config, f"deep = {'[' * 3000}"),
-        "tables and lists in each other",
+        "nested tables and lists",
     ),
 }
 

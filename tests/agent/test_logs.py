@@ -390,7 +390,7 @@ async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(tmp_path: Path
         for attempt in (None, 2, 1):
             found = await house.client.ask(GetLogs(job_id=again, attempt=attempt), Logs)
             assert (found.attempt, found.text) == (attempt or 2, f"attempt {attempt or 2}\n")
-        with pytest.raises(ArylError, match=r"no worker of attempt 3.*attempts to ask for: 1, 2"):
+        with pytest.raises(ArylError, match=r"no record of attempt 3.*known attempts: 1, 2"):
             await house.client.ask(GetLogs(job_id=again, attempt=3), Logs)
         [kept] = house.cell.run_dir.glob(f"**/logs/{again}.1.0.log")
         kept.unlink()

@@ -231,7 +231,7 @@ async def test_a_last_resort_that_runs_already_is_no_error(
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     code, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))
-    assert (code, "is away; its last resort runs already" in text) == (2, True), text
+    assert (code, "is away; its last resort already runs" in text) == (2, True), text
     assert "cannot arm" not in text
     (programs / "systemd-run").write_text("#!/bin/sh\necho no such bus; exit 1\n")
     code, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))

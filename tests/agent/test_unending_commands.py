@@ -100,7 +100,7 @@ async def test_a_process_that_may_not_be_ended_is_told_and_all_others_end(
     with pytest.raises(TimeoutError) as found:
         await doing
     child = session.child_pid
-    assert "a process of it cannot be ended" in caplog.text
+    assert "cannot kill a process of it" in caplog.text
     assert f"not permitted: process {child} (sleep)" in caplog.text
     left = f"process {child} (sleep, state S) did not end and was left behind"
     assert left_behind(found.value) == [left]
@@ -144,7 +144,7 @@ async def test_a_command_that_was_left_and_may_not_be_ended_is_told(
     CommandRecord(tmp_path).write(session.process.pid)
     clock = FakeClock()
     await end_left(tmp_path, clock=clock)
-    assert "cannot be ended" in caplog.text
+    assert "cannot be killed" in caplog.text
     assert await session.process.wait() == -signal.SIGKILL
 
 

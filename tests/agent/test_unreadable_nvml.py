@@ -165,7 +165,7 @@ async def test_an_nvml_that_sees_no_gpu_is_named_and_the_known_ones_are_lost() -
         async with AgentHouse(before=before) as house:
             await house.until(lambda: bool(house.reports))
             assert health(house) == {"GPU-0": GpuHealth.LOST, "GPU-1": GpuHealth.LOST}
-            assert "NVML says that this node has 0 GPUs" in house.report.detail
+            assert "NVML reports 0 GPUs on this node" in house.report.detail
             house.machine.has_no_gpus = False
             await house.until(lambda: set(health(house).values()) == {GpuHealth.OK})
 

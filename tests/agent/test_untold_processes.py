@@ -1,4 +1,4 @@
-"""A driver that does not tell who is on a GPU: "not told" is never read as "nobody"."""
+"""A driver that does not tell who is on a GPU: "not reported" is never read as "nobody"."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_gpu_in_use_is_not_free_where_nobody_is_told(
     is_free = used <= RATIO * 1000 and not is_loaded
     why = gpu_handover.busy(gpu, free_memory_ratio=RATIO)
     assert (why == "") == is_free
-    assert why == "" or is_told or "does not tell by whom" in why
+    assert why == "" or is_told or "does not report the processes" in why
     facts = Facts(now_s=2.0, gpus=(gpu,), sampled_at_s=1.0)
     for way in (gpu_handover.to_workers, gpu_handover.to_server):
         assert way(facts, since_s=0.0, free_memory_ratio=RATIO) == why
@@ -173,7 +173,7 @@ def parted(is_mig: bool | None, *, index: int = 0) -> GpuReport:
     ("is_mig", "phase", "why"),
     [
         (True, WorkerPhase.REFUSED, "GPU GPU-0 is in MIG mode"),
-        (None, WorkerPhase.REFUSED, "GPU GPU-0 does not tell whether it is in MIG mode"),
+        (None, WorkerPhase.REFUSED, "GPU GPU-0 does not report its MIG mode"),
         (False, WorkerPhase.RESERVING, ""),
     ],
 )

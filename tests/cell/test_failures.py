@@ -88,4 +88,4 @@ async def test_a_pre_run_comes_before_the_gang(tmp_path: Path) -> None:
         assert found.job is not None
         assert (found.job.attempt, found.job.preemption_count) == (2, 0)
         assert (found.job.min_workers, found.job.gpus_per_worker) == (2, 4)
-        assert any("its pre-run is over" in line.reason for line in found.story)
+        assert any("its pre-run ended" in line.reason for line in found.story)

@@ -44,7 +44,7 @@ def decided(house: House, kind: str) -> int:
 def complaints(house: House) -> list[str]:
     """What the coordinators refused to themselves, or were troubled by."""
     log = (house.cell.run_dir / "logs" / f"{COORDINATOR}.log").read_text()
-    marks = ('msg="refused ', "level=error", "Traceback", "decided otherwise")
+    marks = ('msg="refused ', "level=error", "Traceback", "lead to other decisions")
     return [line for line in log.splitlines() if any(mark in line for mark in marks)]
 
 

@@ -337,7 +337,7 @@ def test_no_event_of_somebody_known_is_said_in_words() -> None:
     """Its lines may be forgotten; without --for an empty table needs no word."""
     nothing = FakeCell({GetEvents: Events(rows=(), last=7, subject="job/jabc")})
     run = aryl(nothing, "events", "--for", "train")
-    assert (run.code, run.err) == (0, "job/jabc is known, and nothing is remembered of it\n")
+    assert (run.code, run.err) == (0, "job/jabc is known, but no events of it are kept\n")
     assert aryl(nothing, "events").err == ""
 
 

@@ -118,7 +118,7 @@ def test_an_earlier_attempt_is_asked_for_by_its_number() -> None:
     run = aryl(cell, "job", "logs", "jabc", "--attempt", "2")
     assert (run.code, run.out) == (0, "a\n")
     assert cell.asked == [GetLogs(job_id="jabc", attempt=2)]
-    unknown = refusal(ApiErrorCode.NOT_FOUND, "remembers no worker of attempt 9", "attempt")
+    unknown = refusal(ApiErrorCode.NOT_FOUND, "has no record of attempt 9", "attempt")
     run = aryl(FakeCell({GetLogs: unknown}), "job", "logs", "jabc", "--attempt", "9")
     assert run.code == 3
     assert "aryl job describe" in run.err

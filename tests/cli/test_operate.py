@@ -188,7 +188,7 @@ def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
     here = vacating(node_row(), drained("ja"), node_row(), ProtocolError("it waited on"))
     run = aryl(here, "node", "drain", "t0", "--wait", "-y")
     assert run.code == 1
-    assert "node t0 is not drained any more" in run.err
+    assert "node t0 is no longer drained" in run.err
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_death_is_asked_about_whoever_it_hits(answer: str, code: int, count: i
     here = cell()
     run = aryl(here, "node", "confirm-dead", "t9")
     assert (run.code, orders(here)) == (2, [])
-    assert "declaring t9 dead: nobody to ask here; add --yes if it is meant" in run.err
+    assert "declaring t9 dead: cannot ask for confirmation here; add --yes to confirm" in run.err
 
 
 def test_an_unknown_node_is_not_found_before_anything_is_asked() -> None:
@@ -291,7 +291,7 @@ def test_a_node_that_nobody_has_heard_may_be_declared_dead_and_is_told_to_be_unk
     here.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no node 'x'", "node")
     run = aryl(here, "node", "confirm-dead", "x")
     assert (run.code, orders(here)) == (2, [])
-    assert "node x was never heard here" in run.err
+    assert "node x never reported here" in run.err
     run = aryl(here, "node", "confirm-dead", "x", "--yes")
     assert (run.code, orders(here)) == (0, [Operate(action=A.CONFIRM_DEAD, target="x")])
 

@@ -92,7 +92,7 @@ def test_it_is_listed_with_its_origin_its_parts_and_knobs(smallest: Path) -> Non
             "name": "most_gpus",
             "values": "whole number >= 1",
             "default": "64",
-            "says": "larger gangs wait until nobody else does",
+            "says": "larger gangs start after all smaller ones",
         }
     ]
     assert {found[name]["origin"] for name in POLICIES} == {"built-in"}
@@ -108,8 +108,8 @@ def test_it_is_listed_with_its_origin_its_parts_and_knobs(smallest: Path) -> Non
         ({"missing": "acme_smallest:NOTHING"}, "cannot be loaded: AttributeError"),
         ({"number": "math:pi"}, "it is a float, expected a coordinator.policies.policy.Policy"),
         ({"other": "acme_smallest:POLICY"}, "calls itself 'smallest'"),
-        ({"all": "acme_smallest:POLICY"}, "stands for something else"),
-        ({"a,b": "acme_smallest:POLICY"}, "other marks than"),
+        ({"all": "acme_smallest:POLICY"}, "its name is reserved"),
+        ({"a,b": "acme_smallest:POLICY"}, "characters other than"),
         ({"fifo": "acme_smallest:POLICY"}, "the built-in policy of this name stays"),
     ],
 )

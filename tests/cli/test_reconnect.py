@@ -40,7 +40,7 @@ from tests.cli.fake_cell import (
 )
 
 AWAY: dict[str, Answer] = {
-    "nobody listens": nobody(),
+    "no listener": nobody(),
     "nobody answers": no_answer(),
     "it is stopping": refusal(ApiErrorCode.UNAVAILABLE, "the coordinator is stopping"),
 }

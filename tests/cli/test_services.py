@@ -44,7 +44,7 @@ def test_a_service_of_which_little_is_known_says_so_in_words() -> None:
     """No number stands for what no server told and for what never happened."""
     answer = Description(kind="service", name="chat", service=service_row())
     run = aryl(FakeCell({Describe: answer}), "service", "describe", "chat")
-    assert re.search(r"^requests +no server tells its load$", run.out, re.MULTILINE)
+    assert re.search(r"^requests +no server reports its load$", run.out, re.MULTILINE)
     assert re.search(r"^reclaims +none yet$", run.out, re.MULTILINE)
 
 

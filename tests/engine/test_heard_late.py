@@ -122,8 +122,8 @@ def test_work_of_a_released_worker_is_taken_back_from_its_end_to_its_stop(
 def test_work_of_a_gang_that_had_ended_before_its_stop_is_taken_back_once(
     speedup: tuple[tuple[int, float], ...],
 ) -> None:
-    """All of it was told to stop at once and its ends are told one by one: together they take back
-    the pace of the gang, however it scales."""
+    """All of it was ordered to stop at once; its ends, reported one by one, together take back the
+    pace of the gang, however it scales."""
     house = House(delays=Delays(stop_s=1e6))
     job = house.submit(workers=(2, 2), work_s=1e6)
     job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))

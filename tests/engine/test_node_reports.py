@@ -117,7 +117,7 @@ def test_of_one_gpu_there_is_no_all() -> None:
         (R.ON_LOAN, R.SERVING, "on_loan -> serving without vacating, warming"),
         (R.SERVING, R.WARMING, "serving -> warming without draining, vacating"),
         (R.SERVING, R.TRAINING, "serving -> training without"),
-        (R.TRAINING, R.SERVING, "training -> serving which nothing leads to"),
+        (R.TRAINING, R.SERVING, "training -> serving without a known transition"),
     ],
 )
 def test_a_jump_is_taken_as_heard_and_told_as_a_jump(

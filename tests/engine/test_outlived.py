@@ -99,7 +99,7 @@ def test_explain_says_that_the_estimate_was_outlived_and_what_is_assumed() -> No
 @pytest.mark.parametrize(
     ("after_s", "knobs", "said"),
     [
-        (16.0, "", "it does not grow: one worker more would save 1.3 s of what it is thought to"),
+        (16.0, "", "it does not grow: one worker more would save 1.3 s of its estimated"),
         (60.0, "", "it does not grow: no node that its flexible workers may use has 8 free GPUs"),
         (30.0, ":grows_when_idle=true", "it does not grow while jobs wait"),
     ],

@@ -134,7 +134,7 @@ def test_one_node_that_says_it_twice_is_still_one() -> None:
 def test_two_nodes_of_one_gang_that_say_the_same_are_two(
     names: tuple[str, str], restarts: int
 ) -> None:
-    """The second word comes of a worker that was told to stop for the first."""
+    """The second word comes of a worker that was ordered to stop for the first."""
     cell = cell_of(4)
     job = cell.submit("j", workers=2)
     job.spec = replace(job.spec, retry=RetrySpec(max_restarts=restarts))

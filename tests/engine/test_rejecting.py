@@ -70,9 +70,7 @@ def test_a_job_that_was_preempted_is_not_rejected() -> None:
     house.decide(Preempt(job_id=job.job_id, reason="the test says so"))
     house.wait(60.0)
     assert state(job) == JobState.PENDING
-    assert house.refusals(reject(job.job_id)) == [
-        "j was started before: it is not refused any more"
-    ]
+    assert house.refusals(reject(job.job_id)) == ["j was started before: it is no longer refused"]
     assert not job.is_rejected
 
 

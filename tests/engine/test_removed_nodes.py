@@ -128,9 +128,9 @@ def test_one_that_is_heard_stays() -> None:
         (running_and_lost, "it may still run j"),
         (lent_and_lost, "its loan l1-1 is open"),
         (called_home_and_lost, "its loan l1-1 is open"),
-        (unread_and_lost, "only its ledger tells what it runs of stranger"),
+        (unread_and_lost, "only its ledger knows what it runs of stranger"),
         (doubted_and_lost, "journal records were lost, and it has not shown since what it runs"),
-        (awaited_and_lost, "only its ledger tells what it runs of j"),
+        (awaited_and_lost, "only its ledger knows what it runs of j"),
     ],
 )
 def test_what_is_open_of_it_must_be_ended_first(make: Callable[[], Reporting], why: str) -> None:
@@ -141,7 +141,7 @@ def test_what_is_open_of_it_must_be_ended_first(make: Callable[[], Reporting], w
     ask(cell, A.REMOVE)
     assert cell.engine.state.nodes[N] is before
     last = cell.engine.state.stories[-1]
-    assert last.reason == f"node n: {why}; if it is off for certain: aryl node confirm-dead n"
+    assert last.reason == f"node n: {why}; if it is certainly off: aryl node confirm-dead n"
     ask(cell, A.CONFIRM_DEAD)
     ask(cell, A.REMOVE)
     assert not is_there(cell)

@@ -75,10 +75,10 @@ def test_after_a_quiet_while_the_next_is_told_with_how_many_there_were() -> None
     cell.crashes(5, first_pid=300)
     [_, (what, why)] = cell.lines()
     assert what == f"trespass: process 300 on {GPUS[0]}"
-    assert why.endswith("; 10 more of the same came since the one that was told before it")
+    assert why.endswith("; 10 more of these processes seen since the last report")
     cell.now_s += QUIET_S
     cell.has(400)
-    assert "; 4 more of the same" in cell.lines()[2][1]
+    assert "; 4 more of these processes" in cell.lines()[2][1]
 
 
 def test_another_user_or_program_and_another_gpu_are_another_story() -> None:

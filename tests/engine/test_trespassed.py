@@ -50,7 +50,7 @@ def test_it_is_not_lent_until_the_process_has_gone() -> None:
     assert any(line.startswith(named) and line.endswith("is not lent") for line in said)
     assert any("1 of its GPUs is used by a process that is not its server's" in w for w in said)
     of_service = why_of_service(cell.engine, CHAT, now_s=cell.now_s)
-    assert f"{N} has 1 GPU used by a process of nobody's: it is not lent" in of_service
+    assert f"{N} has 1 GPU used by a foreign process: it is not lent" in of_service
     cell.trespasses = ()
     cell.report()
     assert [type(decision) for decision in cell.loan_pass().decisions] == [Loan]

@@ -31,7 +31,7 @@ def test_a_guaranteed_job_is_not_stopped_for_another_tenant() -> None:
     whys = house.refusals(Preempt(job_id=safe.job_id, reason="test"), start(other, "t0"))
     assert whys == [
         "tenant a is within its guarantee and loses nothing to another tenant",
-        "nobody starts on what it would leave",
+        "no job starts on the GPUs it would free",
     ]
     assert state(safe) == JobState.RUNNING
 

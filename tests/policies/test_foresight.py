@@ -154,7 +154,7 @@ def test_whoever_waits_is_told_what_keeps_it_away() -> None:
         str(hold.job_id): " ".join(hold.blockers)
         for hold in policy("foresight:reservation_after_s=null").hold(snapshot, b"")
     }
-    assert "lent nodes are expected home before the job would be over" in told["late"]
+    assert "lent nodes are expected to return before the job ends" in told["late"]
     assert "2 nodes of type H100 are kept for gang" in told["late"]
     assert "are kept for" not in told["gang"]
 

@@ -83,11 +83,11 @@ def test_every_number_says_from_where_on_it_makes_sense() -> None:
         ("themis:seed=-1", "seed=-1: Expected `int` >= 0"),
         ("philly:tries=1.5", "tries=1.5: expected a whole number$"),
         ("tiresias:limits=5/few", "limits=5/few: expected a number"),
-        ("tiresias:limits=5,9", "limits=5,9: expected a number.*; several values are written with"),
+        ("tiresias:limits=5,9", "limits=5,9: expected a number.*; write several values with"),
         ("foresight:lend_quantile=most", "lend_quantile=most: expected a number or null$"),
         ("fifo:is_strict=maybe", "is_strict=maybe: .*; expected true or false"),
-        ("aryl:reclaim=cost:reclaim=random", "reclaim is turned twice"),
-        ("aryl:reclaim=cost:reclaim=cost", "reclaim is turned twice"),
+        ("aryl:reclaim=cost:reclaim=random", "reclaim is set twice"),
+        ("aryl:reclaim=cost:reclaim=cost", "reclaim is set twice"),
     ],
 )
 def test_a_value_outside_its_limits_is_refused_by_name(text: str, said: str) -> None:
@@ -98,14 +98,16 @@ def test_a_value_outside_its_limits_is_refused_by_name(text: str, said: str) -> 
 
 def test_a_knob_behind_a_comma_is_told_where_knobs_stand() -> None:
     """A comma parts policies, so `aryl:a=1,b=2` reads `b=2` as a policy."""
-    with pytest.raises(ConfigError, match=r"'resize_cost_s=0' is no policy; .* with a colon"):
+    with pytest.raises(ConfigError, match=r"'resize_cost_s=0' is not a policy; .* with a colon"):
         policy("resize_cost_s=0")
 
 
 @pytest.mark.parametrize("name", ["9000", "1e5", "9.5:promote=8"])
 def test_a_value_behind_a_comma_is_told_how_lists_are_written(name: str) -> None:
     """A comma parts policies, so `tiresias:limits=5000,9000` reads `9000` as a policy."""
-    with pytest.raises(ConfigError, match=r"is no policy; .* with slashes: tiresias:limits=3600/1"):
+    with pytest.raises(
+        ConfigError, match=r"is not a policy; .* with slashes: tiresias:limits=3600/1"
+    ):
         policy(name)
 
 

@@ -82,7 +82,7 @@ def test_who_waits_for_a_claim_on_an_unknown_day_is_told_so() -> None:
     name = f"{ONLY_LIFETIMES}:near_quantile=0.9:lifetime_odds=true:claim_ratio=0.5:claim_stretch=0"
     held = policy(name).hold(replace(claimed, services=unknown), b"")
     told = {hold.job_id: " ".join(hold.blockers) for hold in held}
-    assert "not known before their load was seen for a day" in told[JobId("j0")]
+    assert "unknown until the load was measured for a day" in told[JobId("j0")]
 
 
 ODDS = "aryl:lifetime_quantile=0.1:lifetime_odds="

@@ -175,7 +175,7 @@ def test_jobs_that_stood_there_before_are_parted_in_one_round() -> None:
     assert world.clashes() == ["n1"]
     [stop] = world.next_round()
     assert isinstance(stop, Preempt)
-    assert "has workers on n1 and other nodes too" in stop.reason
+    assert "has workers on n1 and on other nodes" in stop.reason
     assert world.clashes() == []
     world.next_round()
     assert (world.counts(), world.clashes()) == ({"a": 6, "b": 6}, [])

@@ -45,7 +45,7 @@ def test_a_reason_tells_the_time_that_its_workers_take() -> None:
     assert resize.reason.startswith("7 workers: 57 s predicted by ")
     grown = decide(view("rich", 8000.0, 9000.0, placed=2))["rich"]
     assert grown.reason.startswith("8 workers: 1000 s predicted by ")
-    assert grown.reason.endswith(", and nobody waits for the rest")
+    assert grown.reason.endswith(", and no job waits for the rest")
 
 
 def test_nor_is_who_was_just_resized() -> None:

@@ -303,7 +303,7 @@ def test_parts_of_shared_gpus_are_the_gpus_in_use(jobs: list[tuple[str, set[int]
 @pytest.mark.parametrize(
     ("tenants", "says"),
     [
-        ([{"name": "a"}, {"name": "a"}], "a is there twice"),
+        ([{"name": "a"}, {"name": "a"}], "a is listed twice"),
         ([{"name": "a", "parent": "x"}], "a: parent 'x' is not one of a"),
         (
             [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}],

@@ -94,7 +94,7 @@ class Lasting(Cell):
 
 
 def _is_due(decision: Start | Preempt) -> bool:
-    return CALLED_BACK in decision.reason or "is due its guarantee" in decision.reason
+    return CALLED_BACK in decision.reason or "is owed its guarantee" in decision.reason
 
 
 # --- by hand --------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_what_all_bidders_lost_is_shared_in_turn() -> None:
         found.run()
         given = found.sale.given.values()
         halves += sorted(sum(each.worker_count for each in won.more) for won in given) == [4, 4]
-        assert not any(won.why.startswith("nobody else") for won in given)
+        assert not any(won.why.startswith("no other app") for won in given)
     assert halves > 0.9 * drawn
 
 

@@ -192,7 +192,7 @@ def test_the_last_queue_is_by_first_start() -> None:
         ("tiresias:promote=0", "promote"),
         ("tiresias:mixes_units=true", "line=entry"),
         ("tiresias-gittins:services=5/0", "services"),
-        ("tiresias:services=5", "turns no knob"),
+        ("tiresias:services=5", "sets no knob"),
         ("tiresias:line=random", "first-start"),
     ],
 )

@@ -57,7 +57,7 @@ async def test_a_node_whose_reports_are_refused_says_so_where_it_is_looked_for()
             await agent.bus.publish(subjects.node_report(CELL, agent.name), encode(long))
             await cell.clock.settle()
         refused = f"NodeReport: {len(encode(long))} bytes, expected at most {MAX_MESSAGE_BYTES}"
-        said = f"its latest report came and was refused: {refused}"
+        said = f"its latest report was refused: {refused}"
         for name, times in (("t0", 1), ("t1", 0)):
             found = await cell.ask(Describe(kind="node", name=name))
             assert isinstance(found, Description)
@@ -78,7 +78,7 @@ async def test_a_node_whose_next_report_is_taken_is_cured() -> None:
         await cell.clock.settle()
         found = await cell.ask(Describe(kind="node", name="t0"))
         assert isinstance(found, Description)
-        assert any("latest report came and was refused" in line for line in found.why)
+        assert any("latest report was refused" in line for line in found.why)
         await agent.bus.publish(subject, encode(agent.make_report()))
         await cell.clock.settle()
         found = await cell.ask(Describe(kind="node", name="t0"))

@@ -48,7 +48,7 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
         (GOOD + '[engine]\npolicy = "aryl:knob=1"\n', ["engine.policy aryl: ", "knob"]),
         (
             GOOD + 2 * '[[engine.services]]\nname = "a"\ncapacity_per_node = 3\n',
-            ["engine.services", "a is there twice"],
+            ["engine.services", "a is listed twice"],
         ),
         ('cell = "c"\nnats_url = "nats://10.0.0.1:4222"\n', ["10.0.0.1", "insecure"]),
         (

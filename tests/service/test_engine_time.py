@@ -124,7 +124,7 @@ async def test_of_another_machine_the_wall_clock_says_how_long_nobody_led(
         told = "the journal ended 601 s before this coordinator began to lead"
         assert (told in caplog.text, told in time.warning()) == ((passed_s > GAP_S,) * 2)
     clock.step_wall(-HOUR_S)
-    assert "; the wall clock is 3600 s behind the time of decisions" in time.warning()
+    assert "; the wall clock is 3600 s behind the clock of decisions" in time.warning()
     clock.step_wall(HOUR_S)
     await clock.advance(GAP_SHOWN_S)
     assert time.warning() == ""

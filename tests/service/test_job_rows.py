@@ -120,7 +120,7 @@ def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     shown = rows.job_row(house.engine, job, now_s=now_s)
     assert (shown.state, shown.stalled_s) == (JobState.RUNNING, 120.0)
     assert columns.job_state(shown) == "STALLED"
-    assert columns.why(shown) == "no step after 5 for 120 s; it told one every 10 s"
+    assert columns.why(shown) == "no step after 5 for 120 s; its usual interval is 10 s"
     assert explain.job(house.engine, job)[0] == f"STALLED: {columns.why(shown)}"
     found = rows.status(
         house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""

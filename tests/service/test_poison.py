@@ -88,7 +88,7 @@ async def test_a_node_in_quarantine_is_heard_again_when_it_is_over() -> None:
 
         await cell.clock.advance(FIRST_S / 2)
         assert not is_heard()
-        assert "broke the engine" in coordinator.refused_reports.of("t1")
+        assert "made the engine fail" in coordinator.refused_reports.of("t1")
         await cell.until(is_heard)
 
 
@@ -228,7 +228,7 @@ async def test_an_end_that_broke_the_engine_comes_again() -> None:
         embrittle(coordinator, lambda event: isinstance(event, NodeReported))
         cell.agents["t0"].node.exited(cell.agents["t0"].running()[0], 0)
         await cell.until(lambda: coordinator.decider.quarantine.count == 1)
-        assert "its facts broke" in coordinator.refused_reports.of("t0")
+        assert "its events made" in coordinator.refused_reports.of("t0")
         await cell.until(lambda: job(coordinator, job_id).state == JobState.SUCCEEDED)
 
 

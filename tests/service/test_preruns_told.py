@@ -49,7 +49,7 @@ def test_every_try_of_a_pre_run_counts() -> None:
     fail(house, job, "cuda_failure")
     assert state(job) == JobState.PENDING
     assert explain.job(house.engine, job)[-1] == (
-        f"its latest pre-run, on 1 GPU, came to nothing: it is tried again before {GANG}"
+        f"its latest pre-run, on 1 GPU, ended without a result: it is retried before {GANG}"
     )
     fail(house, job, "gpu_out_of_memory")
     assert (
@@ -82,7 +82,7 @@ def test_a_pre_run_that_is_over_is_told_while_its_worker_leaves() -> None:
     house.start(job, "t0")
     house.wait(TIME_S)
     assert job.workers
-    said = f"its pre-run on 1 GPU is over, and well: {GANG} waits next"
+    said = f"its pre-run on 1 GPU succeeded: {GANG} waits next"
     assert explain.job(house.engine, job)[-1] == said
     house.wait(3.0)
     assert not job.workers

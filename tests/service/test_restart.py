@@ -117,7 +117,7 @@ async def test_a_snapshot_of_another_history_is_left_aside(
             cell.records[number] = encode_record(replace(record, number=number + 1, after=number))
         cell.snapshots.saved = (len(cell.records) + 1, saved[1])
         third = await cell.lead("three")
-        assert "is left aside" in caplog.text
+        assert "not used" in caplog.text
         assert job(third, job_id).state == JobState.RUNNING
         assert waiting not in third.engine.state.jobs
         assert not third.engine.check()
@@ -148,7 +148,7 @@ async def test_a_journal_that_is_decided_otherwise_now_is_warned_of(
         again = cell.launch("two").coordinator
         caplog.clear()
         await again.decider.rebuild()
-        told = [one for one in caplog.records if "otherwise" in one.message]
+        told = [one for one in caplog.records if "lead to other decisions" in one.message]
         assert [one.levelname for one in told] == ["WARNING"] * is_changed
         changed = deciding[-2:]
         for one in told:

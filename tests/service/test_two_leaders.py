@@ -179,7 +179,7 @@ async def test_a_leader_that_was_replaced_cannot_append(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         await old.clock.advance(SETTINGS.coalesce_s)
         await scene.until(old.task.done)
-        with pytest.raises(Fenced, match=r"journal: record \d+ was written by somebody else"):
+        with pytest.raises(Fenced, match=r"journal: record \d+ was written by another program"):
             old.task.result()
         with pytest.raises(Unavailable):
             await trying

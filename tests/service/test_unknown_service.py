@@ -38,23 +38,23 @@ async def test_a_node_lent_by_a_service_that_was_renamed_comes_home(
         await cell.leaders[0].crash()
         with caplog.at_level(logging.WARNING):
             coordinator = await cell.lead("two", renamed())
-        said = "service chat is in no settings, so it is not lent; named by i0"
+        said = "service chat is not in the settings, so it is not lent; named by i0"
         assert said in [record.getMessage() for record in caplog.records]
         [loan] = coordinator.engine.state.loans.values()
         await cell.until(lambda: loan.reclaim_ordered_at_s is not None)
         answer = await cell.ask(ListLoans())
         assert isinstance(answer, Loans)
         assert (answer.rows[0].state, answer.rows[0].reclaim_deadline_s) == ("coming home", 60.0)
-        reason = "its service chat is in no settings of this cell"
+        reason = "its service chat is not in the settings of this cell"
         assert answer.rows[0].reclaim_reason == reason
-        assert [s for s in await why(cell, "i0") if s.endswith(f" s, of 60 s: {reason}")]
+        assert [s for s in await why(cell, "i0") if s.endswith(f" s of 60 s: {reason}")]
         node = coordinator.engine.state.nodes[NodeName("i0")]
         await cell.until(lambda: node.role == NodeRole.SERVING)
         assert loan.returned_at_s is not None
         assert coordinator.engine.state.counters.reclaims_late == 0
         assert (
-            "its service chat is in no settings of this cell (services: talk), so it is not lent"
-            in await why(cell, "i0")
+            "its service chat is not in the settings of this cell (services: talk), so it is "
+            "not lent" in await why(cell, "i0")
         )
 
 
@@ -65,7 +65,7 @@ async def test_a_service_that_is_named_and_not_known_is_no_blank_in_its_descript
         answer = await cell.ask(Describe(kind="service", name="chat"))
         assert isinstance(answer, ApiError)
         assert "i0, i1" in answer.message
-        assert "no settings" in answer.message
+        assert "not in the settings" in answer.message
 
 
 async def test_a_node_of_an_unknown_service_is_told_of_in_the_events() -> None:
@@ -75,5 +75,5 @@ async def test_a_node_of_an_unknown_service_is_told_of_in_the_events() -> None:
         await cell.clock.advance(30.0)
         answer = await cell.ask(GetEvents(subject="i0"))
         assert isinstance(answer, Events)
-        told = [row for row in answer.rows if row.what == "service chat is in no settings"]
+        told = [row for row in answer.rows if row.what == "service chat is not in the settings"]
         assert len(told) == 1

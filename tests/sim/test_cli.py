@@ -209,7 +209,7 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (("--policy", "magic"), "policy: 'magic' is not one of"),
-        (("--policy", "fifo,fifo"), "policy: fifo stands twice"),
+        (("--policy", "fifo,fifo"), "policy: fifo is given twice"),
         (("--policy", ","), "policy: none named"),
         (("--policy", ""), "policy: none named"),
         (("--policy", "fifo,,sjf"), "policy: 'fifo,,sjf' has an empty name"),
@@ -220,7 +220,7 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
             "policy: 'all' stands for one of each system; it is named alone",
         ),
         (("--policy", "all:f=1"), "policy: 'all' stands for one of each system; it is named alone"),
-        (("--policy", "aryl:reclaim=cost,is_strict=true"), "behind other knobs, with a colon"),
+        (("--policy", "aryl:reclaim=cost,is_strict=true"), "with a colon"),
         (("--cluster", "8"), "cluster 8: no such file and no shape"),
         (("--cluster", "1x2"), "never fit this cluster"),
         (("--seeds", "5..1"), "seeds 5..1"),

@@ -75,7 +75,7 @@ def test_a_worker_that_joins_counts_from_then_on() -> None:
 
 
 def test_gpus_are_held_until_a_worker_has_ended() -> None:
-    """One that was told to stop holds its GPUs for the 30 s that this takes."""
+    """One that was ordered to stop holds its GPUs for the 30 s that this takes."""
     house, job = failing_house(Delays(stop_s=30.0))
     house.start(job, "t0", flexible=("t1",))
     house.wait(100.0)

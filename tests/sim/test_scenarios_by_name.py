@@ -206,10 +206,10 @@ def test_the_table_names_scenarios_without_their_knobs() -> None:
     ("args", "said"),
     [
         (("--scenario", "best"), "scenario: 'best' is not one of baseline"),
-        (("--scenario", "basic,basic"), "scenario: basic stands twice"),
+        (("--scenario", "basic,basic"), "scenario: basic is given twice"),
         (("--scenario", ","), "scenario: none named"),
         (("--scenario", "basic", "--policy", "magic"), "policy: 'magic' is not one of"),
-        (("--policy", "aryl:speed=1"), "'speed=1' turns no knob"),
+        (("--policy", "aryl:speed=1"), "'speed=1' sets no knob"),
     ],
 )
 def test_a_mistake_is_one_clear_line(args: tuple[str, ...], said: str) -> None:

@@ -53,7 +53,7 @@ def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--policy", "fifo,srsf"), ["aryl: srsf: jobs that were stopped begin again"]),
+        (("--policy", "fifo,srsf"), ["aryl: srsf: preempted jobs start from the beginning"]),
         (("--policy", "fifo"), []),
         (("--policy", "srsf", "--checkpoints", "on-request"), []),
         (("--policy", "srsf", "--checkpoints", "trace"), []),
@@ -68,7 +68,7 @@ def test_who_stops_jobs_that_do_not_save_is_told_once(
     pool = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--cores", "1")
     done = simulate(*pool, *more)
     assert done.code == 0, done.err
-    lines = [line for line in done.err.splitlines() if "begin again" in line]
+    lines = [line for line in done.err.splitlines() if "start from the beginning" in line]
     assert [line[: len(text)] for line, text in zip(lines, said, strict=True)] == said
 
 

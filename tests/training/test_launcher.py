@@ -161,4 +161,4 @@ def test_ranks_have_the_job_s_grace_and_no_more(gang: Gang) -> None:
     gang.await_words(0, "of 1")
     launcher.terminate()
     assert launcher.wait(20.0) == 128 + signal.SIGTERM
-    assert "was told to end by SIGTERM" in gang.log(0)
+    assert "was ordered to stop by SIGTERM" in gang.log(0)

@@ -137,7 +137,7 @@ WIDTHS = "submit_s,duration_s,gpus,gpus_per_worker,min_workers,max_workers\n"
         ("8,2,1,2", "column max_workers: 2, expected at least what it had: 8 GPUs, which are 4 w"),
         ("8,2,5,9", "column min_workers: 5, expected at most what it had: 8 GPUs, which are 4 w"),
         ("8,,9,9", "column min_workers: 9, expected at most what it had: 8 GPUs"),
-        ("8,2,,4", "column max_workers: min_workers and max_workers are told together or not"),
+        ("8,2,,4", "column max_workers: min_workers and max_workers must be given together"),
         ("8,2,0,4", "column min_workers: 0, expected at least 1"),
         ("8,2,4,100001", "column max_workers: 100001, expected at most 100000"),
         ("8,0,,", "column gpus_per_worker: 0, expected at least 1"),

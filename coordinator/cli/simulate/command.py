@@ -140,7 +140,7 @@ def simulate(
     output: OutputOption = Output.TABLE,
     html: HtmlOption = None,
 ) -> None:
-    """Play a workload under one or more policies, on the engine that runs live.
+    """Simulate a workload under one or more policies, with the engine of the live coordinator.
 
     aryl simulate --workload paper --seed 1 --policy fifo,aryl -o json
     """

@@ -18,7 +18,7 @@ PolicyOption = Annotated[
         "--policy",
         metavar="A,B,..",
         help="Policies to compare, as in `aryl policies`, with knobs as in `aryl:reclaim=random`; "
-        f"all: one of each system; without, {DEFAULT_POLICIES}, or each scenario's own.",
+        f"all: one of each system; default: {DEFAULT_POLICIES}, or each scenario's own.",
     ),
 ]
 ScenarioOption = Annotated[
@@ -27,7 +27,7 @@ ScenarioOption = Annotated[
         "--scenario",
         metavar="A,B,..",
         help="Runs of the paper by name: baseline, basic, advanced, heterogeneous, ideal, "
-        "loan-aryl, ..; see docs/simulate.md. They take no time by themselves (--no-delays).",
+        "loan-aryl, ..; see docs/simulate.md. Their operations take no time (--no-delays).",
     ),
 ]
 SweepOption = Annotated[
@@ -35,8 +35,8 @@ SweepOption = Annotated[
     typer.Option(
         "--sweep",
         metavar="KEY=V,V,..",
-        help="The same at several values of an option (elastic=0,0.2) or of a field "
-        "(policy.resize_cost_s=0,5); may be repeated: every combination.",
+        help="Runs with several values of an option (elastic=0,0.2) or of a field "
+        "(policy.resize_cost_s=0,5); may be repeated: all combinations.",
     ),
 ]
 WorkloadOption = Annotated[
@@ -49,16 +49,18 @@ WorkloadOption = Annotated[
     ),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, metavar="N", help="Seed; `paper` N is paper-N.")
+    int | None,
+    typer.Option("--seed", min=0, metavar="N", help="Seed of the run; `paper` with N is paper-N."),
 ]
 SeedsOption = Annotated[
-    str | None, typer.Option("--seeds", metavar="1..10", help="Several seeds: means, intervals.")
+    str | None,
+    typer.Option("--seeds", metavar="1..10", help="Run several seeds; print means and intervals."),
 ]
 SkipZeroGpusOption = Annotated[
     bool,
     typer.Option(
         "--skip-zero-gpus",
-        help="Leave rows of a trace without a GPU out, and count them; else they are an error.",
+        help="Skip and count trace rows without a GPU; default: they are an error.",
     ),
 ]
 LoadOption = Annotated[
@@ -66,8 +68,8 @@ LoadOption = Annotated[
     typer.Option(
         "--load",
         metavar="[NAME=]FILE[:SERIES]",
-        help="Inference load instead of the own one; may be repeated: one service each, which "
-        "share the inference nodes equally.",
+        help="Inference load instead of the workload's own; may be repeated: one service each, "
+        "which share the inference nodes equally.",
     ),
 ]
 ClusterOption = Annotated[
@@ -82,8 +84,8 @@ DelaysOption = Annotated[
     bool | None,
     typer.Option(
         "--delays/--no-delays",
-        help="Nodes and jobs take time to drain, start, resize, save and warm up; they do, but "
-        "in a scenario.",
+        help="Whether nodes and jobs take time to drain, start, resize, save and warm up; "
+        "default: yes, except in a scenario.",
     ),
 ]
 SpeedupOption = Annotated[
@@ -91,7 +93,7 @@ SpeedupOption = Annotated[
     typer.Option(
         "--speedup",
         metavar="linear|lossy|goodput|tuned|DIR",
-        help="How elastic jobs speed up with workers: linear, or as a scenario says.",
+        help="Speed-up of elastic jobs by workers: linear, or as a scenario defines it.",
     ),
 ]
 CheckpointsOption = Annotated[
@@ -99,8 +101,8 @@ CheckpointsOption = Annotated[
     typer.Option(
         "--checkpoints",
         metavar="trace|never|on-request|SECONDS",
-        help="What a preempted job keeps: as the trace says, nothing, all, or its last save; with "
-        "--policy all everything, else as the trace says.",
+        help="Work that a preempted job keeps: as in the trace, none, all, or up to its last "
+        "save; default: as in the trace, or all with --policy all.",
     ),
 ]
 ElasticOption = Annotated[
@@ -108,7 +110,7 @@ ElasticOption = Annotated[
     typer.Option(
         "--elastic",
         metavar="SHARE",
-        help="Share of elastic jobs; each share is drawn apart, by seed.",
+        help="Share of elastic jobs; each share is drawn separately, by seed.",
     ),
 ]
 FungibleOption = Annotated[
@@ -116,20 +118,27 @@ FungibleOption = Annotated[
     typer.Option(
         "--fungible",
         metavar="SHARE",
-        help="Share of jobs for both GPU types; without, who names none takes any, one for one.",
+        help="Share of jobs for both GPU types; default: a job that names no type takes any, "
+        "one for one.",
     ),
 ]
 CheckpointShareOption = Annotated[
     float | None,
-    typer.Option("--checkpoint-share", metavar="SHARE", help="Share of jobs that save."),
+    typer.Option(
+        "--checkpoint-share", metavar="SHARE", help="Share of jobs that save checkpoints."
+    ),
 ]
 LossOption = Annotated[
     float,
-    typer.Option("--loss", metavar="RATIO", help="Part of lost messages."),
+    typer.Option("--loss", metavar="RATIO", help="Share of lost messages."),
 ]
 CrashOption = Annotated[
     list[str] | None,
-    typer.Option("--crash", metavar="NODE@S+S", help="A node that crashes; may be repeated."),
+    typer.Option(
+        "--crash",
+        metavar="NODE@S+S",
+        help="Crash of a node at a time for a duration; may be repeated.",
+    ),
 ]
 TenantsOption = Annotated[
     str | None,
@@ -141,21 +150,30 @@ TenantsOption = Annotated[
 ]
 OracleOption = Annotated[
     bool,
-    typer.Option("--oracle/--learned", help="Estimates are true running times, or learned."),
+    typer.Option(
+        "--oracle/--learned", help="Use true running times as estimates, or learned ones."
+    ),
 ]
 PassPeriodOption = Annotated[
     float | None,
-    typer.Option("--pass-period", metavar="S", help="Passes also without a reason."),
+    typer.Option(
+        "--pass-period", metavar="S", help="Time between two scheduling passes without an event."
+    ),
 ]
 CoalesceOption = Annotated[
     float | None,
-    typer.Option("--coalesce", metavar="S", help="Facts are gathered before a pass."),
+    typer.Option(
+        "--coalesce", metavar="S", help="Collect events for this long before a scheduling pass."
+    ),
 ]
 CheckOption = Annotated[
-    bool, typer.Option("--check", help="Look at the engine's invariants after every event.")
+    bool, typer.Option("--check", help="Check the engine's invariants after every event.")
 ]
 CoresOption = Annotated[
-    int | None, typer.Option("--cores", min=1, metavar="N", help="Runs at a time; else all cores.")
+    int | None,
+    typer.Option(
+        "--cores", min=1, metavar="N", help="Number of runs at a time; default: all cores."
+    ),
 ]
 BackendOption = Annotated[
     str,
@@ -167,9 +185,7 @@ BackendOption = Annotated[
 ]
 FailuresOption = Annotated[
     FailureSource,
-    typer.Option(
-        "--failures", help="What lets jobs fail by themselves; see docs/policies/philly.md."
-    ),
+    typer.Option("--failures", help="Source of job failures; see docs/policies/philly.md."),
 ]
 RestartsOption = Annotated[
     int,
@@ -178,7 +194,7 @@ RestartsOption = Annotated[
         min=0,
         max=MOST_RESTARTS,
         metavar="N",
-        help="Retries that a job allows, if it may fail.",
+        help="Number of retries of a job, if it may fail.",
     ),
 ]
 PrerunOption = Annotated[
@@ -186,12 +202,13 @@ PrerunOption = Annotated[
     typer.Option(
         "--prerun",
         metavar="S",
-        help="Gangs that may fail first run on one GPU for so long.",
+        help="Gangs that may fail run on one GPU first, for this long.",
     ),
 ]
 OutputOption = Annotated[
-    Output, typer.Option("-o", "--output", help="table, json, or csv of the jobs.")
+    Output, typer.Option("-o", "--output", help="Output format: table, json, or csv of the jobs.")
 ]
 HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="A page with plots, self-contained.")
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a self-contained page with plots."),
 ]

@@ -97,7 +97,7 @@ def say_begun_again(workload: Workload, runs: Sequence[Run]) -> None:
     names = ", ".join(dict.fromkeys(result.policy for result in stopped))
     if names:
         say(
-            f"aryl: {names}: jobs that were stopped begin again, as none is said to save; "
+            f"aryl: {names}: preempted jobs start from the beginning, as no job saves checkpoints; "
             "published figures most often take --checkpoints on-request"
         )
 

@@ -123,6 +123,6 @@ def told(node: NodeEntry) -> list[str]:
     """In words, which GPUs of a node are held for reservations that were given up."""
     return [
         f"{counted(len(left.gpu_uuids), 'GPU stays', 'GPUs stay')} held for {left.key}, which was "
-        "told to stop before it ran, until the node reports that it let go"
+        "ordered to stop before it ran, until the node reports its release"
         for left in node.left_reservations
     ]

@@ -42,7 +42,7 @@ def _find(ctx: Context, key: WorkerKey) -> tuple[JobEntry, WorkerEntry] | None:
 
 
 def computing_on(ctx: Context, slot: GpuSlot) -> list[JobEntry]:
-    """Jobs that compute on a GPU or are about to; a job that was ordered to stop does not count."""
+    """Jobs that compute on a GPU or are about to; one that was ordered to stop does so no more."""
     found = (_find(ctx, key) for key in keys_of(slot))
     return [
         job
@@ -148,7 +148,7 @@ def resume(ctx: Context, decision: Resume) -> str:
 def resume_all(ctx: Context) -> None:
     """Resume suspended jobs where no other job computes: the present policy takes no turns."""
     for job_id in sorted(ctx.state.suspended_jobs):
-        why = "the policy shares no GPUs, and nobody computes on its own"
+        why = "the policy shares no GPUs, and no job computes on its GPUs"
         resume(ctx, Resume(job_id=job_id, reason=why))
 
 

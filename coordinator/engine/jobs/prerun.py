@@ -43,7 +43,7 @@ def passed(ctx: Context, job: JobEntry, why: str) -> None:
     if any(worker.phase != WorkerPhase.RUNNING for worker in job.workers.values()):
         return  # it has ended by itself, well or not, and that is what counts
     job.retry.is_prerun_over = True
-    jobs_lifecycle.fire(ctx, job, JobEvent.PREEMPT, f"its pre-run is over: {why}")
+    jobs_lifecycle.fire(ctx, job, JobEvent.PREEMPT, f"its pre-run ended: {why}")
     job.after_vacating = AfterVacating.REQUEUE
     jobs_lifecycle.stop_workers(ctx, job, StopReason.PREEMPT)
     jobs_lifecycle.finish_attempt_if_empty(ctx, job)

@@ -47,7 +47,9 @@ def _word(ctx: Context, job: JobEntry, event: ProgressReported) -> None:
         return
     at_s = max(ctx.ago(event.told_ago_s), job.attempt_ran_at_s)
     if job.gaps.stalled_since_s is not None:
-        jobs_lifecycle.stall_over(ctx, job, "it told a step" if is_step else "it told a save")
+        jobs_lifecycle.stall_over(
+            ctx, job, "it reported a step" if is_step else "it reported a save"
+        )
     job.gaps.told(at_s, attempt=job.attempt)
     if event.progress is None or not is_step or job.state == JobState.PREEMPTING:
         return

@@ -211,14 +211,14 @@ def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None)
         listed = ", ".join(str(code) for code in codes)
         is_told = exit_code is not None
         own = f"exit code {exit_code} is" if is_told else "an end without exit code is"
-        out = f": list {exit_code} there to have it tried again" if is_told else ""
+        out = f": list {exit_code} there to retry the job" if is_told else ""
         return f"{own} not among retry.on_exit_codes ({listed}){out}"
     if retry.is_charged and used > most:
         if not most:
-            return "retry.max_restarts is 0: set it to have a job tried again after its own faults"
+            return "retry.max_restarts is 0: set it to retry a job after its own faults"
         return (
             f"{counted(most, 'restart')} of retry.max_restarts used, none is left: submit it "
-            "again, with more of them if it is to be tried for longer"
+            "again, with more restarts to retry it longer"
         )
     failure = retry.failure
     if failure is None or not settings.retry_by_failure_class or codes:
@@ -227,7 +227,7 @@ def _why_no_more(job: JobEntry, settings: EngineSettings, exit_code: int | None)
         why = "it would fail again on every node (failure class never)"
     elif _is_spent(failure, retry.counts):
         times = counted(failure.most_retries or 0, "time")
-        why = f"this failure is tried again {times} at most (most_retries of its rule)"
+        why = f"this failure is retried {times} at most (most_retries of its rule)"
     else:
         return ""
     left = max(0, most - used + retry.is_charged)

@@ -121,7 +121,7 @@ def in_words(job: JobEntry, now_s: float) -> str:
     if silent_s is None:
         return ""
     usual_s = job.gaps.usual_s
-    usual = "" if usual_s is None else f"; it told one every {usual_s:.0f} s"
+    usual = "" if usual_s is None else f"; its usual interval is {usual_s:.0f} s"
     return f"{_step(job)} for {silent_s:.0f} s{usual}"
 
 

@@ -66,7 +66,7 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
 
 
 def reclaim_s(ctx: Context, service: ServiceName) -> float:
-    """The reclaim deadline of a service, in seconds: of one that is in no settings any more, the
+    """The reclaim deadline of a service, in seconds: of one that is no longer in the settings, the
     last one that it had; of one that never was in any, the TTL of its leases."""
     promised_s = known_s(ctx, service)
     return ctx.settings.lease_ttl_s if promised_s is None else promised_s

@@ -18,11 +18,8 @@ logged again. No agent waits longer before it calls a process foreign (`stranger
 STORIES_KEPT = 64
 """Per node; processes of older entries are logged again if they are still there."""
 PIDS_KEPT = 64
-"""Per entry; a process that is back after more others came and went counts as one more."""
-WHY = (
-    "nobody was granted this GPU for it, and it is no server's of the node; nothing but its owner "
-    "can end it"
-)
+"""Of one story; whoever is back after more others came and went counts as one more."""
+WHY = "it belongs to no worker and no server of the node; only its owner can end it"
 
 
 def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
@@ -90,4 +87,4 @@ def _story_of(stories: list[TrespassStory], fact: TrespassFact) -> TrespassStory
 def _untold(story: TrespassStory) -> str:
     if not story.untold_count:
         return ""
-    return f"; {story.untold_count} more of the same came since the one that was told before it"
+    return f"; {story.untold_count} more of these processes seen since the last report"

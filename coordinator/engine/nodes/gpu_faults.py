@@ -36,12 +36,12 @@ BY_REBOOT = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT}
 _ASKED = {
     RecoveryAction.GPU_RESET: "reset the GPU",
     RecoveryAction.NODE_REBOOT: "drain and reboot the node",
-    RecoveryAction.DRAIN_P2P: "end what uses the GPU and its NVLink peers together, then reset it",
+    RecoveryAction.DRAIN_P2P: "stop all programs on the GPU and its NVLink peers, then reset it",
     RecoveryAction.DRAIN_AND_RESET: "reset the GPU when nothing runs on it",
     RecoveryAction.RECOVER_IMEX_DOMAIN: "recover the IMEX domain of the node",
     RecoveryAction.BUS_RESET: "reset the GPU by its bus",
     RecoveryAction.SYSTEM_REBOOT: "drain and reboot the system",
-    RecoveryAction.UNKNOWN: "see what nvidia-smi -q says of the GPU's recovery action",
+    RecoveryAction.UNKNOWN: "see the GPU's recovery action in nvidia-smi -q",
 }
 
 
@@ -158,7 +158,7 @@ def _suspect(
         GpuOut(
             since_s=ctx.now_s,
             what=f"{fault.what}, suspect score {score:.1f}",
-            meaning=f"{names} that share nothing had faults of their own on it",
+            meaning=f"{names} with nothing in common failed on it",
             owner=OPERATOR,
             next_step="test the GPU (dcgmi diag -r 3)",
             needs_repair=True,
@@ -240,7 +240,7 @@ def _out(ctx: Context, node: NodeEntry, uuid: GpuUuid, out: GpuOut) -> None:
     condition = node.gpu_conditions[uuid]
     condition.out, condition.held_back = out, None
     what = f"GPU {uuid} is out" + (", and its node" if out.is_node else "")
-    ctx.log_event(node.name, what, f"{_said(out)}; what runs there goes on")
+    ctx.log_event(node.name, what, f"{_said(out)}; running work continues")
     _changed(ctx, node)
 
 
@@ -270,7 +270,7 @@ def rebooted(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
             continue
         found = condition.out or condition.held_back
         if found is not None and not found.needs_repair:
-            _back(ctx, node, uuid, "its node booted anew")
+            _back(ctx, node, uuid, "its node rebooted")
     _forget(node)
 
 
@@ -323,7 +323,7 @@ def why_open(ctx: Context) -> str:
     there, are_out = shares(ctx.state)
     return (
         f"{are_out} of {there} GPUs are out, and no more than {most_out(ctx, there)} may be by "
-        "themselves: a driver may cry of every GPU; an operator decides (aryl node cordon, "
+        "themselves: a faulty driver may report every GPU; an operator decides (aryl node cordon, "
         "aryl node uncordon)"
     )
 
@@ -339,7 +339,7 @@ def told(ctx: Context, node: NodeEntry) -> list[str]:
             ago_s = max(0.0, ctx.now_s - out.since_s)
             found.append(
                 f"GPU {uuid} is out since {ago_s:.0f} s: {_said(out)}; nothing new begins {on}, "
-                f"what runs goes on; {_until(node.name, out)}"
+                f"running work continues; {_until(node.name, out)}"
             )
         elif condition.held_back is not None:
             found.append(
@@ -360,5 +360,5 @@ def _said(out: GpuOut) -> str:
 def _until(name: NodeName, out: GpuOut) -> str:
     if out.is_drivers:
         return "until its driver asks for no recovery any more"
-    reboot = "" if out.needs_repair else "until its node boots anew and reports it clean, or "
+    reboot = "" if out.needs_repair else "until its node reboots and reports it clean, or "
     return f"{reboot}until aryl node uncordon {name}"

@@ -15,7 +15,7 @@ from coordinator.policies.contract.text import some
 
 NAMED = 8
 """Nodes that a line names; more are counted."""
-IF_OFF = "if such a node is off for certain: aryl node confirm-dead NODE"
+IF_OFF = "if the node is certainly off: aryl node confirm-dead NODE"
 
 
 def records_lost(ctx: Context, event: RecordsLost) -> None:

@@ -34,7 +34,7 @@ def why_not(state: ClusterState, node: NodeEntry) -> str:
     open_now = _held(state, node) or _loan(state, node) or _unread(state, node)
     if not open_now:
         return ""
-    return f"node {name}: {open_now}; if it is off for certain: aryl node confirm-dead {name}"
+    return f"node {name}: {open_now}; if it is certainly off: aryl node confirm-dead {name}"
 
 
 def _held(state: ClusterState, node: NodeEntry) -> str:
@@ -63,7 +63,7 @@ def _unread(state: ClusterState, node: NodeEntry) -> str:
         if node.name in job.awaited_nodes:
             job_ids.add(job.job_id)
     jobs = some(sorted(job_ids), NAMED)
-    return f"only its ledger tells what it runs of {jobs}" if jobs else ""
+    return f"only its ledger knows what it runs of {jobs}" if jobs else ""
 
 
 def remove(ctx: Context, node: NodeEntry, said: str) -> None:

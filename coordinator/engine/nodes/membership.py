@@ -27,7 +27,7 @@ def leader_started(ctx: Context) -> None:
         settle(ctx, ctx.state.nodes[name])
     for service, by in unknown_services(ctx.state, ctx.settings):
         ctx.log_event(
-            "cell", f"service {service} is in no settings", f"it is not lent; named by {by}"
+            "cell", f"service {service} is not in the settings", f"it is not lent; named by {by}"
         )
 
 
@@ -45,7 +45,7 @@ def unknown_services(
 
 
 def is_unknown(ctx: Context, node: NodeEntry) -> bool:
-    """Whether a node names a service that is in no settings: it is not lent."""
+    """Whether a node names a service that is not in the settings: it is not lent."""
     return node.service is not None and ctx.service_settings(node.service) is None
 
 
@@ -57,7 +57,7 @@ def moved(
         _other_pool(ctx, node, old_pool)
     if (old_pool is None or old_service != node.service) and is_unknown(ctx, node):
         why = "it is not lent: name it in the coordinator's settings, or another in its agent's"
-        ctx.log_event(node.name, f"service {node.service} is in no settings", why)
+        ctx.log_event(node.name, f"service {node.service} is not in the settings", why)
 
 
 def _other_pool(ctx: Context, node: NodeEntry, old_pool: Pool) -> None:
@@ -90,7 +90,7 @@ def estranged(ctx: Context, node: NodeEntry) -> str:
     assert node.lease is not None
     service = node.lease.service
     if ctx.service_settings(service) is None:
-        return f"its service {service} is in no settings of this cell"
+        return f"its service {service} is not in the settings of this cell"
     if node.service != service:
         return f"its agent names service {node.service or 'none'} now, and {service} lent it"
     return ""

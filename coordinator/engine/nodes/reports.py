@@ -66,7 +66,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     _fold_gpus(ctx, node, event, said)
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
     if is_new_boot:
-        start_failures.forget(ctx, node, "it booted anew")
+        start_failures.forget(ctx, node, "it rebooted")
     if event.trespasses or is_new_boot or node.trespassed:
         foreign_processes.fold(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
@@ -241,8 +241,8 @@ def _move(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     missed = [str(role) for role in _between(old, path)]
     _fire(node, NodeEvent.SILENT)
     _fire(node, HEARD[event.role])
-    without = f"without {', '.join(missed)}" if missed else "which nothing leads to"
-    why = "its reports on the way were lost, or the agent broke the table"
+    without = f"without {', '.join(missed)}" if missed else "without a known transition"
+    why = "reports in between were lost, or the agent broke the transition table"
     ctx.log_event(
         node.name,
         f"{old} -> {node.role} {without}",

@@ -27,20 +27,23 @@ from coordinator.policies.names import DEFAULT
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inference service and what it lends."""
 
-    name: Annotated[Token, Meta(description="name that its nodes report")]
+    name: Annotated[Token, Meta(description="name of the service, as its nodes report it")]
     capacity_per_node: Annotated[
-        PositiveFloat, Meta(description="requests per second that one node carries")
+        PositiveFloat, Meta(description="requests per second that one node can serve")
     ]
     mode: Annotated[Mode, Meta(description="observe, recommend or act")] = Mode.OBSERVE
     min_serving: Annotated[NonNegativeInt, Meta(description="nodes that are never lent")] = 1
     headroom_ratio: Annotated[
-        Ratio, Meta(description="share of the service's nodes kept above the forecast")
+        Ratio,
+        Meta(description="share of the service's nodes kept as headroom above the load forecast"),
     ] = 0.02
     reclaim_deadline_s: Annotated[
-        PositiveFloat, Meta(description="a node is serving again this long after it was asked back")
+        PositiveFloat,
+        Meta(description="a lent node serves again at most this long after a reclaim begins"),
     ] = 300.0
     max_grace_s: Annotated[
-        NonNegativeFloat, Meta(description="longest grace of a job that may run on its lent nodes")
+        NonNegativeFloat,
+        Meta(description="longest stop grace of a job that may run on the service's lent nodes"),
     ] = 60.0
     device_free_p99_s: Annotated[
         NonNegativeFloat, Meta(description="99th percentile from worker exit to device free")
@@ -51,13 +54,15 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     unknown_load_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="lent nodes come home when the load of serving nodes is unknown for longer"
+            description="reclaim lent nodes when the load of the serving nodes has been unknown "
+            "for longer than this"
         ),
     ] = 120.0
     hold_off_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="a node that became ready is not lent before this, nor another in its place"
+            description="after a node becomes ready, neither it nor another in its place is "
+            "lent for this long"
         ),
     ] = 300.0
 
@@ -65,43 +70,64 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tenant and its guarantee; GPUs count whatever their type."""
 
-    name: Annotated[Token, Meta(description="name that its users submit under")]
-    parent: Annotated[str, Meta(description="tenant that it is part of; empty: none")] = ""
+    name: Annotated[Token, Meta(description="name of the tenant; its users submit jobs under it")]
+    parent: Annotated[str, Meta(description="parent tenant; empty: none")] = ""
     weight: Annotated[
-        Weight, Meta(description="its part of what guarantees leave, against its siblings'")
+        Weight,
+        Meta(
+            description="share of the capacity left over after guarantees, relative to sibling "
+            "tenants"
+        ),
     ] = 1.0
     guarantee_gpus: Annotated[
-        NonNegativeInt, Meta(description="its quota and its children's: never lost to others")
+        NonNegativeInt,
+        Meta(
+            description="quota of this tenant and its children in GPUs; other tenants never "
+            "keep it from them"
+        ),
     ] = 0
     borrow_limit_gpus: Annotated[
-        NonNegativeInt | None, Meta(description="most that it uses beyond its guarantee")
+        NonNegativeInt | None,
+        Meta(description="most GPUs this tenant may use beyond its guarantee; none: no limit"),
     ] = None
     lend_limit_gpus: Annotated[
-        NonNegativeInt | None, Meta(description="most that others use of its idle guarantee")
+        NonNegativeInt | None,
+        Meta(description="most GPUs of its idle guarantee that others may use; none: no limit"),
     ] = None
     waiting_jobs_max: Annotated[
         PositiveInt | None,
-        Meta(description="most jobs of it that may wait; none: `engine.waiting_jobs_max`"),
+        Meta(description="most waiting jobs of this tenant; none: `engine.waiting_jobs_max`"),
     ] = None
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine decides."""
 
-    policy: Annotated[str, Meta(description="policy bundle; `aryl policies` lists them")] = DEFAULT
+    policy: Annotated[str, Meta(description="scheduling policy; `aryl policies` lists them")] = (
+        DEFAULT
+    )
     gang_ready_timeout_s: Annotated[
-        PositiveFloat, Meta(description="a gang that is not ready by then queues again, free")
+        PositiveFloat,
+        Meta(
+            description="a gang that is not ready after this time is queued again at no cost to "
+            "its retries"
+        ),
     ] = 300.0
     resize_cooldown_s: Annotated[
-        NonNegativeFloat, Meta(description="shortest time between two growths of one job")
+        NonNegativeFloat, Meta(description="shortest time between two growths of a job")
     ] = 60.0
     lease_ttl_s: Annotated[
-        PositiveFloat, Meta(description="a lent node that hears nothing this long goes home")
+        PositiveFloat,
+        Meta(
+            description="lease TTL: a lent node that gets no renewal for this long returns to "
+            "its service"
+        ),
     ] = 30.0
     min_runtime_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="a job that was preempted and runs again is not stopped for another within"
+            description="a preempted job that runs again is not preempted for another job "
+            "within this time"
         ),
     ] = 60.0
     start_p99_s: Annotated[
@@ -110,118 +136,136 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 15.0
     restart_p99_s: Annotated[
         NonNegativeFloat,
-        Meta(description="what an attempt after a stop takes beyond that until it computes"),
+        Meta(
+            description="99th percentile of the extra time until an attempt after a stop makes "
+            "progress"
+        ),
     ] = 35.0
     resize_p99_s: Annotated[
         NonNegativeFloat,
-        Meta(description="how long a gang stands still when its worker count changes"),
+        Meta(description="99th percentile of a gang's pause when its worker count changes"),
     ] = 30.0
     stalled_after_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="a job that told progress is STALLED after so long without any, or after "
-            "ten times its usual gap if that is longer"
+            description="a job that reports progress is STALLED after this long without any, or "
+            "after ten times its usual gap if that is longer"
         ),
     ] = 120.0
     silence_margin_s: Annotated[
         NonNegativeFloat,
-        Meta(description="added to a job's `stop_after_s` and grace before it restarts elsewhere"),
+        Meta(
+            description="time added to a lost job's `stop_after_s` and grace before it restarts "
+            "elsewhere"
+        ),
     ] = 30.0
     retry_by_failure_class: Annotated[
         bool,
-        Meta(description="within a job's own retries, what kind of failure it was decides on one"),
+        Meta(
+            description="decide on a retry by the failure class, within the job's own number of "
+            "retries"
+        ),
     ] = True
     retry_backoff_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="wait before the first retry after a failure that passes, or a node fault; "
+            description="wait before the first retry after a transient failure or a node fault; "
             "doubles each time"
         ),
     ] = 30.0
     retry_backoff_max_s: Annotated[
         NonNegativeFloat,
         Meta(
-            description="and is never longer than this; a node that refused three starts in a row "
-            "takes nothing new for so long"
+            description="longest wait before a retry; also how long a node that refused three "
+            "starts in a row gets no new workers"
         ),
     ] = 600.0
     retry_reset_s: Annotated[
         PositiveFloat,
         Meta(
-            description="an attempt that ran this long ends a row of own faults: the next pause is "
-            "short again"
+            description="an attempt that runs this long resets `retry_backoff_s` of the job's own "
+            "faults"
         ),
     ] = 3600.0
     retry_avoid_s: Annotated[
         NonNegativeFloat,
-        Meta(description="a job waits so long for other nodes than the one on which it failed"),
+        Meta(description="how long a job waits for other nodes than the one on which it failed"),
     ] = 3600.0
     cordon_suspect_nodes: Annotated[
         bool,
-        Meta(description="cordon a node whose hardware a job's log names; else it is recommended"),
+        Meta(
+            description="cordon a node when a job's log shows a hardware fault of it; false: only "
+            "recommend it"
+        ),
     ] = False
     gpus_out_ratio_max: Annotated[
         Ratio,
         Meta(
-            description="share of the cell's GPUs that faults may take out by themselves; beyond "
-            "it an operator decides"
+            description="share of the cell's GPUs that faults may take out of use automatically; "
+            "beyond it an operator decides"
         ),
     ] = 0.1
     gpus_out_min: Annotated[
         NonNegativeInt,
-        Meta(description="so many GPUs may be out in any case, however small the cell is"),
+        Meta(
+            description="number of GPUs that faults may take out of use in any case, even in a "
+            "small cell"
+        ),
     ] = 8
     suspect_score_max: Annotated[
         PositiveFloat,
         Meta(
-            description="a GPU is out on which so many programs had faults of their own, each of "
-            "them counted less as time passes"
+            description="a GPU goes out of use when its suspect score reaches this; each "
+            "program that failed there adds 1, and less as time passes"
         ),
     ] = 2.5
     suspect_half_life_s: Annotated[
-        PositiveFloat, Meta(description="such a fault counts half after this")
+        PositiveFloat, Meta(description="half-life of a failure in the suspect score")
     ] = 86400.0
     loan_period_s: Annotated[
-        PositiveFloat, Meta(description="time between two loan passes without an outside event")
+        PositiveFloat, Meta(description="time between two loan passes without an event")
     ] = 300.0
     idle_return_s: Annotated[
         PositiveFloat | None,
         Meta(
-            description="a lent node on which nothing ran for so long goes home at the next loan "
-            "pass, if no job waits; none: it stays until its service needs it"
+            description="a lent node that is idle for this long returns at the next loan pass "
+            "if no job waits; none: it stays until its service needs it"
         ),
     ] = None
     default_expected_runtime_s: Annotated[
         PositiveFloat,
-        Meta(description="assumed running time of a job of which nothing is known"),
+        Meta(description="assumed running time of a job without any estimate"),
     ] = 3600.0
     load_window_samples: Annotated[
         NonNegativeInt, Meta(description="load samples kept per service for the forecast")
     ] = 600
     finished_jobs_kept: Annotated[
-        NonNegativeInt, Meta(description="ended jobs that `job list` still shows")
+        NonNegativeInt, Meta(description="number of ended jobs kept for `job list`")
     ] = 10_000
     ended_loans_kept: Annotated[
-        NonNegativeInt, Meta(description="loans that came home that `loan list --all` still shows")
+        NonNegativeInt, Meta(description="number of ended loans kept for `loan list --all`")
     ] = 10_000
     story_lines_kept: Annotated[
         int,
-        Meta(ge=1, description="lines of the newest events that the coordinator has in memory"),
+        Meta(ge=1, description="number of newest event lines that the coordinator keeps in memory"),
     ] = 5000
     job_histories_kept: Annotated[
         NonNegativeInt,
-        Meta(description="kinds of jobs whose running times are remembered; the latest seen stay"),
+        Meta(description="number of job kinds whose running times are kept; those seen last stay"),
     ] = 10_000
     waiting_jobs_max: Annotated[
         PositiveInt,
-        Meta(description="a tenant with this many jobs that wait is refused further submissions"),
+        Meta(description="most waiting jobs of a tenant; further submissions are refused"),
     ] = 10_000
     services: Annotated[
         tuple[ServiceSettings, ...], Meta(description="the inference services of this cell")
     ] = ()
     tenants: Annotated[
         tuple[TenantSettings, ...],
-        Meta(description="who is promised what; others have no guarantee and weight 1"),
+        Meta(
+            description="tenants and their guarantees; a tenant not listed has no guarantee and "
+            "weight 1"
+        ),
     ] = ()
 
     def waiting_jobs_of(self, tenant: str) -> tuple[int, str]:
@@ -250,7 +294,7 @@ def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
     by_name = {tenant.name: tenant for tenant in tenants}
     for name, count in Counter(tenant.name for tenant in tenants).items():
         if count > 1:
-            raise ConfigError(f"engine.tenants: {name} is there twice")
+            raise ConfigError(f"engine.tenants: {name} is listed twice")
     for tenant in tenants:
         if tenant.parent and tenant.parent not in by_name:
             known = ", ".join(sorted(by_name))

@@ -166,7 +166,7 @@ def _unusable(nodes: list[NodeView]) -> list[str]:
         f"{', '.join(f'{gpus} on {node.name}' for node, gpus in which)}"
         for which, how in (
             (sick, "not well"),
-            (taken, "used by processes that nobody was granted them for"),
+            (taken, "used by foreign processes"),
         )
         if which
     ]

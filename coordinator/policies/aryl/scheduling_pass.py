@@ -45,45 +45,52 @@ from coordinator.policies.tenants.infeasible import Hosts, hosts_of
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What a bundle is made of; all but the order are knobs, see `bundles`.
+    """The rules of a bundle; all but the order are knobs, see `registry`.
 
-    order: key of the waiting jobs. is_strict: the first that does not fit blocks
-    the rest that want the same GPU types, if it could have those some day.
-    is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
-    resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
-    grows_when_idle: nobody gets a flexible worker while a job waits.
-    elastic_base_prefers_loan: base workers of elastic jobs go to lent nodes first, as in the
-        paper; else to training nodes while they fit there, as nobody is preempted for a reclaim but
-        who has a base worker on a lent node.
-    lend_only_on_demand: lend no node that no job could use; the paper lends whatever is spare.
-    separates_groups: base and flexible workers go to lent nodes of their own; the paper's naive
+    order: sort key of the waiting jobs.
+    is_strict: the first job that does not fit blocks the rest that want the same GPU types, unless
+        the cell could never run it.
+    is_scaling: give flexible workers to elastic jobs, and take them away.
+    is_loaning: lend spare nodes.
+    resize_cost_s: running time in seconds that each added or removed flexible worker must save
+        (the cost of a rendezvous).
+    grows_when_idle: give no flexible workers while a job waits.
+    elastic_base_prefers_loan: place base workers of elastic jobs on lent nodes first, as in the
+        paper; false: on training nodes while they fit there, as a reclaim preempts only jobs with
+        a base worker on a lent node.
+    lend_only_on_demand: lend only nodes that a job could use; the paper lends every spare node.
+    separates_groups: place base and flexible workers on different lent nodes; the paper's naive
         placement does not (table 6).
-    waits_for_loan: jobs that a lent GPU type would do for run on lent nodes only, as
-        opportunistic guests of the inference cluster (section 7.1), until they are preempted: a
-        job that is longer than any loan would never end there.
-    reclaim: which lent nodes go home. reclaim_cost: what a preemption counts there.
+    waits_for_loan: run jobs that could use a lent GPU type only on lent nodes, as opportunistic
+        guests of the inference cluster (section 7.1), until they are preempted; a job that is
+        longer than any loan never ends there.
+    reclaim: rule that chooses which lent nodes return.
+    reclaim_cost: cost of a preemption in that choice.
     waits_for_finish: a reclaim waits for jobs that end by themselves within the deadline.
-    separates_at_home: base and flexible workers keep to training nodes of their own as well.
-    claim_ratio: a job that does not fit keeps nodes free for itself for as long as this part of
-        the time it has waited; 0: none is kept. claim_stretch: a job keeps nodes only once it
-        has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
-        one GPU type at a time.
-    reservation_after_s: GPUs are set aside for a gang that has waited so long without room, so that
-        its wait is bounded (EASY backfilling, see `reserving`); None: none are.
-    trusts_profiles: a job is thought to go as fast at each size as its profile tells; else, and
-        where it tells nothing, in proportion to its workers, as in the paper. The order is the
-        paper's either way: by the running time with the most workers, in proportion to them.
-    queue_weight: how much what a flexible worker saves those who wait counts beside what it saves
-        its own job. A second of the job then counts 1 + queue_weight x n x g / G: n jobs wait for
-        its GPU type, its base gang has g GPUs, the type has G. 0: nothing, as in the paper.
-    lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
-        of the load, where its day is known; None: wherever there is room. near_quantile: a job
-        that would have room at home but for a claim or flexible workers goes by this one; None: by
-        the same as all. lifetime_odds: a job goes by a higher quantile where it has less to gain by
-        a loan than to lose, and where it has room at home to no loan of which nothing is known,
-        whatever near_quantile is.
-    lifetime_saves: a job that saves may go to lent nodes that come home before it is over.
-    lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
+    separates_at_home: place base and flexible workers on different training nodes as well.
+    claim_ratio: a job that does not fit keeps nodes free for itself for this share of the time it
+        has waited; 0: never.
+    claim_stretch: a job keeps nodes free only after it has waited this many times its shortest
+        running time.
+    claims_most: number of jobs that may keep nodes of one GPU type free at a time.
+    reservation_after_s: reserve GPUs for a gang that has waited this long without a fit, which
+        bounds its wait (EASY backfilling, see `reservations`); None: never.
+    trusts_profiles: take a job's speed at each size from its profile. False, or without a profile:
+        speed is proportional to the worker count, as in the paper. The order of jobs is the
+        paper's either way: by the running time with the most workers, at proportional speed.
+    queue_weight: weight of the time that a flexible worker saves waiting jobs, against the time
+        that it saves its own job. A second of the job then counts 1 + queue_weight x n x g / G: n
+        jobs wait for its GPU type, its base gang has g GPUs, the type has G. 0: none, as in the
+        paper.
+    lifetime_quantile: place base workers on a lent node only if its loan outlives the job at this
+        quantile of the load, where the daily load is known; None: on any lent node with room.
+    near_quantile: quantile for a job that would fit on training nodes but for a claim or flexible
+        workers; None: lifetime_quantile.
+    lifetime_odds: use a higher quantile for a job that has less to gain from a loan than to lose.
+        A job that fits on training nodes then never uses a loan of unknown length, whatever
+        near_quantile is.
+    lifetime_saves: a job that saves checkpoints may use lent nodes that return before it ends.
+    lend_quantile: lend and reclaim by this quantile of the load; None: by its last value, slope
         and day before.
     """
 

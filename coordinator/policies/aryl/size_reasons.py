@@ -28,7 +28,9 @@ def why_not_larger(
         return (_at_best(share, resize_cost_s),)
     rest_s = resizable_at_s(snapshot, job)
     if rest_s is not None:
-        return (f"it was resized a moment ago and rests for {rest_s - snapshot.now_s:.0f} s more",)
+        return (
+            f"it was just resized and is not resized again for {rest_s - snapshot.now_s:.0f} s",
+        )
     if is_barred:
         return ("it does not grow while jobs wait",)
     is_measured = job.resize_cost_s is not None  # then one resize costs as much as another
@@ -40,8 +42,8 @@ def why_not_larger(
     if share.weight * saved_s <= cost_s:
         would = "one worker more would save" if more == 1 else f"{more} workers more would save"
         return (
-            f"it does not grow: {would} {saved_s:.1f} s of what it is thought to have left, and a "
-            f"resize {'of it was measured to cost' if is_measured else 'costs'} {cost_s:.4g} s",
+            f"it does not grow: {would} {saved_s:.1f} s of its estimated remaining time, and a "
+            f"resize {'was measured to cost' if is_measured else 'costs'} {cost_s:.4g} s",
         )
     if more > 1:
         return (

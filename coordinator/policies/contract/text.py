@@ -39,7 +39,7 @@ def listed(names: Sequence[str], one: str, many: str) -> str:
         one, many: the verb for one name, and for several.
     """
     if len(names) < 2:
-        return f"{names[0] if names else 'nobody'} {one}"
+        return f"{names[0] if names else 'no job'} {one}"
     said, others = list(names[:MOST_NAMES]), len(names) - MOST_NAMES
     if others > 0:
         said.append(counted(others, "other"))

@@ -29,9 +29,7 @@ SLACK = 1e-9
 NEVER = "can never run here: its CPUs and memory do not fit on the nodes that have its GPUs"
 """Why a job waits whose gang would not fit on empty nodes, open or not."""
 
-NOT_OPEN = (
-    "its gang would not fit though nobody else were on the nodes that are open to workers now"
-)
+NOT_OPEN = "its gang would not fit even if the nodes open to workers were empty"
 """Why a job waits whose gang would fit on empty nodes if all were open."""
 
 

@@ -43,10 +43,11 @@ from coordinator.policies.policy import Parts, joint
 
 
 class TetrisKnobs(Struct, frozen=True, kw_only=True):
-    """fairness: f of the paper, 0 packs best, near 1 the worst-off job goes first.
+    """fairness: f of the paper: at 0 packing is best, near 1 the worst-off job goes first.
 
-    remote_ratio: what a worker away from its gang's first machine counts (the paper's 10 % penalty
-    on remote input). srtf_weight: times eps; 0 packs only, without regard to what is left.
+    remote_ratio: value of a worker away from the first machine of its gang (the paper's 10 %
+        penalty on remote input).
+    srtf_weight: weight of the remaining work, times eps; 0: packing only.
     """
 
     fairness: Ratio = 0.25
@@ -101,8 +102,8 @@ class Packing:
             return unfit
         return (
             f"its gang of {counted(job.workers.min, 'worker')} of "
-            f"{counted(job.gpus_per_worker, 'GPU')} does not fit in GPUs, CPUs and memory of "
-            "what is free"
+            f"{counted(job.gpus_per_worker, 'GPU')} does not fit in the free GPUs, CPUs "
+            "and memory"
         )
 
     # --- the score ------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def _allocate(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> A
             workers=placed_count(fit.placements),
             gpu_type=fit.gpu_type,
             placements=fit.placements,
-            reason=f"alignment {fit.alignment:.3f}, score {score:.3f} with what is left of it",
+            reason=f"alignment {fit.alignment:.3f}, score {score:.3f} with its remaining work",
         )
         for job, fit, score in Packing(knobs, snapshot).starts
     ]

@@ -41,13 +41,13 @@ from coordinator.policies.tenants.tree import WHOLE
 
 
 class FairKnobs(Struct, frozen=True, kw_only=True):
-    """preempts: a queue that has had too little for long takes GPUs from queues above their fair
-        share; off, as by default in YARN (yarn.scheduler.fair.preemption).
+    """preempts: preempt jobs of queues above their fair share for a queue that is below its own.
 
-    threshold: less than this part of a queue's fair share is too little (YARN's
+        Off, as by default in YARN (yarn.scheduler.fair.preemption).
+    threshold: share of its fair share below which a queue is starved (YARN's
         fairSharePreemptionThreshold, 0.5 there too).
-    timeout_s: a queue that waits and has too little takes GPUs after so long (YARN's
-        fairSharePreemptionTimeout, which is never there unless somebody sets it).
+    timeout_s: time that a waiting queue must be starved before it preempts (YARN's
+        fairSharePreemptionTimeout, which YARN leaves unset by default).
     """
 
     preempts: bool = False
@@ -263,7 +263,7 @@ def _family(name: str, description: str, key: Key, parts: Parts) -> Policy:
 POLICIES = (
     joint(
         "yarn",
-        "YARN-CS of the papers: strict FIFO on the fewest nodes, nobody is stopped",
+        "YARN-CS of the papers: strict FIFO on the fewest nodes, no preemption",
         knobs=NoKnobs(),
         allocate=_strict,
         hold=lambda _, snapshot, memory: tuple(_Line(snapshot).held),

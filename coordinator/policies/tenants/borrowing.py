@@ -37,7 +37,7 @@ def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) ->
     if left >= idle or not idle:
         return ""
     return (
-        f"by their guarantee {listed(rest.tenants, 'has', 'have')} called it back "
+        f"by their guarantee {listed(rest.tenants, 'has', 'have')} reclaimed it "
         f"{counted(rest.count, 'time')} in a row, the last {now_s - rest.since_s:.0f} s ago: for "
         f"{rest.until_s - now_s:.0f} s more it borrows nothing there, and beside that no "
         f"{counted(gpus, 'GPU')} are free"

@@ -196,7 +196,7 @@ class Fleet:
         ):
             return ()
         return tuple(
-            f"waits for absent nodes, and keeps nobody behind it waiting: without "
+            f"waits for absent nodes, and does not block the jobs behind it: without "
             f"{', '.join(self._absent(name))} (lost, quarantined, cordoned or closed) the nodes of "
             f"type {name} have no room for it"
             for name in able

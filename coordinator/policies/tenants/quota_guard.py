@@ -362,7 +362,7 @@ class _Guard:
             decision = self.kept[place]
             assert decision is not None
             self.kept[place] = None
-            why = "nobody starts on what it would leave"
+            why = "no job starts on the GPUs it would free"
             self.dropped.append(Dropped(decision=decision, why=why))
 
 

@@ -296,7 +296,7 @@ class _TakeBack:
             placements=gang.placed(self._counts.free, first),
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / gang.count,
             estimate_source=job.estimate_source,
-            reason=f"tenant {tenant} is due its guarantee: {how}",
+            reason=f"tenant {tenant} is owed its guarantee: {how}",
         )
         self._starts.append(start)
         for other in (other for source in given for other in source.jobs):

@@ -320,7 +320,7 @@ def _exceeds(name: str, gpus: int, used: Count) -> str:
 def _who(name: str) -> str:
     """A tenant of `leaf` in a sentence."""
     if name == NOBODY:
-        return "whoever has no tenant"
+        return "jobs without a tenant"
     if name.endswith(ITSELF):
         return f"tenant {name.removesuffix(ITSELF)} by its own jobs"
     return f"tenant {name}"

@@ -116,8 +116,8 @@ def _not_ready(worker: WorkerEntry) -> str:
 def _awaited(entry: JobEntry) -> list[str]:
     """Nodes that a gang rebuilt from ledgers still lacks."""
     return [
-        f"it was rebuilt from ledgers, and {name}, which was given others of its workers, was not "
-        f"heard since: they may be running. If it is dead: aryl node confirm-dead {name}"
+        f"it was rebuilt from ledgers, and {name}, which has other workers of it, has not reported "
+        f"since: they may run. If it is dead: aryl node confirm-dead {name}"
         for name in entry.awaited_nodes
     ]
 
@@ -131,7 +131,9 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     if place is not None:
         at, count = place
         line = f"number {at} of {count} that wait, in the order of policy {engine.policy.name}"
-        all_anew = f"one of {count} that wait; policy {engine.policy.name} weighs all of them anew"
+        all_anew = (
+            f"one of {count} that wait; policy {engine.policy.name} ranks all of them at each pass"
+        )
         reasons.append(f"it is {line if engine.policy.keeps_line else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
@@ -223,7 +225,7 @@ def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> 
 def _silent(engine: Engine, entry: NodeEntry, refused_report: str) -> list[str]:
     said: list[str] = []
     if refused_report:
-        said.append(f"its latest report came and was refused: {refused_report}")
+        said.append(f"its latest report was refused: {refused_report}")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
         if not nodes_maintenance.why_not(engine.state, entry):
@@ -249,7 +251,7 @@ def node(
     at_s = _or_last_event(engine, now_s)
     said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
     if not entry.is_heard:
-        said.append("this coordinator has not heard it yet, so it is ordered nothing")
+        said.append("it has not reported to this coordinator yet, so it gets no orders")
     said += _silent(engine, entry, refused_report)
     said += explain_job.closed_reasons(engine, entry, at_s)
     if closed := start_failures.why(engine.state, entry):
@@ -304,14 +306,14 @@ def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     if nodes_membership.is_unknown(ctx, entry):
         known = ", ".join(sorted(s.name for s in engine.settings.services)) or "none"
         said.append(
-            f"its service {entry.service} is in no settings of this cell (services: {known}), so "
-            "it is not lent"
+            f"its service {entry.service} is not in the settings of this cell (services: {known}), "
+            "so it is not lent"
         )
     found = None if entry.last_lease_id is None else engine.state.loans.get(entry.last_lease_id)
     if found is not None and found.returned_at_s is None and found.reclaim_reason:
         since_s = now_s - (found.reclaim_ordered_at_s or 0.0)
         said.append(
-            f"{found.service} wants it back since {since_s:.0f} s, of "
+            f"{found.service} has wanted it back for {since_s:.0f} s of "
             f"{found.reclaim_deadline_s or 0.0:g} s: {found.reclaim_reason}"
         )
     return said

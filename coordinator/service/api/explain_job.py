@@ -35,7 +35,7 @@ def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
     since_s = 0.0 if entry.suspended_at_s is None else now_s - entry.suspended_at_s
     return (
         f"it keeps its GPUs and has been suspended for {since_s:.0f} s while "
-        f"{', '.join(others) or 'nobody'} computes on them"
+        f"{', '.join(others) or 'no job'} computes on them"
     )
 
 
@@ -64,7 +64,7 @@ def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:
 def _what(job: JobEntry) -> str:
     match job.after_vacating:
         case AfterVacating.CANCEL:
-            return f"cancelled by {job.cancelled_by or 'nobody known'}: it ends"
+            return f"cancelled by {job.cancelled_by or 'an unknown user'}: it ends"
         case AfterVacating.FAIL:
             why = job.error or f"exit code {job.exit_code}"
             return f"it failed ({why}) and is not tried again: it ends"
@@ -84,7 +84,9 @@ def _of_worker(worker: WorkerEntry, now_s: float) -> str:
         if left_s > 0
         else f"is past its grace of {worker.stop_grace_s:g} s, at whose end its node kills it"
     )
-    told = f"worker {worker.key.worker_index} on {worker.node} was told to stop {since_s:.0f} s ago"
+    told = (
+        f"worker {worker.key.worker_index} on {worker.node} was ordered to stop {since_s:.0f} s ago"
+    )
     return f"{told} and {grace}"
 
 
@@ -139,7 +141,7 @@ def prerun_reasons(job: JobEntry) -> tuple[str, ...]:
         case JobState.PENDING:
             return (_waits(job, gpus),)
         case _ if job.retry.is_prerun_over:
-            return (f"its pre-run on {gpus} is over, and well: {_gang(job)} waits next",)
+            return (f"its pre-run on {gpus} succeeded: {_gang(job)} waits next",)
         case _:
             until = f"after {job.spec.prerun.time_s:g} s or a checkpoint"
             return (f"this is its pre-run, on {gpus}: {_gang(job)} waits for its turn {until}",)
@@ -154,7 +156,7 @@ def _is_final(job: JobEntry) -> bool:
 def _waits(job: JobEntry, gpus: str) -> str:
     gang = _gang(job)
     if jobs_retry.why_failed(job):
-        return f"its latest pre-run, on {gpus}, came to nothing: it is tried again before {gang}"
+        return f"its latest pre-run, on {gpus}, ended without a result: it is retried before {gang}"
     return f"it waits for its pre-run, on {gpus}: {gang} comes after that"
 
 

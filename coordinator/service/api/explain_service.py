@@ -87,7 +87,7 @@ def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
     by = naming.get(ServiceName(name))
     if by is None:
         return refusal
-    why = f"{name} is in no settings of this cell, so it is not lent; named by {by}"
+    why = f"{name} is not in the settings of this cell, so it is not lent; named by {by}"
     return Refusal(refusal.error.code, f"{refusal.error.message}; {why}", refusal.error.field)
 
 
@@ -157,7 +157,7 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
             n.name,
         ),
     )
-    balance, *reasons = engine.why_kept(first.name) or ("it is in no settings of this cell",)
+    balance, *reasons = engine.why_kept(first.name) or ("it is not in the settings of this cell",)
     return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
 
 
@@ -193,7 +193,7 @@ def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
         since_s, late_s = now_s - ordered_at_s, loan_outcome.overdue_s(loan, now_s)
         due = f"LATE by {late_s:.0f} s" if late_s else f"{deadline_s - since_s:.0f} s left"
         said.append(
-            f"{loan.node} is wanted back since {since_s:.0f} s, {due} of {deadline_s:g} s: "
+            f"{loan.node} has been wanted back for {since_s:.0f} s, {due} of {deadline_s:g} s: "
             f"{loan.reclaim_reason}"
         )
     for node in engine.state.awaited:
@@ -225,7 +225,7 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(f"{node.name} has {counted(len(sick), 'GPU')} not well: it is not lent")
         elif used := len(node.trespassed):
             gpus = counted(used, "GPU")
-            said.append(f"{node.name} has {gpus} used by a process of nobody's: it is not lent")
+            said.append(f"{node.name} has {gpus} used by a foreign process: it is not lent")
     left = len(said) - COUNTED
     return (
         said

@@ -112,7 +112,7 @@ class Api:
         if wait_s:
             raise Refusal(
                 ApiErrorCode.UNAVAILABLE,
-                f"tenant {tenant} asks more than requests_per_s lets it, which is "
+                f"tenant {tenant} exceeds requests_per_s, which is "
                 f"{self._rates.limit(tenant):g}; ask again in {wait_s:.2g} s",
                 "tenant",
             )
@@ -122,7 +122,9 @@ class Api:
         if kind is None:
             self._coordinator.note_bad_request()
             known = ", ".join(sorted(self._kinds))
-            raise Refusal(ApiErrorCode.USAGE, f"no verb {verb!r}; there are {known}", "verb")
+            raise Refusal(
+                ApiErrorCode.USAGE, f"unknown verb {verb!r}; expected one of {known}", "verb"
+            )
         return kind
 
     async def _answer(
@@ -206,7 +208,7 @@ class Api:
         if prerun_spec.submitted(job) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
-                f"request {request.request_id} was job {job_id}, and that is another job",
+                f"request {request.request_id} already submitted job {job_id}, which is different",
                 "request_id",
             )
         return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
@@ -305,8 +307,8 @@ class Api:
         """Forget everything about a removed node, its last report included."""
         state = self._coordinator.engine.state
         node = state.nodes.get(name)
-        if node is not None:  # it reported while the order was on its way
-            why = nodes_maintenance.why_not(state, node) or f"node {name} has joined anew"
+        if node is not None:  # it was heard while the order was on its way
+            why = nodes_maintenance.why_not(state, node) or f"node {name} has joined again"
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
         self._coordinator.folder.remove_node(name)
 

@@ -419,8 +419,8 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         known = ", ".join(map(str, ended_workers.attempts(job))) or "none"
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
-            f"job {job.job_id} is at attempt {job.attempt} and remembers no worker of attempt "
-            f"{request.attempt}: none ran, or too many came after; attempts to ask for: {known}",
+            f"job {job.job_id} is at attempt {job.attempt} and has no record of attempt "
+            f"{request.attempt}: none ran, or too many came after; known attempts: {known}",
             "attempt",
         )
     index = request.worker_index
@@ -431,7 +431,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         which = "" if request.attempt is None else f" of attempt {request.attempt}"
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
-            f"job {job.job_id} has no worker {index}{which} and remembers none: it never ran one, "
+            f"job {job.job_id} has no worker {index}{which} and no record of one: none ran, "
             "or newer ones came after it",
             "worker_index",
         )

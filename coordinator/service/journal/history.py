@@ -95,7 +95,9 @@ class Historian:
             return
         begin = max(self._taken, state.stories_dropped)
         if 0 < self._taken < begin:
-            log.warning("history: lines %d to %d came too fast", self._taken + 1, begin)
+            log.warning(
+                "history: lines %d to %d dropped: they came too fast", self._taken + 1, begin
+            )
         self._pending += story_rows(state.stories[begin - state.stories_dropped :], begin)
         self._taken = end
         while len(self._pending) > MAX_PENDING_LINES:
@@ -121,7 +123,7 @@ class Historian:
             except (Unavailable, ConfigError) as error:
                 self._last = None
                 if self._warn.is_due(str(error)):
-                    log.warning("history: %s; trying again", error)
+                    log.warning("history: %s; retrying", error)
                 await self._clock.sleep(RETRY_S)
                 self._wake.set()
 

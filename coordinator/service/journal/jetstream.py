@@ -123,8 +123,11 @@ class Journal:
         config.deny_purge = not self._is_shortened
         info = await _ensure_stream(self._bus, config)
         if self._is_shortened and info.config.deny_purge:
-            # NATS never takes that back, so it cannot be set on an existing stream.
-            log.warning("journal_kept_days: %s was made to keep all, and does", self._stream)
+            # NATS never takes that back, so it is no setting of a stream that is there.
+            log.warning(
+                "journal_kept_days: stream %s was created to keep all records, and does",
+                self._stream,
+            )
             self._is_shortened = False
         natsrules.check_max_payload(self._bus.max_payload_bytes)
         self._first_sequence = max(1, info.state.first_seq)
@@ -311,7 +314,7 @@ class Journal:
             await self._check_end(otherwise)
         elif _is_ours(_headers(found)):
             if (found.data or b"") != record:
-                raise Fenced(f"journal: record {sequence} was written by somebody else")
+                raise Fenced(f"journal: record {sequence} was written by another program")
             self._last_sequence = sequence
             return True
         foreign: list[int] = []
@@ -365,7 +368,7 @@ class Journal:
         if new:
             self._foreign_until = new[-1]
             self.foreign_count += len(new)
-            what = "journal: passed over %d messages of no coordinator on %s, sequences %d to %d"
+            what = "journal: ignored %d foreign messages on %s, sequences %d to %d"
             log.warning(what, len(new), self._subject, new[0], new[-1])
 
 

@@ -152,7 +152,7 @@ async def rebuild(
     replaying.end(last_number)
     log.info("rebuilt from snapshot %d and %d records", base.sequence, replaying.records)
     if replaying.mismatches:
-        told = "%d of these records are decided otherwise now, journal record %d first"
+        told = "%d of these records lead to other decisions now, journal record %d first"
         log.warning(told, replaying.mismatches, replaying.first_mismatch)
     for one in replaying.losses:
         log.error("%s", lost_in_words(one))
@@ -197,8 +197,8 @@ def _decoded(data: bytes, sequence: int) -> Record:
         return decode_record(data, sequence=sequence)
     except ProtocolError as error:
         raise ProtocolError(
-            f"{error}; a coordinator wrote it, so it is not passed over: start the version that "
-            "wrote it (docs/runbook.md says what else can be done)"
+            f"{error}; a coordinator wrote it, so it cannot be skipped: start the version that "
+            "wrote it (docs/operations.md says what else can be done)"
         ) from error
 
 
@@ -232,8 +232,8 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
     is_newer = record is not None and record.entries and record.entries[-1].now_s > state.now_s
     if record is not None and is_newer and record.number <= number:
         log.error(
-            "snapshot %d is left aside: the journal was made again since, and its last record "
-            "is later than the snapshot; what runs is taken over from the nodes' ledgers",
+            "snapshot %d not used: the journal was created again since, and its last record is "
+            "later than the snapshot; running workers are recovered from the nodes' ledgers",
             sequence,
         )
         return _Base(Engine(EngineSettings()))
@@ -241,7 +241,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Bas
         engine = Engine(saved.settings, state)
     is_whole = saved.journal == journal.identity and sequence <= journal.last_sequence
     if not is_whole:
-        log.error("snapshot %d is later than what the journal still has", sequence)
+        log.error("snapshot %d is later than the end of the journal", sequence)
     return _Base(engine, sequence, number, is_whole)
 
 
@@ -256,6 +256,6 @@ def _decided_by_what_is_here(what: str) -> Generator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            f"{what} was decided by what is not here any more: {error}; install it again, or "
+            f"{what} was decided by a policy that is not installed: {error}; install it again, or "
             "start the version that wrote this, until a later snapshot is written"
         ) from error

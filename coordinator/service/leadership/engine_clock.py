@@ -75,8 +75,8 @@ class EngineTime:
     def _told_gap(self) -> str:
         return (
             f"the journal ended {self._gap_s:.0f} s before this coordinator began to lead, by the "
-            "wall clock of its machine: time limits, drains and waits count them. If nobody led "
-            "for so long, all is well; else that clock is, or was, ahead"
+            "wall clock of its machine: time limits, drains and waits count them. If no "
+            "coordinator led for that time, this is right; else that clock is, or was, ahead"
         )
 
     def warning(self) -> str:
@@ -86,7 +86,7 @@ class EngineTime:
             said.append(self._told_gap())
         if ahead_s := self.ahead_s():
             which = "behind" if ahead_s > 0 else "ahead of"
-            said.append(f"the wall clock is {abs(ahead_s):.0f} s {which} the time of decisions")
+            said.append(f"the wall clock is {abs(ahead_s):.0f} s {which} the clock of decisions")
         return "; ".join(said)
 
     def now_s(self) -> float:
@@ -110,8 +110,8 @@ class EngineTime:
         which = "behind" if ahead_s > 0 else "ahead of"
         if ahead_s and self._throttle.is_due(which):
             log.warning(
-                "the wall clock is %.0f s %s the time that decisions count in, which runs on as "
-                "it did: no limit is shorter or longer for it, and instants are shown by the wall "
+                "the wall clock is %.0f s %s the clock of decisions, which continues "
+                "unchanged: no limit gets shorter or longer; times are shown by the wall "
                 "clock",
                 abs(ahead_s),
                 which,

@@ -319,4 +319,4 @@ def decode_value(value: bytes) -> LeaseValue | None:
 
 def _name(entry: KeyEntry | None) -> str:
     value = decode_value(entry.value) if entry is not None else None
-    return f"{value.holder} (epoch {value.epoch})" if value is not None else "nobody"
+    return f"{value.holder} (epoch {value.epoch})" if value is not None else "no coordinator"

@@ -45,4 +45,4 @@ class Listening:
         """
         missed_s = self._folder.listened(now_s=self._clock.now_s(), period_s=self._period_s)
         if missed_s:
-            log.warning("nobody listened here for %.1f s: that is no silence of nodes", missed_s)
+            log.warning("coordinator was paused for %.1f s; not counted as node silence", missed_s)

@@ -65,7 +65,7 @@ class Renewals:
         doubt = self._doubt(NodeName(request.node))
         if doubt:
             self.unanswered += 1
-            log.info("renewal of %s is not answered: %s", request.node, doubt)
+            log.info("lease renewal of %s not answered: %s", request.node, doubt)
             return
         refusal = self._refusal(NodeName(request.node), request.lease_id)
         self.refusals += bool(refusal)

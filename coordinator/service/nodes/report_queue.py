@@ -142,7 +142,7 @@ class Inflow:
         new = self.shed_count - self._logged_count
         if new and now_s - self._logged_at_s >= REPEAT_PERIOD_S:
             log.warning(
-                "overload: %d reports were shed, the newest of each node counts; %d nodes wait "
+                "overload: %d reports shed, the newest of each node is kept; %d nodes wait "
                 "(%d shed in all)",
                 new,
                 len(self._waiting),

@@ -37,7 +37,7 @@ def node_report(data: bytes, subject: str) -> NodeReport:
     if report.node != subjects.node_of(subject):
         raise ProtocolError(f"NodeReport: field node: it is signed {report.node}")
     if report.role == NodeRole.LOST:
-        raise ProtocolError("NodeReport: field role: only others say of a node that it is lost")
+        raise ProtocolError("NodeReport: field role: a node cannot report itself as lost")
     _check_unique("gpus", (gpu.uuid for gpu in report.gpus))
     _check_unique("workers", (str(worker.key) for worker in report.workers))
     for worker in report.workers:
@@ -57,7 +57,7 @@ def _check_unique(field: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ProtocolError(f"NodeReport: field {field}: {name} is there twice")
+            raise ProtocolError(f"NodeReport: field {field}: {name} is listed twice")
         seen.add(name)
 
 

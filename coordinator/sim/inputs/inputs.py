@@ -389,5 +389,5 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise ConfigError(f"seeds {text}: expected at most {MOST_SEEDS}")
         seeds += more
     if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"seeds {text}: none, or one stands twice")
+        raise ConfigError(f"seeds {text}: none, or one is given twice")
     return tuple(seeds)

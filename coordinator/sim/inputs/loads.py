@@ -43,7 +43,7 @@ def read_loads_of(asked: Loads) -> tuple[LoadSeries, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
-            f"load: {', '.join(twice)} stands twice; NAME=FILE gives a service its own name"
+            f"load: {', '.join(twice)} is given twice; NAME=FILE gives a service its own name"
         )
     return tuple(loads)
 

@@ -334,7 +334,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
         raise ConfigError(f"sweep {text!r}: expected KEY=VALUE,VALUE,..")
     key = key.strip()
     if len({_meant(key, value) for value in found}) < len(found):
-        raise ConfigError(f"sweep {text!r}: a value stands twice")
+        raise ConfigError(f"sweep {text!r}: a value is given twice")
     return key, found
 
 
@@ -366,7 +366,7 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     names = [key for key, _ in axes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"sweep: {', '.join(twice)} stands twice")
+        raise ConfigError(f"sweep: {', '.join(twice)} is given twice")
     varied: list[Task] = []
     for values in product(*(values for _, values in axes)):
         for task in tasks:

@@ -29,7 +29,7 @@ def _listed(option: str, text: str, hint: str) -> tuple[str, ...]:
         raise ConfigError(f"{option}: {text!r} has an empty name; {hint}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{option}: {', '.join(twice)} stands twice")
+        raise ConfigError(f"{option}: {', '.join(twice)} is given twice")
     return names
 
 

@@ -105,7 +105,7 @@ MEASURES = _measures(
     ("on_loan_jobs.jct_s.mean", "Their JCT, mean", "ON LOAN JCT", _T, _3, 0, False),
     ("reclaims", "Reclaims", "RECLAIMS", _C, _3, 0, False),
     ("reclaims_late", "Reclaims late", "LATE", _C, _3, -1, False),
-    ("reclaim.gentle_ratio", "Reclaims that stopped nobody", "GENTLE", _S, _3, 0, False),
+    ("reclaim.gentle_ratio", "Reclaims without preemptions", "GENTLE", _S, _3, 0, False),
     ("preempted_jobs_ratio", "Jobs preempted", "JOBS PREEMPTED", _S, _4, -1, False),
     ("suspensions", "Suspensions", "SUSPENSIONS", _C, _4, 0, False),
     ("migrations", "Migrations", "MIGRATIONS", _C, _4, 0, False),

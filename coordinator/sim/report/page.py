@@ -56,7 +56,11 @@ def page(heading: Heading, runs: Sequence[Run]) -> str:
     over = f"{seeds} seeds" if seeds > 1 else "1 seed"
     first = f" Of the first of {seeds} seeds." if seeds > 1 else ""
     notes = "".join(f"<p>{escape(note)}</p>" for note in heading.notes)
-    hint = "Pick who is in color; the tables mark the best number." if len(who.rows) > 1 else ""
+    hint = (
+        "Pick the policies shown in color; the tables mark the best number."
+        if len(who.rows) > 1
+        else ""
+    )
     alike = f"<p>{escape(heading.alike)}</p>" if heading.alike else ""
     shown = _drawn(who, runs)
     rest = "".join(table(who, group) for group in Group if group != Group.SHORT)
@@ -267,5 +271,5 @@ def _lent(runs: Sequence[_Shown]) -> str:
     return _figure(
         title,
         lines(curves, x=span.axis, y=count, label=title),
-        "Lendable: what the load of that instant leaves over, headroom kept.",
+        "Lendable: nodes that the load at that instant does not need, headroom kept.",
     )

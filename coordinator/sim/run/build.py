@@ -361,5 +361,5 @@ def _check_ranges(workload: Workload) -> None:
             raise ConfigError(
                 f"{workload.source.place(job.job_id)}job {job.job_id}: {job.gpus} GPUs are "
                 f"{job.gpus // size} x {size} on nodes of {of_node}, expected {job.min_workers} to "
-                f"{job.max_workers} workers; gpus_per_worker tells the size of one"
+                f"{job.max_workers} workers; gpus_per_worker sets the GPUs of one"
             )

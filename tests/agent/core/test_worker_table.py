@@ -258,7 +258,7 @@ def test_a_worker_whose_start_is_under_way_stays_ready_whatever_is_seen_on_its_g
 
 @pytest.mark.parametrize("error", ["", "its shim did not start in time"])
 def test_what_a_shim_says_counts_more_than_a_late_answer_to_its_start(error: str) -> None:
-    """It was told to stop meanwhile, or it runs though its starter gave up."""
+    """It was ordered to stop meanwhile, or it runs though its starter gave up."""
     bench = training()
     begun(bench)
     bench.runs(key(), P.STOPPING)

@@ -229,7 +229,7 @@ async def test_a_lock_that_outlives_its_holder_is_waited_for(tmp_path: Path, say
         say(tmp_path, word)
     keeps = await left_lock(tmp_path)
     try:
-        with pytest.raises(Unavailable, match="says not which"):
+        with pytest.raises(Unavailable, match="does not say which"):
             await end_if_hung(tmp_path, patience_s=0.0, clock=CLOCK, let_go_s=LET_GO_S)
         clock = ThenClock(keeps.kill)
         assert await end_if_hung(tmp_path, patience_s=0.0, clock=clock) is None
@@ -287,7 +287,7 @@ async def test_a_process_that_only_has_the_pid_is_never_ended(
     said = house.said()
     boot = boot or said.boot_id
     say(house.state_dir, msgspec.structs.replace(said, start_ticks=1, boot_id=boot))
-    assert "says not which" in await house.judge()
+    assert "does not say which" in await house.judge()
     assert is_alive(house.pid)
 
 
@@ -304,7 +304,7 @@ async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_nev
             house.said(), boot_id="another-boot", pid=bystander.pid, start_ticks=ticks
         )
         say(house.state_dir, old)
-        assert "says not which" in await house.judge()
+        assert "does not say which" in await house.judge()
         assert is_alive(bystander.pid)
     finally:
         bystander.kill()
@@ -324,9 +324,9 @@ async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) 
     await house.stop()
     for text in ("", "rubbish", "a b c d e"):
         node_lock.path_in(house.state_dir).write_text(text)
-        assert "says not which" in await house.judge()
+        assert "does not say which" in await house.judge()
     node_lock.path_in(house.state_dir).unlink()
-    assert "says not which" in await house.judge()
+    assert "does not say which" in await house.judge()
     assert is_alive(house.pid)
 
 

@@ -123,7 +123,7 @@ async def test_a_key_is_sent_as_its_file_says(key: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
     [
-        (SECRET, 0o644, "mode 0644 lets others at it"),
+        (SECRET, 0o644, "mode 0644 gives others access"),
         (SECRET, 0o620, "mode 0620"),
         (f"{SECRET}\nX-Other: 1", 0o600, "one line"),
         (f"{SECRET}\u00e9", 0o600, "printable ASCII"),
@@ -373,7 +373,7 @@ def test_a_key_that_others_can_read_is_refused_and_one_of_the_unit_alone_is_not(
     checked(config(tmp_path, PAGES + access.format(key)))
     checked(config(tmp_path, PAGES + access.format("/run/credentials/nobody/key")))
     key.chmod(0o644)
-    with pytest.raises(ConfigError, match=r"access\.bearer_path: .* lets others at it"):
+    with pytest.raises(ConfigError, match=r"access\.bearer_path: .* gives others access"):
         checked(config(tmp_path, PAGES + access.format(key)))
 
 
@@ -408,7 +408,7 @@ def test_probe_shows_each_page_and_what_is_understood_of_it(tmp_path: Path, key:
             "names of   vLLM",
             'counted  vllm:num_requests_waiting{model_name="m"} 2.0',
             'dropped  vllm:num_requests_running{model_name="n"} NaN: is no count',
-            "3 running, 2 waiting, 42 succeeded; requests a second unknown yet",
+            "3 running, 2 waiting, 42 succeeded; requests per second unknown",
         ):
             assert words in text, text
         status, text = probed(config(tmp_path, f'{good}{page_of}/locked"\n'), "-o", "json")

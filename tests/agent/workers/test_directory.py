@@ -161,4 +161,4 @@ def test_a_shim_of_root_gives_nothing_away_for_a_job(tmp_path: Path) -> None:
         shim_argv(directory), capture_output=True, text=True, check=False, timeout=30
     )
     assert target.stat().st_uid == 0
-    assert "a job was let in already" in done.stderr
+    assert "a job has had access already" in done.stderr

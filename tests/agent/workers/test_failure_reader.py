@@ -207,7 +207,7 @@ async def test_a_pattern_that_never_ends_is_ended_at_its_limit(tmp_path: Path) -
     assert failure is not None
     assert pattern.has_ended.is_set()
     assert failure.reason == "no_signature"
-    assert failure.line == "log not read: the site's patterns took more than 5 s"
+    assert failure.line == "log not read: the site's patterns took longer than 5 s"
     assert (await reader.added(failed, tmp_path)).failure == failure
     assert reader.unread_count == 1
 
@@ -239,7 +239,7 @@ async def test_a_process_that_still_matches_at_the_limit_is_killed(tmp_path: Pat
     assert not left
     failure = (await reading).failure
     assert failure is not None
-    assert failure.line == "log not read: the site's patterns took more than 0.5 s"
+    assert failure.line == "log not read: the site's patterns took longer than 0.5 s"
 
 
 def children() -> set[int]:

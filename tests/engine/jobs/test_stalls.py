@@ -88,7 +88,7 @@ def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> 
     quiet(house, job, FLOOR_S + 1.0)
     assert lines(house, "stalled", "stall over") == ["stalled"]
     [began] = [line for line in house.engine.state.stories if line.what == "stalled"]
-    assert began.reason == "no step after 5 for 120 s; it told one every 10 s"
+    assert began.reason == "no step after 5 for 120 s; its usual interval is 10 s"
     house.wait(500.0)
     tells(house, job, 5)  # the same again, as to a new leader, is no news
     assert is_stalled(job)

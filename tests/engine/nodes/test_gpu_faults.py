@@ -221,7 +221,7 @@ def test_programs_that_share_nothing_and_fail_on_one_gpu_make_it_suspect() -> No
         cell.faults = {G0: (xid(13, FaultClass.JOB, count=round_),)}
         cell.report()
     assert cell.node.out_uuids == {G0}
-    assert any("3 programs that share nothing" in line for line in lines(cell))
+    assert any("3 programs with nothing in common" in line for line in lines(cell))
 
 
 def test_a_suspicion_fades() -> None:

@@ -107,7 +107,7 @@ def test_a_lent_node_comes_home_when_its_service_is_in_no_settings_any_more() ->
     [decision] = cell.lead().decisions
     assert isinstance(decision, Reclaim)
     assert (decision.node, decision.deadline_s) == (N, 450.0)
-    assert decision.reason == "its service chat is in no settings of this cell"
+    assert decision.reason == "its service chat is not in the settings of this cell"
     assert decision.predicted_preemptions == 1
     assert decision.predicted_cost_gpu_s > 0
     assert state(job) == JobState.PREEMPTING
@@ -161,10 +161,10 @@ def test_a_node_that_names_an_unknown_service_is_told_of(*, is_late: bool) -> No
     """Once, and at each start of a leader by service."""
     cell = Reporting(Pool.INFERENCE, *([service()] if is_late else [service(CODE)]))
     if is_late:
-        assert "service chat is in no settings" not in cell.told()
+        assert "service chat is not in the settings" not in cell.told()
         cell.service = CODE
         cell.report()
-    what = f"service {cell.service} is in no settings"
+    what = f"service {cell.service} is not in the settings"
     cell.report()
     assert cell.told().count(what) == 1
     cell.lead(service() if is_late else service(CODE))

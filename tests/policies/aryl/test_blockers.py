@@ -69,7 +69,7 @@ def test_gpus_that_are_sick_or_used_by_strangers_are_named_with_their_nodes() ->
     found = why(make_job_view("j", gpus_per_worker=8), sick, taken, both, closed)
     assert found[-2:] == (
         "3 GPUs not well: 2 on n1, 1 on n3",
-        "4 GPUs used by processes that nobody was granted them for: 1 on n2, 3 on n3",
+        "4 GPUs used by foreign processes: 1 on n2, 3 on n3",
     )
 
 

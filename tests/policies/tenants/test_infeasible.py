@@ -192,7 +192,7 @@ def test_those_who_are_no_tenant_by_name_are_told_of_in_words() -> None:
     keeper = TenantView(name="c", parent="p", guarantee_gpus=8, lend_limit_gpus=0)
     tenants = (TenantView(name="p", guarantee_gpus=8), keeper)
     [why] = of_tenants(*tenants, tenant="", gpus=9)
-    assert "at one time, and whoever has no tenant may use 8 of the 16" in why
+    assert "at one time, and jobs without a tenant may use 8 of the 16" in why
     [why] = of_tenants(*tenants, tenant="p", gpus=9)
     assert "at one time, and tenant p by its own jobs may use 8 of the 16" in why
 

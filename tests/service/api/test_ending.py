@@ -41,7 +41,7 @@ async def test_a_job_that_is_being_cancelled_says_so_until_it_has_ended() -> Non
         await cell.clock.advance(2.0)
         found = await described(cell, job_id)
         assert found.why[0] == "cancelled by team/ann: it ends when its workers have left t0"
-        assert found.why[1].startswith("worker 0 on t0 was told to stop ")
+        assert found.why[1].startswith("worker 0 on t0 was ordered to stop ")
         assert found.why[1].endswith(" of its grace of 5 s left")
         left_s = int(found.why[1].split(" and has ")[1].split()[0])
         assert 0 < left_s <= 3

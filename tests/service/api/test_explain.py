@@ -62,7 +62,9 @@ async def test_no_place_is_told_where_all_that_wait_are_weighed_anew(policy: str
         for name in ("one", "two"):
             job_id = await submit(cell, lasting(name, 60.0))
         reasons = await why(cell, "job", job_id)
-        assert f"it is one of 2 that wait; policy {policy} weighs all of them anew" in reasons
+        assert (
+            f"it is one of 2 that wait; policy {policy} ranks all of them at each pass" in reasons
+        )
 
 
 async def test_a_job_that_no_service_lends_to_is_told_so_while_all_nodes_serve() -> None:

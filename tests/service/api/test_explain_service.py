@@ -58,7 +58,7 @@ async def test_a_node_that_is_wanted_back_is_named_with_the_time_that_is_left() 
         [loan] = state.loans.values()
         await cell.until(lambda: loan.reclaim_ordered_at_s is not None)
         [said] = [why for why in (await described(cell)).why if "wanted back" in why]
-        assert said.startswith("i0 is wanted back since ")
+        assert said.startswith("i0 has been wanted back for ")
         assert " s left of 60 s: load forecast " in said
         await cell.until(lambda: loan.returned_at_s is not None)
         found = await described(cell)

@@ -63,7 +63,7 @@ async def test_a_request_beyond_the_rate_is_refused_and_an_operator_is_not() -> 
         refused = await cell.ask(Submit(spec=make_spec(), request_id="too-many"))
         assert isinstance(refused, ApiError)
         assert refused.code == ApiErrorCode.UNAVAILABLE
-        assert "tenant team asks more than requests_per_s lets it, which is 0.1" in refused.message
+        assert "tenant team exceeds requests_per_s, which is 0.1" in refused.message
         assert "ask again in" in refused.message
         assert isinstance(await cell.ask(GetStatus(), tenant="large"), Status)
         assert isinstance(await cell.ask(GetStatus(), tenant="ops"), Status)

@@ -199,7 +199,7 @@ async def test_a_foreign_message_is_logged_once_with_its_sequence(
         await jetstream.stray(b"garbage")
         for _ in range(2):
             await records(journal)
-        said = [line for line in caplog.messages if "passed over" in line]
+        said = [line for line in caplog.messages if "foreign messages on" in line]
         assert len(said) == number - 1
         assert f"sequences {number} to {number}" in said[-1]
         assert subjects.journal(CELL) in said[-1]

@@ -156,7 +156,7 @@ async def test_a_cell_says_that_reports_are_shed(caplog: pytest.LogCaptureFixtur
         assert isinstance(found, Status)
         assert found.reports_shed == 2
         await cell.clock.advance(61.0)
-        assert "overload: 2 reports were shed" in caplog.text
+        assert "overload: 2 reports shed" in caplog.text
         later = await cell.ask(GetStatus())
         assert isinstance(later, Status)
         assert not later.reports_shed

@@ -220,7 +220,7 @@ def test_several_loads_are_several_services() -> None:
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
-        ((f"{AGGREGATE}:m-mid",) * 2, "load: m-mid stands twice; NAME=FILE"),
+        ((f"{AGGREGATE}:m-mid",) * 2, "load: m-mid is given twice; NAME=FILE"),
         ((f"a={AGGREGATE}",), "several series, name one: m-large, m-mid"),
         (("a=nowhere.csv",), r"load nowhere\.csv: no such file"),
         (

@@ -142,9 +142,9 @@ def test_settings_and_delays_reach_the_run() -> None:
         ("elastic", "expected KEY=VALUE"),
         ("=1", "expected KEY=VALUE"),
         ("elastic=", "expected KEY=VALUE"),
-        ("elastic=0.1,0.1", "a value stands twice"),
-        ("elastic=0.1,0.10", "a value stands twice"),
-        ("policy.resize_cost_s=5,5.0", "a value stands twice"),
+        ("elastic=0.1,0.1", "a value is given twice"),
+        ("elastic=0.1,0.10", "a value is given twice"),
+        ("policy.resize_cost_s=5,5.0", "a value is given twice"),
         ("elastic=2", "elastic: '2', expected a number from 0 to 1"),
         ("elastic=0_1", "elastic: '0_1', expected a number from 0 to 1"),
         ("checkpoints=1_800", "checkpoints: '1_800', expected"),
@@ -202,14 +202,14 @@ def test_a_steps_time_that_no_run_has_is_refused_with_what_helps() -> None:
 @pytest.mark.parametrize("text", ["oracle=true,1", "delays=0,False", "oracle=True,true,0"])
 def test_yes_and_no_are_the_same_as_numbers(text: str) -> None:
     """Else the same run would be played twice under two names."""
-    with pytest.raises(ConfigError, match="a value stands twice"):
+    with pytest.raises(ConfigError, match="a value is given twice"):
         sweep([BASE], [text])
     assert len(sweep([BASE], ["oracle=true,0"])) == 2
 
 
 def test_a_key_is_swept_once() -> None:
     """Twice would make rows that look alike."""
-    with pytest.raises(ConfigError, match="elastic stands twice"):
+    with pytest.raises(ConfigError, match="elastic is given twice"):
         sweep([BASE], ["elastic=0", "elastic=1"])
 
 

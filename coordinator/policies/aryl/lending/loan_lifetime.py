@@ -200,17 +200,16 @@ class Lifetimes:
         stays_s = max(runtime_s for runtime_s, _ in self._open_to(job))
         if not any(self._was_seen(lent.service) for lent in self._lent):
             return (
-                "for how long lent nodes stay away is not known before their load was seen for a "
-                "day, and training nodes would do once flexible workers or a claim make room"
+                "the length of loans is unknown until the load was measured for a day, and "
+                "training nodes have room once flexible workers or a claim release it"
             )
         if stays_s < self._longest_s(job):
             return (
-                f"lent nodes are expected home within {stays_s:.0f} s, which is too soon for what "
-                f"a stop costs the job, though it saves"
+                f"lent nodes are expected to return within {stays_s:.0f} s, too soon for the cost "
+                f"of a stop of the job, though it saves checkpoints"
             )
         return (
-            f"lent nodes are expected home before the job would be over, which may take "
-            f"{stays_s:.0f} s"
+            f"lent nodes are expected to return before the job ends, which may take {stays_s:.0f} s"
         )
 
     def _longest_s(self, job: JobView) -> float:

@@ -69,16 +69,16 @@ def _of_mode(service: ServiceView, *, is_proposed: bool) -> str:
             return f"{said}a loan pass recommends its loan, which waits for an operator"
         return f"{said}a loan of it would be recommended and wait for an operator"
     if is_proposed:
-        return f"{said}nothing of it is lent; the next loan pass notes that it would have lent it"
-    return f"{said}nothing of it is lent; what would have been is only noted"
+        return f"{said}none of its nodes is lent; the next loan pass records the loan it would make"
+    return f"{said}none of its nodes is lent; loans it would make are only recorded"
 
 
 def _why_not_used(snapshot: ClusterSnapshot, lent_next: Sequence[NodeName]) -> str:
     """A node that fits some job, and that no job would get."""
     if lent_next:
-        return f"what is wanted is covered by {', '.join(lent_next)}"
+        return f"the demand is covered by {', '.join(lent_next)}"
     if any(node.role == NodeRole.DRAINING for node in snapshot.nodes):
-        return "what is wanted is covered by nodes already on their way to training"
+        return "the demand is covered by nodes already on their way to training"
     return (
         "no job would use it now: those that fit on it start or grow without a loan, or their "
         "whole gang has no room even with every node that can be lent"
@@ -90,11 +90,13 @@ def _of_service(snapshot: ClusterSnapshot, service: ServiceView, have: Balance) 
     name = service.name
     found: list[str] = []
     if service.is_recalled:
-        found.append(f"{name} is recalled: nothing of it is lent (aryl service describe {name})")
+        found.append(
+            f"{name} is recalled: none of its nodes is lent (aryl service describe {name})"
+        )
     if service.return_s > service.reclaim_deadline_s:
         found.append(
-            f"a lent node may need {service.return_s:g} s to come home, more than the deadline "
-            f"of {service.reclaim_deadline_s:g} s: nothing of {name} is lent"
+            f"a lent node may need {service.return_s:g} s to return, more than the deadline "
+            f"of {service.reclaim_deadline_s:g} s: no node of {name} is lent"
         )
     if not service.load:
         found.append(f"the load of {name} was never measured: unknown is not idle")
@@ -167,8 +169,8 @@ def _of_node(
         found.append("no job that waits or could grow wants more GPUs on lent nodes")
     elif demand is not None and not demand.accepts(node):
         found.append(
-            f"of {counted(len(demand.wanting), 'job')} in want of GPUs none could use it: GPU "
-            f"type, GPUs per worker, or a grace above the {service.max_grace_s:g} s that "
-            f"{service.name} allows"
+            f"none of {counted(len(demand.wanting), 'job that wants', 'jobs that want')} GPUs "
+            "could use it: GPU type, GPUs per worker, or a grace above the "
+            f"{service.max_grace_s:g} s that {service.name} allows"
         )
     return tuple(found)

@@ -101,9 +101,9 @@ class _Memory(Struct, frozen=True, kw_only=True):
 
 
 class UnknownKnobs(Struct, frozen=True, kw_only=True):
-    """lease_s: a job that has run for so long goes behind those that had fewer turns.
+    """lease_s: a job that has run for this long goes behind jobs that had fewer turns.
 
-    seed: of the choice between two jobs of which neither would surely win.
+    seed: seed of the choice between two jobs when neither is clearly better.
     """
 
     lease_s: Period = LEASE_S
@@ -218,13 +218,16 @@ def _held(
 
 
 _PARTS = Parts(
-    order="least remaining time", size="pairwise: shortness against efficiency", place="best fit"
+    order="least remaining time",
+    size="pairwise: remaining time against efficiency",
+    place="best fit",
 )
 
 POLICIES = (
     joint(
         "afs",
-        "AFS-L: base gangs of the shortest, then worker by worker to whom pairs favour",
+        "AFS-L: start minimum gangs shortest first, then add workers one at a time to the "
+        "winner of a pairwise comparison",
         knobs=NoKnobs(),
         allocate=lambda _, snapshot, __: _known(snapshot, is_exact=True)[0],
         hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=True)),
@@ -232,25 +235,27 @@ POLICIES = (
     ),
     joint(
         "afs-p",
-        "AFS-P: as AFS without knowing how long jobs are: fewest turns first, leases of two hours",
+        "AFS-P: AFS without known running times: jobs with the fewest turns first, leases "
+        "of two hours",
         knobs=UnknownKnobs(),
         allocate=lambda knobs, snapshot, memory: _unknown(knobs, snapshot, memory)[0],
         hold=lambda knobs, snapshot, memory: _held(snapshot, *_unknown(knobs, snapshot, memory)),
         tell=_told,
         parts=Parts(
             order="fewest leases, then first start",
-            size="pairwise by efficiency, chance where open",
+            size="pairwise by efficiency, random when undecided",
             place="best fit",
         ),
     ),
     joint(
         "afs-lyra",
-        "AFS as Lyra compares with it: base demand of all, then the most throughput per GPU",
+        "AFS as in Lyra's evaluation: base demand of all jobs first, then the most "
+        "throughput per GPU",
         knobs=NoKnobs(),
         allocate=lambda _, snapshot, __: _known(snapshot, is_exact=False)[0],
         hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=False)),
         parts=Parts(
-            order="who runs, then least remaining time",
+            order="running jobs, then least remaining time",
             size="throughput per GPU",
             place="best fit",
         ),

@@ -128,7 +128,7 @@ def deal(
 
 
 class DrfKnobs(Struct, frozen=True, kw_only=True):
-    """preempts: whether running gangs make room, by Volcano's rule."""
+    """preempts: preempt running gangs for others, by Volcano's rule."""
 
     preempts: bool = False
 
@@ -403,14 +403,14 @@ def _hold(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pe
 POLICIES = (
     joint(
         "drf",
-        "progressive filling by dominant share of GPUs, CPUs and memory over tenants",
+        "progressive filling: tenants by dominant share of GPUs, CPUs and memory",
         knobs=DrfKnobs(),
         allocate=_allocate,
         hold=_hold,
         by_weight=False,
         parts=Parts(
             order="smallest dominant share",
-            size="base, then worker by worker by the same order",
+            size="base, then one worker at a time in the same order",
             place="best fit in GPUs, CPUs and memory",
         ),
     ),

@@ -107,6 +107,6 @@ def grow_all(board: Board) -> float | None:
             continue
         added = Placement(node=node, worker_count=more, is_flexible=True)
         board.floor.take((added,), job.gpus_per_worker)
-        why = f"{counted(more, 'worker')} more: GPUs of {node} have been idle and nobody waits"
+        why = f"{counted(more, 'worker')} more: GPUs of {node} have been idle and no job waits"
         board.decide(job, Resize(job_id=job.job_id, added=(added,), reason=why))
     return min(rested_s, default=None)

@@ -65,7 +65,7 @@ class Moves:
             if place is None:
                 in_vain.add(shape)
             else:
-                self._go(job, place, "GPUs were vacated: it need not take turns any more")
+                self._go(job, place, "GPUs were vacated: it no longer needs to take turns")
 
     def closer(self) -> None:
         """Gangs that stand on more nodes than they need go where they stand on fewer."""

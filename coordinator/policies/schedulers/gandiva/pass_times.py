@@ -17,10 +17,10 @@ EARLY_S = 1e-6
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """slice_s: length of a turn; nodes are shared out again at each (section 3.1: a minute).
+    """slice_s: length of a turn; each turn divides the nodes again (section 3.1: a minute).
 
-    quiet_s: the artefact's steps: it looks only when a job came, and each slice once none came for
-        so long; until then GPUs that come free stay idle. 0: it looks at whatever happens.
+    quiet_s: decide at the instants of the artefact: when a job comes, and each slice once no job
+        came for this long; GPUs that become free stay idle until then. 0: decide at every event.
     """
 
     slice_s: Period = 60.0

@@ -59,10 +59,10 @@ def _start(board: Board, turns: Slices, job: JobView, jobs_per_gpu: int) -> str:
     if host is None:
         shrink_hosts(board, job)
         return (
-            f"of {counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')} not "
-            f"all have free GPUs, and no gang of this size has a turn that is over and less than "
-            f"{counted(jobs_per_gpu, 'job')} on its GPUs"
-            f"{'' if gives_way(job) else ', all behind it: it gives way to nobody'}"
+            f"not all of its {counted(job.workers.min, 'worker')} of "
+            f"{counted(job.gpus_per_worker, 'GPU')} have free GPUs, and no gang of this "
+            f"size has a turn that is over and less than {counted(jobs_per_gpu, 'job')} on its GPUs"
+            f"{'' if gives_way(job) else ', all behind it: this job cannot be preempted'}"
         )
     place = board.on_seat(job, host)
     assert place is not None

@@ -32,14 +32,15 @@ from coordinator.policies.schedulers.gandiva.time_slices import Slices, tick
 class Knobs(Struct, frozen=True, kw_only=True):
     """slice_s: length of a turn (section 3.1: a minute, at most 2 % of overhead).
 
-    jobs_per_gpu: at most so many gangs take turns on one GPU, as each keeps its state on the
-        machine; 1 takes no turns.
-    packs: two jobs are tried on one GPU while others are suspended.
-    migrates: jobs move to vacated GPUs, to fewer nodes, and from nodes that are almost empty.
-    grows: elastic jobs take idle GPUs of their node.
-    rest_s: an attempt that runs for less is not moved.
-    defrag_free_ratio: a node in use with so many of its GPUs free is emptied (section 4.2: 3 of 4).
-    grow_after_s: GPUs are idle for so long before jobs grow.
+    jobs_per_gpu: most gangs that take turns on one GPU, as the state of each stays on the machine;
+        1: no turns.
+    packs: try two jobs on one GPU while other jobs are suspended.
+    migrates: move jobs to freed GPUs, to fewer nodes, and away from almost empty nodes.
+    grows: give elastic jobs idle GPUs of their node.
+    rest_s: an attempt that has run for less than this is not moved.
+    defrag_free_ratio: empty a node in use when this share of its GPUs is free (section 4.2: 3 of
+        4).
+    grow_after_s: time that GPUs must be idle before jobs grow.
     """
 
     slice_s: Period = 60.0
@@ -171,7 +172,8 @@ def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pendin
 POLICIES = (
     joint(
         "gandiva",
-        "every job computes at once, in turns on shared GPUs; packs, moves and grows what pays",
+        "all jobs run at once, in turns on shared GPUs; packs, migrates and grows jobs "
+        "where it pays",
         knobs=Knobs(),
         # `packs` does not need jobs_per_gpu above 1: that is for newcomers, and those that have
         # turns when it is set to 1 go on with them, packed or not.
@@ -186,7 +188,7 @@ POLICIES = (
         parts=Parts(
             order="submission, then turns",
             size="base demand; elastic jobs take idle GPUs of their node",
-            place="nodes of its gang size, empty ones, any; else turns",
+            place="nodes of its gang size, empty nodes, any node; else turns",
         ),
     ),
 )

@@ -41,14 +41,15 @@ Times = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class Knobs(Pace, frozen=True, kw_only=True):
-    """least_turn_ratio: a turn lasts at least so many times as long as handing it over took, from
-        the decision until the gang ran: others stopped, then it started. Ours, not the paper's:
-        jobs that take a minute to stop and to start would do nothing else in turns of a minute. To
-        load what was saved takes about as long again and is told to nobody, so that at 20 a turn is
-        some ten times its whole cost. 0: a turn is a slice, whatever it costs.
-    counts_by_gang: the artefact's shares: a class gets and gives back a set for each gang that it
-        has too few or too many, though a set of small gangs holds several; and whoever lost its
-        place stops, even where nobody comes.
+    """least_turn_ratio: a turn lasts at least this many times its handover.
+
+        The handover is from the decision until the gang runs: other jobs stop, then it starts.
+        This is not in the paper: jobs that take a minute to stop and start would do nothing else
+        in turns of a minute. Loading a checkpoint takes about as long again and is not reported,
+        so at 20 a turn is some ten times its whole cost. 0: a turn is a slice, whatever it costs.
+    counts_by_gang: divide as the artefact does: a class gets or gives back one set for each gang
+        that it has too few or too many, even if a set holds several small gangs. A job that lost
+        its place stops even if no other job takes it.
     """
 
     least_turn_ratio: Times = 20.0
@@ -299,7 +300,7 @@ def tell(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) 
 POLICIES = (
     joint(
         "gandiva-sets",
-        "sets of nodes by gang size, turns in each by preemption; as simulators have Gandiva",
+        "node sets by gang size with turns by preemption, as simulators model Gandiva",
         knobs=Knobs(),
         allocate=allocate,
         hold=hold,
@@ -307,7 +308,7 @@ POLICIES = (
         parts=Parts(
             order="submission, then turns",
             size="base demand",
-            place="a set of its gang size, a new one, else turns",
+            place="a set of its gang size, else a new set, else turns",
         ),
     ),
 )

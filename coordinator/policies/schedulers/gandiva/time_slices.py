@@ -77,9 +77,9 @@ class Slices:
         rivals = [board.jobs[job_id] for job_id in sorted(board.rivals(seat))]
         is_packed = False
         if len(rivals) == 1 and self._goes_with(job.job_id, rivals[0].job_id):
-            is_packed, why = True, f"it goes well with {rivals[0].job_id}"
+            is_packed, why = True, f"it runs well with {rivals[0].job_id}"
         elif all(self.is_over(rival, for_priority=job.priority) for rival in rivals):
-            why = "its turn: nobody computes on its GPUs"
+            why = "its turn: no job computes on its GPUs"
             for rival in rivals:
                 self.put_aside(rival, f"its turn is over; {job.job_id} has waited longest")
                 why = f"its turn after {rival.job_id}"

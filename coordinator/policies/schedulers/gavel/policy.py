@@ -43,8 +43,13 @@ Solve = Callable[[Sequence[Gang], float, Spare], list[float]]
 
 
 class RoundKnobs(Struct, frozen=True, kw_only=True):
-    """round_s: length of a round. solve_s: the program is solved again after so long at the
-    earliest, and only when jobs came or went. spare: which of its optima is taken."""
+    """Knobs of the round-based policies.
+
+    round_s: length of a round.
+    solve_s: shortest time between two solutions of the program, which is solved only when jobs
+        came or left.
+    spare: which of the program's optima is used.
+    """
 
     round_s: Period = 360.0
     spare: Spare = Spare.FAIR
@@ -247,12 +252,12 @@ POLICIES: tuple[Policy, ...] = (
         "las",
         "max-min fairness of GPU time in rounds (Gavel's least attained service)",
         max_min,
-        "share over time received",
+        "time share over time received",
     ),
     _rounds(
         "themis-lp",
-        "least worst finish-time fairness over shares of time, in rounds",
+        "best finish-time fairness for the worst-off job, by shares of time, in rounds",
         least_worst_finish,
-        "share over time received",
+        "time share over time received",
     ),
 )

@@ -42,9 +42,11 @@ from coordinator.policies.tenants.queues import heads, lines
 
 
 class MesosKnobs(Struct, frozen=True, kw_only=True):
-    """tick_s: between two allocations. refuse_s: how long a refusal holds (both Mesos' defaults).
+    """tick_s: time between two allocations (Mesos' default).
 
-    hoard_s: how long accepted offers wait for the rest of a gang; ours, as Mesos has no gangs.
+    refuse_s: time for which a refused offer is not repeated (Mesos' default).
+    hoard_s: time for which accepted offers wait for the rest of a gang; ours, as Mesos has no
+        gangs.
     """
 
     tick_s: Period = 1.0
@@ -303,7 +305,7 @@ POLICIES = (
         parts=Parts(
             order="smallest dominant share of offers, FIFO inside",
             size="base demand",
-            place="best fit on what was offered",
+            place="best fit on the offered nodes",
         ),
     ),
 )

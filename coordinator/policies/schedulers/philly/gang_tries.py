@@ -20,10 +20,11 @@ EARLY_S = 5e-4
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """hold_s: a gang holds the GPUs that it found for so long (the study: 2 to 3 minutes).
+    """hold_s: time for which a gang holds the GPUs it has found (the study: 2 to 3 minutes).
 
-    back_off_s: then it holds none for so long (the study: 2 minutes).
-    tries: timeouts until the next level of locality (the study: "a fixed number"; ours).
+    back_off_s: time for which it then holds none (the study: 2 minutes).
+    tries: timeouts until the next level of locality (the study: "a fixed number"; this one is
+        ours).
     """
 
     hold_s: Period = 150.0

@@ -52,11 +52,11 @@ from coordinator.policies.tenants.tree import WHOLE
 
 
 class Knobs(Patience, frozen=True, kw_only=True):
-    """preempt_ratio: part of the GPUs in use from which on it preempts.
+    """preempt_ratio: share of the GPUs in use from which on jobs are preempted.
 
-    holders: jobs of one tenant that hold GPUs at a time.
-    prerun_gpus: GPUs that only pre-runs of gangs are given, whatever their tenants have in use.
-    reserves: what a gang lets go of while it backs off stays closed to later jobs of its tenant.
+    holders: most jobs of one tenant that hold GPUs at a time.
+    prerun_gpus: GPUs only for pre-runs of gangs, whatever their tenants have in use.
+    reserves: GPUs that a gang releases while it backs off stay closed to later jobs of its tenant.
     """
 
     preempt_ratio: Ratio = 0.9
@@ -264,12 +264,13 @@ def _explain(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pe
 POLICIES = (
     joint(
         "philly",
-        "quotas with idle shares lent, gangs acquired piece by piece, locality relaxed by tries",
+        "quotas that lend idle shares, gangs acquired GPU by GPU, locality relaxed after "
+        "failed attempts",
         knobs=Knobs(),
         allocate=_allocate,
         hold=_explain,
         parts=Parts(
-            order="least of its quota in use, then submission, out of order",
+            order="smallest share of quota in use, then submission, out of order",
             size="base demand",
             place="locality levels, then the emptiest rack and node",
         ),

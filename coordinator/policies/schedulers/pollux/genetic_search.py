@@ -37,12 +37,13 @@ Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class SearchKnobs(Struct, frozen=True, kw_only=True):
-    """What the paper sets (section 4.2.1) and its artefact.
+    """Knobs of the search, as in the paper (section 4.2.1) and its artefact.
 
-    power: of the mean; below 0 jobs that are badly off count more.
-    restart_s: what a change costs a job (delta).
-    population: allocations that are kept from one generation to the next.
-    generations: of one round, at most. patience: it ends after so many without a better one.
+    power: power of the mean; below 0 jobs with a low share count more.
+    restart_s: time that a change costs a job (delta).
+    population: allocations kept from one generation to the next.
+    generations: most generations of one round.
+    patience: generations without a better allocation until a round ends.
     """
 
     power: Power = -1.0

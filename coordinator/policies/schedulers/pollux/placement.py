@@ -241,7 +241,9 @@ def _way(job: JobView | None, name: NodeName, now_s: float) -> Way | None:
 def _decided(
     job: JobView, workers: Sequence[WorkerView], name: NodeName, other: JobId, now_s: float
 ) -> Decision:
-    why = f"{other} has workers on {name} and other nodes too, and one such job may on each"
+    why = (
+        f"{other} has workers on {name} and on other nodes, and each node takes one multi-node job"
+    )
     if len(workers) < len(job.placed):
         indices = tuple(sorted(worker.worker_index for worker in workers))
         return Resize(job_id=job.job_id, removed_workers=indices, reason=why)

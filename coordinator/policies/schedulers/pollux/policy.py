@@ -45,14 +45,15 @@ from coordinator.policies.schedulers.pollux.rounds import Asking
 
 
 class PolluxKnobs(SearchKnobs, frozen=True, kw_only=True):
-    """The search, and when there is one.
+    """Knobs of `pollux`: the search, and when it runs.
 
-    grows_at_most: a job has at most so many times the most workers that it ever had, its smallest
-        gang at first; null: as many as help.
-    spans_apart: at most one job over several nodes has workers on each node.
-    round_s: GPUs are shared out anew so often.
-    rest_rounds: a round that changed nothing is good for so many more, while jobs and GPUs stay.
-    seed: of the search.
+    grows_at_most: a job gets at most this many times the most workers it ever had, or times its
+        smallest gang at first; null: no limit.
+    spans_apart: each node has workers of at most one job that spans nodes.
+    round_s: time between two divisions of the GPUs.
+    rest_rounds: number of rounds to skip after a round that changed nothing, while jobs and GPUs
+        stay the same.
+    seed: seed of the search.
     """
 
     grows_at_most: Annotated[int, Meta(ge=2, le=10_000)] | None = 2
@@ -257,7 +258,7 @@ def _tell(
 POLICIES = (
     joint(
         "pollux",
-        "shares that maximise goodput over a fair share's, by genetic search, in rounds",
+        "maximise goodput over that of a fair share, by genetic search, in rounds",
         knobs=PolluxKnobs(),
         allocate=_allocate,
         hold=_hold,
@@ -266,7 +267,7 @@ POLICIES = (
         parts=Parts(
             order="none",
             size="genetic search over goodput",
-            place="fewest nodes, at most one job over several on each",
+            place="fewest nodes, at most one multi-node job on each",
         ),
     ),
 )

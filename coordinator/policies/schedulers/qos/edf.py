@@ -26,11 +26,11 @@ from coordinator.policies.schedulers.qos.sizes import least_in_time, sizes_of
 
 
 class EdfKnobs(Struct, frozen=True, kw_only=True):
-    """What can be turned.
+    """Knobs of `qos-edf`.
 
-    powers_of_two: sizes double from the base gang; else any size in the job's range.
-    largest: the largest size even if it is slower than a smaller one, as in the authors' artefact,
-        whose limit is the last size that was measured.
+    powers_of_two: sizes are the base gang times powers of two; false: any size in the job's range.
+    largest: give the largest size even if it is slower than a smaller one, as in the artefact of
+        the authors, whose limit is the largest size that was measured.
     """
 
     powers_of_two: bool = True
@@ -62,7 +62,7 @@ def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dic
                 workers=sizes[-1] * factor,
                 gpu_type=pool.gpu_type,
                 reason=f"{when}: {counted(sizes[-1], 'worker is', 'workers are')} the most that "
-                "help of what is left",
+                "speed it up on the free GPUs",
             )
         )
     return grants, notes
@@ -94,9 +94,9 @@ def _hold(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Pe
 
 EDF: Policy = joint(
     "qos-edf",
-    "earliest deadline first, as many GPUs as help",
+    "earliest deadline first, with as many GPUs as speed it up",
     knobs=EdfKnobs(),
     allocate=_allocate,
     hold=_hold,
-    parts=Parts(order="deadline", size="the largest that helps", place="fewest nodes"),
+    parts=Parts(order="deadline", size="the largest useful size", place="fewest nodes"),
 )

@@ -62,17 +62,18 @@ IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
 
 
 class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
-    """What can be turned.
+    """Knobs of `qos-elasticflow`.
 
-    margin: plans reckon with so many times the work that is predicted to be left.
-    slot_s: how long a grant beyond the minimum share is reckoned with before it is planned anew.
-    restart_s: what a stop costs a job beside its work, until it computes again.
-    rejects: whether a job that cannot be promised its deadline is refused; else it runs without.
-    powers_of_two: sizes double; else any size in the job's range.
-    round_s: shares are settled no more often than this, but where a plan says so; 0: whenever
-        something happens. admits_together: the newcomers of a round are admitted all or none. Both
-        as in the authors' artefact, whose rounds are 60 s.
-    migrates: others move where a promised share finds its GPUs in pieces, if they are in time.
+    margin: factor on the predicted remaining work in plans.
+    slot_s: time that a plan counts on a grant beyond the minimum share before it is planned again.
+    restart_s: time that a stop costs a job besides its lost work, until it makes progress again.
+    rejects: refuse a job whose deadline cannot be promised; false: run it without a promise.
+    powers_of_two: sizes are powers of two; false: any size in the job's range.
+    round_s: shortest time between two divisions of the shares, unless a plan asks for one; 0:
+        divide at every event. The artefact of the authors uses 60 s.
+    admits_together: admit either all new jobs of a round or none, as the artefact of the authors
+        does.
+    migrates: move jobs that stay in time, where the GPUs of a promised share are fragmented.
     """
 
     margin: Margin = 1.05

@@ -36,16 +36,16 @@ from coordinator.policies.schedulers.qos.sizes import least_in_time
 
 
 class QosKnobs(Struct, frozen=True, kw_only=True):
-    """What can be turned.
+    """Knobs of `qos`.
 
-    margin: what is predicted to be left counts so many times. tick_s: predictions are looked at so
-        often while a job with a deadline is there.
-    slack_ratio: a job that would end earlier than its deadline by this part of its window gives
-        workers back while others wait. resize_every_s: at most one resize of a job in so long, but
-        where a deadline needs it; nor is anybody who is in time stopped for others so soon after a
-        start or a resize.
-    resize_cost_s: running time that a resize must save.
-    fills_idle: workers that nobody waits for go to running jobs, by deadline.
+    margin: factor on the predicted remaining time.
+    tick_s: time between two checks of the predictions while a job has a deadline.
+    slack_ratio: a job that would end before its deadline by this share of its window gives workers
+        back while other jobs wait.
+    resize_every_s: at most one resize of a job in this time, unless a deadline needs it; a job
+        that is in time is not preempted for others within this time after a start or a resize.
+    resize_cost_s: running time in seconds that a resize must save.
+    fills_idle: give GPUs that no waiting job can use to running jobs, by deadline.
     """
 
     margin: Margin = 1.1
@@ -162,7 +162,7 @@ class _Pass:
             saved_s = wish.time.left_s(wish.workers) - wish.time.left_s(best)
             if best > wish.workers and saved_s > self._knobs.resize_cost_s:
                 left -= self._give(wish, best)
-                wish.why += ", and nobody waits for the rest"
+                wish.why += ", and no job waits for the rest"
 
     def _rests(self, job: JobView) -> bool:
         last_s = job.last_resized_at_s
@@ -197,10 +197,12 @@ class _Pass:
 
     def _leftover(self, wish: Wish) -> str:
         if wish.job.deadline_at_s is None:
-            return "no deadline: on what jobs with deadlines leave"
+            return "no deadline: on GPUs that jobs with deadlines leave"
         if any(wish is each for each in self._later):
-            return "it can wait and be in time: for now on what jobs with less time leave"
-        return "its deadline cannot be met with the others': on what they leave"
+            return (
+                "it can wait and meet its deadline: for now on GPUs that jobs with less time leave"
+            )
+        return "its deadline cannot be met with those of others: on the GPUs that they leave"
 
 
 def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[list[_Pass], Memory]:
@@ -241,14 +243,14 @@ def _why(wish: Wish) -> str:
     if wish.need is None:
         return "it has no deadline; jobs before it leave no room for its base gang"
     return (
-        f"it needs {counted(wish.need, 'worker')} to be in time ({wish.time.source}); jobs with "
-        "earlier deadlines or less GPU-time hold them"
+        f"it needs {counted(wish.need, 'worker')} to meet its deadline ({wish.time.source}); "
+        "jobs with earlier deadlines or less GPU-time hold them"
     )
 
 
 QOS: Policy = joint(
     "qos",
-    "most jobs in time: deadlines by predicted training time, autoscaling",
+    "most jobs within their deadlines, by predicted training time, with autoscaling",
     knobs=QosKnobs(),
     allocate=_allocate,
     hold=_hold,

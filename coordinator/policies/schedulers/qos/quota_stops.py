@@ -105,6 +105,6 @@ class _Stops:
             job_id=job_id,
             predicted_cost_gpu_s=lost_gpu_s,
             beneficiary=", ".join(takers),
-            reason=f"{why(takers)}: {listed(takers, 'needs', 'need')} the room that it has of "
-            f"what tenants may use; {unsaved(lost_gpu_s)}",
+            reason=f"{why(takers)}: {listed(takers, 'needs', 'need')} its room within the "
+            f"quotas of tenants; {unsaved(lost_gpu_s)}",
         )

@@ -69,7 +69,7 @@ def unanswered(before: int) -> str:
     before: number of others that wait for theirs, too, and get it first.
     """
     first = f", {counted(before, 'job')} before it" if before else ""
-    return f"whether its deadline can be promised is looked at in one of the next passes{first}"
+    return f"one of the next passes decides whether its deadline can be promised{first}"
 
 
 def stopped_for(snapshot: ClusterSnapshot) -> Why:

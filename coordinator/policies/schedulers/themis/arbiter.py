@@ -149,7 +149,7 @@ class Arbiter:
         wanting = self._wanting()
         while wanting:
             is_alone = len(wanting) == 1
-            how = "nobody else wants them" if is_alone else "withheld from bidders, shared in turn"
+            how = "no other app wants them" if is_alone else "withheld from bidders, shared in turn"
             wanting = [each for each in wanting if self.sale.give_least(each, how)]
 
     #   --- results ------------------------------------------------------------------------------

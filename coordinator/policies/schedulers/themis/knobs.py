@@ -12,11 +12,12 @@ from coordinator.policies.schedulers.themis.lease_terms import Part, Terms
 
 
 class ThemisKnobs(Terms, frozen=True, kw_only=True):
-    """f: part of the apps that is left out of an auction.
+    """f: share of the apps that an auction leaves out.
 
-    patience: leases that a gang waits before it goes first, and leases end together for it.
-    aim: when an app of several trials is done. alone: what an app would have by itself.
-    seed: of its chance.
+    patience: leases that a gang waits before it goes first and leases end together for it.
+    aim: when an app of several trials is done.
+    alone: the share that an app would have by itself.
+    seed: seed of the random choices.
     """
 
     f: Part = 0.8

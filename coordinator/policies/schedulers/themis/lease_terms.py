@@ -70,10 +70,11 @@ WORTHS: Mapping[Horizon, Callable[[float], float]] = {
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """lease_s: how long GPUs are given for.
+    """lease_s: length of a lease.
 
-    spread: part of it by which leases differ, so that they do not end together.
-    payment: what becomes of the hidden payment. horizon: for how long a bid counts its bundle.
+    spread: share of the lease by which leases differ, so that they do not end together.
+    payment: use of the hidden payment.
+    horizon: time for which a bid counts its bundle.
     """
 
     lease_s: Period = 1200.0

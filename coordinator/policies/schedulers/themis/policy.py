@@ -92,7 +92,7 @@ def tell(
 POLICIES: tuple[Policy, ...] = (
     joint(
         "themis",
-        "auctions of GPUs on lease to the apps with the worst finish-time fairness",
+        "auctions of leased GPUs to the apps with the worst finish-time fairness",
         knobs=ThemisKnobs(),
         allocate=allocate,
         hold=hold,

@@ -43,9 +43,10 @@ EARLY_S = 1e-6
 
 
 class SimpleKnobs(Struct, frozen=True, kw_only=True):
-    """lease_s: between two divisions. aim: when an app of several trials is done.
+    """lease_s: time between two divisions.
 
-    alone: what an app would have by itself.
+    aim: when an app of several trials is done.
+    alone: the share that an app would have by itself.
     """
 
     lease_s: Period = 1200.0
@@ -211,13 +212,15 @@ def tell(
 POLICIES: tuple[Policy, ...] = (
     joint(
         "themis-simple",
-        "all GPUs divided anew each lease, the worst finish-time fairness first",
+        "all GPUs divided again each lease, the worst finish-time fairness first",
         knobs=SimpleKnobs(),
         allocate=allocate,
         hold=hold,
         tell=tell,
         parts=Parts(
-            order="finish-time fairness, worst first", size="all it can use", place="fewest nodes"
+            order="finish-time fairness, worst first",
+            size="as many GPUs as it can use",
+            place="fewest nodes",
         ),
     ),
 )

@@ -44,21 +44,22 @@ MODELS_KEPT = 1000
 
 
 class TiresiasKnobs(QueueKnobs, frozen=True, kw_only=True):
-    """The queues, and pack_limit: models above this skew are consolidated (PACKLIMIT).
+    """The knobs of the queues, and of the placement.
 
-    The paper fits it to past runs and prints no value; 0.3 parts the models of its table 6.
+    pack_limit: models above this skew are consolidated (PACKLIMIT). The paper fits it to past runs
+        and prints no value; 0.3 separates the models of its table 6.
     """
 
     pack_limit: Ratio = 0.3
 
 
 class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
-    """Tiresias' own, and what is known of the service of whole jobs.
+    """Tiresias' own, and the known service of whole jobs.
 
-    services: GPU-seconds of past jobs; empty: those that leave are learned.
-    history: so many of those that left last are remembered.
-    subtracts_age: the index by its definition; false: as the public simulator estimates it, with
-        a fixed look-ahead.
+    services: GPU-seconds of past jobs; empty: learn them from jobs that end.
+    history: number of ended jobs whose service is kept.
+    subtracts_age: compute the index by its definition; false: estimate it as the public simulator
+        does, with a fixed look-ahead.
     delta_gpu_s: that look-ahead, in GPU-seconds of service.
     """
 
@@ -265,21 +266,21 @@ PLACING = "fewest nodes for skewed models, else best fit"
 POLICIES = (
     joint(
         "tiresias",
-        "least attained GPU time first, in queues, preempting; knows no running times",
+        "least attained service first, in queues, preempting; needs no running times",
         knobs=TiresiasKnobs(),
         needs=_QUEUE_NEEDS,
         allocate=_allocate,
         hold=_hold,
         tell=_tell,
         parts=Parts(
-            order="queues by attained service, then who runs, then first start",
+            order="queues by attained service, then running jobs, then first start",
             size="base demand",
             place=PLACING,
         ),
     ),
     joint(
         "tiresias-dlas",
-        "tiresias as its authors' public simulator plays it, late crossings included",
+        "tiresias as in its authors' public simulator, including its late queue changes",
         knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
         needs=_QUEUE_NEEDS,
         allocate=_allocate,
@@ -291,7 +292,7 @@ POLICIES = (
     ),
     joint(
         "tiresias-gittins",
-        "tiresias, with queues ordered by Gittins index from the service of jobs that left",
+        "tiresias with queues ordered by Gittins index, learned from the service of ended jobs",
         knobs=GittinsKnobs(),
         needs=_GITTINS_NEEDS,
         allocate=_allocate,

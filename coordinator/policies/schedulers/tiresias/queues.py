@@ -42,14 +42,14 @@ class Line(StrEnum):
 
 
 class QueueKnobs(Struct, frozen=True, kw_only=True):
-    """What can be turned of the queues.
+    """Knobs of the queues.
 
-    limits: GPU-seconds at which a job leaves a queue for the next one, ascending; one queue more
-        than limits. The paper's traces: one limit of an hour of GPU time.
-    promote: a job that waits this many times as long as it has run goes back to the first queue;
+    limits: attained service in GPU-seconds at which a job moves to the next queue, ascending; one
+        queue more than limits. The paper's traces: one limit of an hour of GPU time.
+    promote: a job that waits this many times as long as it has run returns to the first queue;
         None: never (PROMOTEKNOB; the paper's default is infinity).
-    line: the order in which the jobs of one queue stand.
-    mixes_units: the public simulator's crossings, which are noticed only at events and at instants
+    line: order of the jobs within a queue.
+    mixes_units: cross limits as the public simulator does: only at events, and at instants
         computed from GPU-seconds less seconds; with `line=entry` only.
     """
 

@@ -66,7 +66,8 @@ def why(snapshot: ClusterSnapshot, name: str = "n1", *, bundle: str = "aryl") ->
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "observe": (
         {"mode": Mode.OBSERVE},
-        "mode observe: nothing of it is lent; the next loan pass notes that it would have lent it",
+        "mode observe: none of its nodes is lent; the next loan pass records the loan it would "
+        "make",
     ),
     "recommend": (
         {"mode": Mode.RECOMMEND},
@@ -76,7 +77,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "frozen": ({"is_frozen": True}, "frozen"),
     "return": (
         {"return_s": 42.0, "reclaim_deadline_s": 20.0},
-        "may need 42 s to come home, more than the deadline of 20 s",
+        "may need 42 s to return, more than the deadline of 20 s",
     ),
     "never measured": ({"load": ()}, "never measured"),
     "stale": ({"load": (LoadSample(NOW_S - 301.0, 5.0),)}, "last measured 301 s ago"),
@@ -94,7 +95,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "no demand": ({"jobs": ()}, "no job that waits or could grow"),
     "wrong type": (
         {"jobs": (make_job_view("j", types=("T4",)),)},
-        "of 1 job in want of GPUs none could use it",
+        "none of 1 job that wants GPUs could use it",
     ),
     "grace": (
         {"jobs": (make_job_view("j", grace_s=90.0),)},
@@ -102,7 +103,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too wide": (
         {"jobs": (make_job_view("j", gpus_per_worker=16),)},
-        "of 1 job in want of GPUs none could use it",
+        "none of 1 job that wants GPUs could use it",
     ),
     "not preemptible": (
         {"jobs": (make_job_view("j", preemptibility=Preemptibility.NON),)},
@@ -128,7 +129,7 @@ def test_all_reasons_are_named_not_the_first() -> None:
         mode=Mode.OBSERVE, return_s=400.0, load=(), min_serving=3, since_s=NOW_S - 20.0, jobs=()
     )
     reasons = why(snapshot)
-    for text in ("mode observe", "400 s to come home", "never measured", "min_serving is 3",
+    for text in ("mode observe", "400 s to return", "never measured", "min_serving is 3",
                  "hold-off", "no job"):  # fmt: skip
         assert any(text in reason for reason in reasons), (text, reasons)
 
@@ -152,7 +153,7 @@ def test_a_node_is_told_that_others_which_came_home_keep_it() -> None:
 def test_a_node_that_is_next_is_told_so_and_others_who_goes_first() -> None:
     """With one job of one node only one of two spare nodes is lent: the first by name."""
     assert why(cell()) == ("nothing keeps it: the next loan pass lends it",)
-    assert why(cell(), "n2") == ("what is wanted is covered by n1",)
+    assert why(cell(), "n2") == ("the demand is covered by n1",)
 
 
 def test_a_mode_is_told_as_what_it_does() -> None:
@@ -160,7 +161,9 @@ def test_a_mode_is_told_as_what_it_does() -> None:
     assert why(cell(mode=Mode.RECOMMEND, jobs=()))[0].endswith(
         "a loan of it would be recommended and wait for an operator"
     )
-    assert why(cell(mode=Mode.OBSERVE, jobs=()))[0].endswith("what would have been is only noted")
+    assert why(cell(mode=Mode.OBSERVE, jobs=()))[0].endswith(
+        "loans it would make are only recorded"
+    )
     assert not any("mode" in reason for reason in why(cell(jobs=())))
 
 

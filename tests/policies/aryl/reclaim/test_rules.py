@@ -158,9 +158,9 @@ def test_knobs_change_what_they_say_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("aryl:speed=1", "'speed=1' turns no knob; expected KNOB=VALUE with one of .*reclaim"),
-        ("aryl:is_loaning", "'is_loaning' turns no knob"),
-        ("aryl:order=x", "'order=x' turns no knob"),
+        ("aryl:speed=1", "'speed=1' sets no knob; expected KNOB=VALUE with one of .*reclaim"),
+        ("aryl:is_loaning", "'is_loaning' sets no knob"),
+        ("aryl:order=x", "'order=x' sets no knob"),
         ("aryl:resize_cost_s=fast", "resize_cost_s=fast: expected a number"),
         ("aryl:resize_cost_s=-1", "resize_cost_s=-1: Expected `float` >= 0"),
         ("aryl:resize_cost_s=nan", "resize_cost_s=nan: "),

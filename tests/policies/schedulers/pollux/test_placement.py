@@ -184,7 +184,7 @@ def test_flexible_workers_give_way_before_a_job_is_stopped() -> None:
     [shrink] = found.decisions
     assert isinstance(shrink, Resize)
     assert (shrink.job_id, shrink.removed_workers, shrink.added) == ("b", (1,), ())
-    assert "a has workers on n1 and other nodes too" in shrink.reason
+    assert "a has workers on n1 and on other nodes" in shrink.reason
     [_, left] = found.left.jobs
     assert [worker.is_leaving for worker in left.placed] == [False, True]
     assert (left.is_resizable, left.is_resting) == (False, True)
