@@ -340,7 +340,7 @@ and that one was stopped for the fourth."""
 
 
 @slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(policy="srtf", tenants=LENDS_LESS, jobs=IN_TURNS, delays=None)
 @example(policy="tiresias", tenants=LENDS_LESS, jobs=IN_TURNS, delays=None)
 @given(
@@ -362,7 +362,7 @@ def test_nobody_comes_and_goes_whatever_tenants_lend_and_borrow_at_any_level(
 
 
 @slow
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     policy=st.one_of(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(STOPPING))),
     jobs=st.lists(asked(), min_size=3, max_size=9),

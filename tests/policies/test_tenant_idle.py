@@ -137,7 +137,7 @@ class _Watched(BesideIdle):
 
 
 @slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     policy=st.one_of(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(ROUND_S))),
     gangs=st.lists(borrowed(), min_size=1, max_size=3),

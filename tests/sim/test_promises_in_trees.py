@@ -218,7 +218,7 @@ LAID_OUT = pick(f"1x{GPUS}", f"2x{GPUS // 2}", f"{GPUS}x1")
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(trees(), st.lists(ASKED, min_size=2, max_size=14), LAID_OUT)
 @example(
     {"a": (2, None, 0), "b": (4, 4, None), "b1": (4, 0, 1)},
@@ -270,7 +270,7 @@ def in_reach(draw: st.DrawFn, *, first: bool) -> Asked:
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     of_one_team(),
     in_reach(first=True),

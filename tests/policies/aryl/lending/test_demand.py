@@ -356,7 +356,7 @@ def loans(snapshot: ClusterSnapshot) -> set[NodeName]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(snapshot=generous())
 def test_every_lent_node_is_used_and_no_gang_waits_that_a_loan_would_start(
     snapshot: ClusterSnapshot,
