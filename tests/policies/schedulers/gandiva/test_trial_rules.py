@@ -17,8 +17,13 @@ from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
 from coordinator.policies.schedulers.gandiva.packing import measured as marks_of
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
 from tests.builders import NOW_S
-from tests.policies.test_gandiva_costs import cell, seated
-from tests.policies.test_gandiva_trial_costs import HAS_BYTES, measured, memory_of, trials
+from tests.policies.schedulers.gandiva.test_costs import cell, seated
+from tests.policies.schedulers.gandiva.test_trial_costs import (
+    HAS_BYTES,
+    measured,
+    memory_of,
+    trials,
+)
 
 HERE, THERE = ("n0", 0), ("n1", 0)
 """Two GPUs, each the only one of its node."""

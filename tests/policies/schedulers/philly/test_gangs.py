@@ -14,7 +14,7 @@ from coordinator.policies.schedulers.philly.gang_reservation import Attempted
 from coordinator.policies.schedulers.philly.policy import Knobs
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, placed, started
-from tests.policies.test_philly_quota_holds import (
+from tests.policies.schedulers.philly.test_quota_holds import (
     BACKS_OFF_S,
     CYCLE_S,
     RESERVES,

@@ -16,7 +16,7 @@ from coordinator.policies.tenants.reclaim import given_back
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import NODE_GPUS, Asked
-from tests.policies.test_tenant_free_gpus import started
+from tests.policies.tenants.test_free_gpus import started
 
 SOON_S = 60.0
 

@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S
-from tests.policies.test_themis import cluster, running, started, waiting
+from tests.policies.schedulers.themis.test_policy import cluster, running, started, waiting
 
 PATIENT = policy("themis:patience=1")
 NODES = {"n1": 2, "n2": 2}

@@ -17,7 +17,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.commit import given_where
 from tests.draws import pick, whole, yes_or_no
-from tests.policies.test_themis import cluster, running, waiting
+from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 
 
 @pytest.mark.parametrize("seed", range(8))

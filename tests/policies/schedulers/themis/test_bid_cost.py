@@ -23,8 +23,8 @@ from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
-from tests.policies.test_themis import cluster, running, waiting
-from tests.policies.test_themis_cost import crowds
+from tests.policies.schedulers.themis.test_cost import crowds
+from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 
 
 class Both(Sale):

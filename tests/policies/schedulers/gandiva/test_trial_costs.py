@@ -20,7 +20,7 @@ from coordinator.policies.schedulers.gandiva.packing import Mark, Pair, pair_key
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.counted_calls import calls
-from tests.policies.test_gandiva_costs import GPUS, apart, cell, seated
+from tests.policies.schedulers.gandiva.test_costs import GPUS, apart, cell, seated
 
 HAS_BYTES = 80
 """Of each GPU where it is known."""

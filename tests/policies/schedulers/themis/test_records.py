@@ -17,7 +17,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_worker_view
-from tests.policies.test_themis import cluster, running, waiting
+from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 
 SEARCH = "app team/search"
 

@@ -26,7 +26,7 @@ from coordinator.policies.schedulers.themis.placement_levels import has_room
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
-from tests.policies.test_themis import cluster, running, waiting
+from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 
 STARVED_S = 1e5
 """Longer than patience lasts."""

@@ -18,7 +18,7 @@ from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
-from tests.policies.test_tenant_idle import BEHIND, gang, halves
+from tests.policies.tenants.test_idle import BEHIND, gang, halves
 
 # --- what others do not lend --------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from coordinator.policies.contract.decisions import Preempt, Resize, Start
 from tests.builders import NOW_S
-from tests.policies.test_qos import EXACT, decide, view
+from tests.policies.schedulers.qos.test_policy import EXACT, decide, view
 
 SHORT = f"{EXACT}:resize_every_s=5"
 

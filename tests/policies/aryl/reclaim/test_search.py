@@ -298,7 +298,7 @@ def test_within_two_percent_of_the_optimum_on_average(name: str, least_bound_rat
 DIGEST = """
 import hashlib
 from coordinator.policies.aryl.reclaim.search import solve
-from tests.policies.test_reclaim_search import everybody, made
+from tests.policies.aryl.reclaim.test_search import everybody, made
 for name in ("scattered", "random, up to 4 nodes", "random, up to 10 nodes"):
     problem = made(name, 120, 40, 1)
     print(sorted(solve(problem, everybody(problem)).victims))

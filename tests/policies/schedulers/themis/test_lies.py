@@ -32,7 +32,7 @@ from tests.draws import pick, whole, yes_or_no
 ROUNDING = 1.0 + 1e-6
 NODE = make_node_view("n").name
 JOB = make_job_view("j", workers=(1, 16), gpus_per_worker=1)
-PAGE = Path(__file__).parents[2] / "docs" / "policies" / "themis.md"
+PAGE = Path(__file__).parents[4] / "docs" / "policies" / "themis.md"
 
 Worths = Sequence[float]
 """Of no GPU, of one, of two, .. of one node."""
