@@ -198,7 +198,7 @@ def _decoded(data: bytes, sequence: int) -> Record:
     except ProtocolError as error:
         raise ProtocolError(
             f"{error}; a coordinator wrote it, so it cannot be skipped: start the version that "
-            "wrote it (docs/operations.md says what else can be done)"
+            "wrote it (docs/runbook.md says what else can be done)"
         ) from error
 
 
