@@ -105,15 +105,15 @@ async def end_left(state_dir: Path, *, clock: Clock) -> None:
     leader = CommandRecord(state_dir).running()
     if leader is None:
         return
-    log.warning("command %d has outlived its agent and is ended", leader)
+    log.warning("command %d has outlived its agent; killing it", leader)
     try:
         sessions.end(leader)
     except PermissionError as error:
-        log.error("command %d cannot be ended: %s; it may yet move the server", leader, error)
+        log.error("command %d cannot be killed: %s; it may still move the server", leader, error)
         return
     try:
         async with clock.timeout(sessions.END_S):
             await sessions.emptied(leader, clock)
     except TimeoutError:
         who = sessions.left(leader)
-        log.error("command %d: %s does not end; it may yet move the server", leader, who)
+        log.error("command %d: %s does not exit; it may still move the server", leader, who)

@@ -92,7 +92,7 @@ class _Loader(yaml.BaseLoader):
             raise _RefusedError(event, f"the tag {event.tag}; a value says itself what it is")
         self._depth += is_nest
         if self._depth > MAX_DEPTH:
-            raise _RefusedError(event, f"more than {MAX_DEPTH} tables and lists in each other")
+            raise _RefusedError(event, f"more than {MAX_DEPTH} nested tables and lists")
         node = super().compose_node(parent, index)
         self._depth -= is_nest
         return node

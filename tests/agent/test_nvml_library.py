@@ -200,7 +200,11 @@ async def test_a_gpu_is_told_in_si_units(
     house.script(GPUS)
     with holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
         async with house.reader(below, monkeypatch) as reader:
-            idle, busy = await until(reader, house, lambda gpus: bool(gpus[1].processes))
+            idle, busy = await until(
+                reader,
+                house,
+                lambda gpus: gpus[0].health is GpuHealth.OK and bool(gpus[1].processes),
+            )
     assert [gpu.uuid for gpu in (idle, busy)] == [house.uuid(0), house.uuid(1)]
     assert (idle.processes, idle.gpu_busy_ratio, idle.memory_used_bytes) == ((), 0.0, 0)
     assert (idle.power_w, idle.temperature_c, idle.is_mig) == (40.0, 30.0, False)
@@ -306,7 +310,9 @@ async def test_a_gpu_that_goes_keeps_its_name(
     house.script(GPUS, f'kind = "{fault}"\ngpu = 1\nat_s = 3.0')
     async with house.reader(below, monkeypatch) as reader:
         await until(reader, house, lambda gpus: len(gpus) == 2)
-        there, gone = await until(reader, house, lambda gpus: gpus[1].health == health)
+        there, gone = await until(
+            reader, house, lambda gpus: gpus[1].health == health and gpus[0].health is GpuHealth.OK
+        )
     assert (there.health, there.gpu_busy_ratio) == (GpuHealth.OK, 0.0)
     assert (gone.uuid, gone.gpu_busy_ratio, gone.processes) == (house.uuid(1), None, None)
 

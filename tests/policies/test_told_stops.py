@@ -35,7 +35,7 @@ def test_work_that_is_not_saved_is_not_called_lost(gpu_s: float, said: str) -> N
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ((), "nobody takes"),
+        ((), "no job takes"),
         (("a",), "a takes"),
         (("a", "b"), "a and b take"),
         (("a", "b", "c"), "a, b and c take"),
@@ -89,7 +89,7 @@ def test_a_turn_that_ends_for_nobody_says_so() -> None:
     jobs = (job("old", nodes=("n0",)),)
     plan = carry_out(cell(machine("n0", jobs=jobs), jobs=jobs), [], stops_in_vain=True)
     assert [each.reason for each in plan.decisions] == [
-        "its turn is over: nobody takes GPUs where it runs yet; all of its work is saved"
+        "its turn is over: no job takes GPUs where it runs yet; all of its work is saved"
     ]
 
 

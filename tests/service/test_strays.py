@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import binascii
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from common.clock import SystemClock
 from common.errors import ProtocolError
 from coordinator.demo.nats_server import NatsServer
 from coordinator.service.daemon import run
-from coordinator.service.journal.jetstream import WRITER_HEADER
+from coordinator.service.journal.jetstream import CHECKSUM_HEADER, WRITER_HEADER
 from coordinator.service.settings import CoordinatorSettings
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
@@ -85,7 +86,7 @@ async def test_a_stray_message_on_the_journals_subject_ends_no_coordinator(
         caplog.clear()
         async with coordinator(server) as leader:
             await until_beyond(server, end, leader)
-        assert "passed over 2 messages" in caplog.text
+        assert "ignored 2 foreign messages" in caplog.text
 
 
 async def test_a_coordinators_record_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
@@ -93,7 +94,10 @@ async def test_a_coordinators_record_that_cannot_be_read_ends_the_start(tmp_path
     async with running_nats(tmp_path / "nats") as server:
         async with coordinator(server) as leader:
             await until_beyond(server, 0, leader)
-        torn = await publish(server, b"\xc1", {WRITER_HEADER: "aryl-coordinator-of-tomorrow"})
+        garbage = b"\xc1"
+        checksum = f"{binascii.crc32(garbage):08x}"
+        headers = {WRITER_HEADER: "aryl-coordinator-of-tomorrow", CHECKSUM_HEADER: checksum}
+        torn = await publish(server, garbage, headers)
         async with coordinator(server) as again:
             with pytest.raises(ProtocolError, match=f"record {torn}.*a coordinator wrote it"):
                 await ended(again)

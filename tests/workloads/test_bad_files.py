@@ -170,7 +170,7 @@ def test_the_zone_of_an_instant_counts_behind_any_fraction() -> None:
         ("curves", "global_batch_size,0\n64,1\n", "line 1: column 0: expected a number of GPUs"),
         ("curves", "global_batch_size,\u0661\n64,1\n", "line 1: column \u0661: expected a number"),
         ("curves", "global_batch_size,1\n64,inf\n", "line 2: column 1: 'inf' is not a number"),
-        ("curves", "global_batch_size,1\n64,1\n64,2\n", "line 3: column global_batch_size: 64 st"),
+        ("curves", "global_batch_size,1\n64,1\n64,2\n", "line 3: column global_batch_size: 64 is"),
         ("throughputs", "", "line 1: column v100: Input data was truncated"),
         ("throughputs", "{", "line 1: column v100: Input data was truncated"),
         ("throughputs", "[]", "line 1: column v100: Expected `object`, got `array`"),

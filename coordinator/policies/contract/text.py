@@ -33,7 +33,7 @@ MOST_NAMES = 3
 
 
 def listed(names: Sequence[str], one: str, many: str) -> str:
-    """`a takes`, `a and b take`, `a, b, c and 2 others take`, `nobody takes`.
+    """`a takes`, `a and b take`, `a, b, c and 2 others take`, `no job takes`.
 
     Args:
         one, many: the verb for one name, and for several.

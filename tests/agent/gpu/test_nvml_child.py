@@ -280,7 +280,7 @@ async def test_a_child_that_talks_nonsense_is_ended_and_replaced(fleet: Path, sa
 async def test_a_question_that_is_none_ends_the_child(fleet: Path) -> None:
     """A child whose input is out of step says so and goes, rather than answer at random."""
     settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
-    child = await run_program("from agent import nvml_child; nvml_child.main()", settings)
+    child = await run_program("from agent.gpu import nvml_child; nvml_child.main()", settings)
     async with asyncio.timeout(LIMIT_S):
         out, errors = await child.communicate(b"\xff\xff\xff\xff" + ASK)
     assert child.returncode != 0
@@ -290,7 +290,8 @@ async def test_a_question_that_is_none_ends_the_child(fleet: Path) -> None:
 
 NOISY = """
 import os
-from agent import fake_nvml, nvml_child
+from agent.gpu import nvml_child
+from agent.gpu.fake import nvml as fake_nvml
 class Noisy(fake_nvml.FakeNvml):
     def nvmlDeviceGetCount(self):
         os.write(1, b"a driver that prints")

@@ -67,7 +67,7 @@ def test_a_borrower_does_not_start_where_a_guarantee_is_due() -> None:
     assert (
         given_back(snapshot, (start("more", "n1"),))
         .decisions[-1]
-        .reason.startswith("tenant b is due")
+        .reason.startswith("tenant b is owed its guarantee")
     )
     assert names(given_back(snapshot, (start("more", "n1"),)).decisions, Start) == {"owed"}
 

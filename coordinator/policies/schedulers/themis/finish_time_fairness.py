@@ -116,7 +116,8 @@ class Work(Struct, frozen=True, array_like=True):
 class AppRecord(Struct, array_like=True):
     """An app with a job that waits or runs.
 
-    area_s: integral of the number of apps when it was first seen. seen_at_s: when that was.
+    area_s: integral of the number of apps when it was first seen. seen_at_s: when that was; None:
+        at its submission.
     jobs: all of its jobs so far, also those that have ended.
     granted_at_s: when it was last given GPUs, or had some of whoever decided before; None: never.
     rho: as it was when they were given; infinite: somebody else gave them.
@@ -124,10 +125,10 @@ class AppRecord(Struct, array_like=True):
 
     submitted_at_s: float
     area_s: float
-    seen_at_s: float
     jobs: dict[JobId, Work] = field(default_factory=dict[JobId, Work])
     granted_at_s: float | None = None
     rho: float = inf
+    seen_at_s: float | None = None
 
 
 class Attendance(Struct):
@@ -163,7 +164,7 @@ class Attendance(Struct):
     def _record(self, record: AppRecord | None, jobs: Sequence[JobView]) -> AppRecord:
         if record is None:
             since_s = min(job.submitted_at_s for job in jobs)
-            record = AppRecord(since_s, self.area_s, self.at_s)
+            record = AppRecord(since_s, self.area_s, seen_at_s=self.at_s)
             had = [at_s for job in jobs if (at_s := self._had_gpus_at_s(job)) is not None]
             record.granted_at_s = max(had, default=None)
         for job in jobs:
@@ -183,7 +184,8 @@ class Attendance(Struct):
 
     def mean_apps(self, record: AppRecord) -> float:
         """N: time-weighted mean of apps since one was seen; how many are there in that instant."""
-        passed_s = self.at_s - record.seen_at_s
+        seen_at_s = record.submitted_at_s if record.seen_at_s is None else record.seen_at_s
+        passed_s = self.at_s - seen_at_s
         if passed_s <= LEAST_S:
             return float(max(1, len(self.apps)))
         return max(1.0, (self.area_s - record.area_s) / passed_s)
