@@ -45,9 +45,7 @@ def cell(gpus: int, jobs: Iterable[JobView]) -> ClusterSnapshot:
 def served(rhos: Mapping[str, float], *, ago_s: float = 0.0) -> Memory:
     """Apps that were last given GPUs so long ago, with the rho that they had then."""
     apps = {
-        f"job {name}": AppRecord(
-            NOW_S - ago_s, 0.0, NOW_S - ago_s, granted_at_s=NOW_S - ago_s, rho=rho
-        )
+        f"job {name}": AppRecord(NOW_S - ago_s, 0.0, granted_at_s=NOW_S - ago_s, rho=rho)
         for name, rho in rhos.items()
     }
     return Memory(attendance=Attendance(at_s=NOW_S, apps=apps))

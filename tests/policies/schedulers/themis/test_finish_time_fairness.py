@@ -13,6 +13,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.schedulers.themis.finish_time_fairness import (
     Aim,
     Alone,
+    AppRecord,
     Attendance,
     Held,
     Measure,
@@ -97,6 +98,13 @@ def test_apps_that_nobody_counted_do_not_count_as_none() -> None:
             assert found[app].share_gpus == pytest.approx(2.0)
             assert found[app].alone_s == pytest.approx(500.0)
     assert found["job a"].rho(500.0) == pytest.approx(1500.0 / 500.0)
+
+
+def test_a_record_without_the_instant_was_seen_at_its_submission() -> None:
+    """A record without `seen_at_s` counts apps from its submission."""
+    record = AppRecord(submitted_at_s=100.0, area_s=50.0)
+    attendance = Attendance(at_s=300.0, area_s=650.0, apps={"job a": record})
+    assert attendance.mean_apps(record) == pytest.approx(3.0)
 
 
 def test_trials_add_up_or_race() -> None:

@@ -108,7 +108,7 @@ def standing(
     made = make_job_view("j", workers=(1, 4), gpus_per_worker=1, remaining_work_s=800.0)
     job: JobView = replace(made, whole_work_s=800.0, submitted_at_s=NOW_S - 100.0)
     works = {JobId("j"): Work(800.0, 4)}
-    record = AppRecord(NOW_S - 100.0, 0.0, NOW_S - 100.0, works, granted_at_s=granted_at_s, rho=rho)
+    record = AppRecord(NOW_S - 100.0, 0.0, works, granted_at_s=granted_at_s, rho=rho)
     return Standing(
         app="job j",
         jobs=[job],

@@ -55,7 +55,7 @@ def test_a_gang_after_its_prerun_has_had_nothing_yet(trials: int, is_new: bool) 
         for at in range(trials)
     ]
     before = {JobId(job.job_id): Work(60.0, 1) for job in jobs}
-    record = AppRecord(NOW_S - 60.0, 0.0, NOW_S - 60.0, before, granted_at_s=NOW_S - 50.0, rho=2.0)
+    record = AppRecord(NOW_S - 60.0, 0.0, before, granted_at_s=NOW_S - 50.0, rho=2.0)
     attendance = Attendance(at_s=NOW_S - 60.0, apps={SEARCH: record})
     attendance.note(cluster({"n1": 8}, jobs))
     found = attendance.apps[SEARCH]
