@@ -164,7 +164,7 @@ def shim_spec(
     contact_at_s: when the coordinator was last heard, on the boot clock: from there on
         `stop_after_s` counts, however late the shim starts.
     log_max_bytes: the size at which its log is cut.
-    mark: a limit that all processes of the worker inherit, see `worker_marks`; None: none.
+    mark: a limit that all processes of the worker inherit, see `process_marks`; None: none.
     """
     spec = order.spec
     is_store = order.key.is_store

@@ -130,7 +130,7 @@ async def test_a_forgotten_job_is_known_as_long_as_its_lines_are() -> None:
         await cell.ask(Operate(action="freeze"), tenant="ops")
         lines = (await events(cell, job_id)).rows
         assert lines
-        # As `pruning` does it, without the thousand jobs that it waits for.
+        # As the engine prunes it, without the thousand jobs that it waits for.
         del state.jobs[job_id]
         state.live_jobs.pop(job_id, None)
         assert (await events(cell, job_id)).rows == lines

@@ -416,7 +416,7 @@ class NodeEntry(Struct, kw_only=True):
     """Why nothing new may begin on it: it could not be written down there, or two agents answer for
     it."""
     refused_starts: int = 0
-    """Starts of workers that it refused in a row, by its own fault; see `refusals`."""
+    """Starts of workers that it refused in a row, by its own fault; see `nodes.start_failures`."""
     refused_last: WorkerKey | None = None
     """The latest of them, or of those below."""
     hung_starts: list[HungStart] = field(default_factory=list[HungStart])
@@ -468,7 +468,9 @@ class NodeEntry(Struct, kw_only=True):
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Types of its GPUs: first that of which it has most, then by name; see `parts`."""
+        """Types of its GPUs: first that of which it has most, then by name; see
+        `state.mixed_nodes`.
+        """
         first = self.gpus[0].gpu_type if self.gpus else ""
         if all(slot.gpu_type == first for slot in self.gpus):
             return (first,)  # as of nearly all
@@ -554,7 +556,7 @@ class AfterVacating(StrEnum):
 
 
 class LossEntry(Struct, kw_only=True):
-    """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
+    """Work of a preempted attempt that is lost unless it is saved; see `jobs.preemption_loss`."""
 
     gpu_s: float
     """Work computed up to the order and not saved, in GPU-seconds."""
@@ -659,7 +661,9 @@ class JobEntry(Struct, kw_only=True):
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""
     lost_gpu_s: float = 0.0
-    """GPU-seconds that its preemptions and resizes cost; see `losses`. `resizes` has the latter."""
+    """GPU-seconds that its preemptions and resizes cost; see `jobs.preemption_loss`. `resizes` has
+    the latter.
+    """
     loss: LossEntry | None = None
     """The loss of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
@@ -754,7 +758,9 @@ class ClusterState(Struct, kw_only=True):
     awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
     drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
     closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
-    """Nodes that could start no worker, and until when they are left alone; see `refusals`."""
+    """Nodes that could start no worker, and until when they are left alone; see
+    `nodes.start_failures`.
+    """
     idle_loans_since_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
     """Lent nodes on which nothing runs, and since when; kept while `idle_return_s` is set."""
     shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
@@ -788,7 +794,8 @@ class ClusterState(Struct, kw_only=True):
     awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
     doubted_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
-    """Nodes from which nothing was heard since journal records were lost; see `doubting`."""
+    """Nodes from which nothing was heard since journal records were lost; see `nodes.lost_records`.
+    """
     doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Jobs that such a node may run although the state does not know it."""
 

@@ -353,7 +353,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     is_resizable: bool = False
     """Running, elastic, and no resize of it is under way."""
     is_resting: bool = False
-    """It was preempted so lately that it may not be stopped for another one; see `resting`."""
+    """It was preempted so lately that it may not be stopped for another one; see `cooldown`."""
     most_on: Mapping[str, int] = {}
     held: tuple[WorkerView, ...] = ()
     """While it moves, workers of its next attempt for which GPUs are held where it goes."""

@@ -28,7 +28,8 @@ SLICE_S = 0.005
 SLICE_REPORTS = 100
 """The same as a number of reports, for a clock that stands still."""
 AGENTS_PER_NODE = 4
-"""Agents of one name whose reports wait side by side; `rivals` judges which one speaks."""
+"""Agents of one name whose reports wait side by side; `duplicate_agents` judges which one speaks.
+"""
 SHOWN_S = 60.0
 """How long after the last report that was shed `aryl status` shows it."""
 

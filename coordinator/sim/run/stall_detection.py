@@ -16,7 +16,7 @@ from coordinator.sim.run.attempts import Saves
 from coordinator.sim.run.build import RunOptions, Stage
 
 ID = re.compile(r"\b\d{7}\b")
-"""What a job is called in the engine (`stage`), wherever it stands in a text."""
+"""What a job is called in the engine (`sim.run.build`), wherever it stands in a text."""
 
 IDLE_EVENTS_PER_JOB = 100
 """Facts for each job, beyond `idle_events`, in which nothing grows: then there is no headway."""
