@@ -2,7 +2,7 @@
 
 A node that can start nothing is idle, so every policy prefers it. It would draw one job after
 another of the whole cell (a "black hole node"), each free of charge. A single job avoids the node
-by itself (`retrying.node_fault`); here the node is closed to all jobs. It is tried again after
+by itself (`jobs.retry.node_fault`); here the node is closed to all jobs. It is tried again after
 `retry_backoff_max_s`, with one job, and reopens once a worker has started on it. A reboot or an
 operator (uncordon) also reopens it.
 
