@@ -131,8 +131,10 @@ class VllmCell(Cell):
     def _server_toml(self, node: NodePlan) -> dict[str, object]:
         url = f"http://127.0.0.1:{node.server_port}"
         ctl = (str(self._python), str(HERE / "vllm_ctl.py"))
+        # Bound, each vLLM takes the first core: one that starts waits for one that serves.
         variables = ("VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1",
-                     "OMP_NUM_THREADS=1", f"{MARKER}={self.run_dir}",
+                     "OMP_NUM_THREADS=1", "VLLM_CPU_OMP_THREADS_BIND=nobind",
+                     f"{MARKER}={self.run_dir}",
                      f"HOME={self.run_dir}")  # fmt: skip
         vllm = (
             "/usr/bin/env", *variables,
