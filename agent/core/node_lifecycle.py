@@ -55,7 +55,6 @@ from collections.abc import Callable
 from msgspec import UNSET, UnsetType
 
 from agent.core import gpu_handover, return_timing
-from agent.core import gpu_handover as trespasses
 from agent.core.inference_server import Health, Idleness, ServerCommands
 from agent.core.lease import Leasehold
 from agent.core.state import Action, Facts, HookKind, Memory
@@ -229,7 +228,7 @@ class Life:
     @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
-        trespass = trespasses.in_words(self.trespasses, self.memory)
+        trespass = gpu_handover.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
         commands = (self._commands.error, self._commands.left, self._slow)
         errors = (self.gpus_error, self.ledger_error)
@@ -248,9 +247,9 @@ class Life:
 
     def step(self, facts: Facts) -> list[Action]:
         """All actions that should happen now, given the facts."""
-        self.trespasses = trespasses.told(facts)
+        self.trespasses = gpu_handover.told(facts)
         self._unknown_server = facts.unknown_server
-        trespasses.forget_gone(self.memory, facts)
+        gpu_handover.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
         self._slow = self._commands.slow(facts.now_s)
         closed = self.takes_nothing
@@ -336,10 +335,10 @@ class Life:
         )
         if busy and self._commands.is_idle and (is_out_of_time or is_hopeless):
             if is_hopeless:
-                trespasses.keep(self.memory, (pid for pid, _ in facts.trespassers))
+                gpu_handover.keep(self.memory, (pid for pid, _ in facts.trespassers))
                 busy = gpu_handover.unusable(facts)
             if is_out_of_time and stopped_at_s is not None:
-                trespasses.keep(self.memory, facts.others)
+                gpu_handover.keep(self.memory, facts.others)
             return self._turn_home(facts, self._lease.over(facts.now_s, given_up=busy))
         if stopped_at_s is None:
             return self._commands.run(HookKind.STOP, facts.now_s)
@@ -398,11 +397,11 @@ class Life:
         is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
         if facts.gpus is not None and facts.sampled_at_s <= self._emptied_at_s:
             is_out_of_time = False  # a look at GPUs that hang takes longest, and comes all the same
-        beside = trespasses.known(self.memory, facts)
+        beside = gpu_handover.known(self.memory, facts)
         if is_out_of_time:
             beside |= facts.others
             if self.memory.is_server_stopped:  # else it may be the server that is there, and stays
-                trespasses.keep(self.memory, facts.others)
+                gpu_handover.keep(self.memory, facts.others)
         waited_s = facts.now_s - self._emptied_at_s
         is_patient = not is_out_of_time and waited_s <= self.settings.unresponsive_gpu_wait_s
         busy = self._kept_out(

@@ -28,9 +28,6 @@ from coordinator.engine.loans import (
 from coordinator.engine.loans import (
     lifecycle as loans_lifecycle,
 )
-from coordinator.engine.loans import (
-    lifecycle as stages,
-)
 from coordinator.engine.state.commands import Refused
 from coordinator.engine.state.context import Context
 from coordinator.policies.contract import cooldown
@@ -94,7 +91,7 @@ def _reclaim(ctx: Context, decision: Reclaim) -> str:
     take_back = delayed_reclaim.begin if decision.wait_s > 0 else loans_lifecycle.reclaim
     why = take_back(ctx, decision)
     if loan is not None and is_first and not why:
-        loan.decide_s = stages.load_age_s(ctx, loan)
+        loan.decide_s = loans_lifecycle.load_age_s(ctx, loan)
     return why
 
 

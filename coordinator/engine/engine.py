@@ -60,12 +60,6 @@ from coordinator.engine import (
     operator_actions,
     view,
 )
-from coordinator.engine import (
-    invariants as guarantees,
-)
-from coordinator.engine import (
-    view as tenants,
-)
 from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.jobs import (
@@ -80,13 +74,7 @@ from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
 )
 from coordinator.engine.jobs import (
-    lifecycle as waiting,
-)
-from coordinator.engine.jobs import (
     retry as jobs_retry,
-)
-from coordinator.engine.jobs import (
-    retry as retrying,
 )
 from coordinator.engine.jobs.deadlines import Deadlines
 from coordinator.engine.loans import (
@@ -158,7 +146,7 @@ class Engine:
         self._orders = Orders()
         self._gpus_said: nodes_reports.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
-        self._line = waiting.Line(self.state)
+        self._line = jobs_lifecycle.Line(self.state)
         self._fleet: Fleet | None = None
         self._standing: dict[NodeName, Recommendation] | None = None
         self._fleet_of = (0, frozenset[str]())
@@ -321,10 +309,10 @@ class Engine:
         self.state.policy_memory = allocation.memory
         self.state.policy_memory_of = self._policy_name()
         self._policy_wake_at_s = allocation.wake_at_s
-        for decision in tenants.allowed(ctx, snapshot, allocation.decisions):
+        for decision in view.allowed(ctx, snapshot, allocation.decisions):
             commit(ctx, decision)
         if allocation.waits or self._tells_waits:
-            self._tells_waits = waiting.told(self.state, allocation.waits, ctx.now_s)
+            self._tells_waits = jobs_lifecycle.told(self.state, allocation.waits, ctx.now_s)
         may_resume = not (self.policy.shares_gpus or self.state.is_frozen)
         if self.state.suspended_jobs and may_resume:
             gpu_sharing.resume_all(ctx)
@@ -407,13 +395,13 @@ class Engine:
             return ()
         if doubted := lost_records.why_held(self.state, job_id):
             return (doubted, *self.why_never(job_id))
-        said = retrying.why_waiting(job, self.state.now_s)
-        if retrying.rests(job):
+        said = jobs_retry.why_waiting(job, self.state.now_s)
+        if jobs_retry.rests(job):
             return (said, *self.why_never(job_id))
         held = self._held().get(job_id, ())
         first = ((said,) if said else ()) + self.why_never(job_id) if held else ()
         if held and self.state.services:
-            first += retrying.why_not_lent(job, self.state.now_s)
+            first += jobs_retry.why_not_lent(job, self.state.now_s)
         return (*first, *(why for why in held if why not in first))
 
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
@@ -458,7 +446,9 @@ class Engine:
         if job is None:
             return said
         said += jobs_retry.why_not_growing(job, self.state.now_s)
-        return said + retrying.why_not_lent(job, self.state.now_s) if self.state.services else said
+        return (
+            said + jobs_retry.why_not_lent(job, self.state.now_s) if self.state.services else said
+        )
 
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
         """Why a node that serves is not lent; empty for any other node."""
@@ -502,7 +492,7 @@ class Engine:
         return self._holds
 
     def check(
-        self, *, are_copies_too: bool = True, beside_idle: guarantees.BesideIdle | None = None
+        self, *, are_copies_too: bool = True, beside_idle: invariants.BesideIdle | None = None
     ) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often.
 
@@ -526,11 +516,11 @@ class Engine:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
             faults += invariants.view_faults(self._views.asked(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
-            faults += invariants.line_faults(self._line, waiting.Line(self.state))
+            faults += invariants.line_faults(self._line, jobs_lifecycle.Line(self.state))
         if beside_idle is not None:
             seen = self._views.asked(ctx)
-            faults += guarantees.starved(seen)
-            faults += guarantees.crowded_out(seen)
+            faults += invariants.starved(seen)
+            faults += invariants.crowded_out(seen)
             faults += beside_idle.faults(seen)
         return faults
 

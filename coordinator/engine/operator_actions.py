@@ -22,9 +22,6 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     maintenance as nodes_maintenance,
 )
-from coordinator.engine.nodes import (
-    maintenance as removing,
-)
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import NodeEntry
@@ -125,7 +122,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
                 lost_records.confirm_dead(ctx.state, node.name)
                 nodes_lost.confirm_dead(ctx, node.name, event.by)
         case A.REMOVE:
-            removing.remove(ctx, node, _said(event))
+            nodes_maintenance.remove(ctx, node, _said(event))
         case _:
             node.is_cordoned = True
             node.cordon_reason = _said(event)

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core import gpu_handover
-from agent.core import gpu_handover as trespasses
 from agent.core.gpu_handover import IDLE_BUSY_RATIO
 from agent.core.state import Facts, first_memory
 from agent.gpu.known_gpus import completed, identities, identity_only
@@ -129,9 +128,9 @@ def test_a_trespass_without_a_process_is_told_as_such() -> None:
     """No process 0 is ever named, nor remembered as left behind."""
     memory = first_memory(settings(), "boot-1")
     facts = Facts(now_s=1.0, trespassers=((UNTOLD_PID, UUID),))
-    said = trespasses.in_words(trespasses.told(facts), memory)
+    said = gpu_handover.in_words(gpu_handover.told(facts), memory)
     assert said == f"trespass: a process that its driver does not name on {UUID}"
-    trespasses.keep(memory, [UNTOLD_PID, 7])
+    gpu_handover.keep(memory, [UNTOLD_PID, 7])
     assert memory.left_behind == [7]
 
 
@@ -139,9 +138,9 @@ def test_who_was_left_behind_is_not_forgotten_by_a_list_that_is_not_told() -> No
     """Only a list without it shows that it has gone."""
     memory = first_memory(settings(), "boot-1")
     memory.left_behind = [7]
-    trespasses.forget_gone(memory, Facts(now_s=1.0, gpus=(seen(),)))
+    gpu_handover.forget_gone(memory, Facts(now_s=1.0, gpus=(seen(),)))
     assert memory.left_behind == [7]
-    trespasses.forget_gone(memory, Facts(now_s=1.0, gpus=(seen(processes=()),)))
+    gpu_handover.forget_gone(memory, Facts(now_s=1.0, gpus=(seen(processes=()),)))
     assert memory.left_behind == []
 
 

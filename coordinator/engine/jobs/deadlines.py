@@ -16,9 +16,6 @@ from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
 )
 from coordinator.engine.jobs import (
-    lifecycle as lost_orders,
-)
-from coordinator.engine.jobs import (
     prerun,
     rendezvous,
 )
@@ -108,7 +105,7 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
     if limit_s is None or job.state not in jobs_lifecycle.ACTIVE_JOB_STATES:
         return
     if limit_s <= ctx.now_s:
-        lost_orders.at_time_limit(job)
+        jobs_lifecycle.at_time_limit(job)
         jobs_lifecycle.stop_workers(ctx, job, StopReason.TIME_LIMIT)
 
 

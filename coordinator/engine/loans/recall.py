@@ -20,7 +20,6 @@ from common.model import JobId, JobState, NodeRole
 from coordinator.engine.jobs import estimates
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.loans import lifecycle as loans_lifecycle
-from coordinator.engine.loans import lifecycle as promised
 from coordinator.engine.state.context import Context, keys_on
 from coordinator.engine.state.tables import JobEntry, NodeEntry
 from coordinator.policies.contract.decisions import Reclaim
@@ -86,7 +85,7 @@ def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
     decision = Reclaim(
         node=node.name,
         service=node.lease.service,
-        deadline_s=promised.reclaim_s(ctx, node.lease.service),
+        deadline_s=loans_lifecycle.reclaim_s(ctx, node.lease.service),
         predicted_preemptions=len(hit),
         predicted_cost_gpu_s=fsum(estimates.lost_if_preempted(job, ctx.now_s) for job in hit),
         released_workers=released,

@@ -468,9 +468,7 @@ class NodeEntry(Struct, kw_only=True):
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Types of its GPUs: first that of which it has most, then by name; see
-        `state.mixed_nodes`.
-        """
+        """GPU types of the node, most common first, then by name; see `state.mixed_nodes`."""
         first = self.gpus[0].gpu_type if self.gpus else ""
         if all(slot.gpu_type == first for slot in self.gpus):
             return (first,)  # as of nearly all
@@ -661,9 +659,7 @@ class JobEntry(Struct, kw_only=True):
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""
     lost_gpu_s: float = 0.0
-    """GPU-seconds that its preemptions and resizes cost; see `jobs.preemption_loss`. `resizes` has
-    the latter.
-    """
+    """GPU-seconds that preemptions and resizes cost (`jobs.preemption_loss`); see `resizes`."""
     loss: LossEntry | None = None
     """The loss of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
@@ -758,9 +754,7 @@ class ClusterState(Struct, kw_only=True):
     awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
     drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
     closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
-    """Nodes that could start no worker, and until when they are left alone; see
-    `nodes.start_failures`.
-    """
+    """Nodes that could start no worker, and until when they are closed; `nodes.start_failures`."""
     idle_loans_since_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
     """Lent nodes on which nothing runs, and since when; kept while `idle_return_s` is set."""
     shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
@@ -794,8 +788,7 @@ class ClusterState(Struct, kw_only=True):
     awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
     doubted_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
-    """Nodes from which nothing was heard since journal records were lost; see `nodes.lost_records`.
-    """
+    """Nodes that have not reported since journal records were lost; see `nodes.lost_records`."""
     doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Jobs that such a node may run although the state does not know it."""
 
