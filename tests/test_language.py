@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer.main
 from typer.core import TyperGroup
 
 from agent.gpu.wire import ChildSettings
 from agent.settings import AgentSettings
 from common.settings import describe
-from coordinator.cli.app import app
+from coordinator.cli.app import whole
 from coordinator.policies.knob_text import knobs
 from coordinator.policies.registry import POLICIES
 from coordinator.service.settings import CoordinatorSettings
@@ -99,7 +98,7 @@ def test_a_policy_and_its_knobs(name: str) -> None:
 
 def test_help_of_commands() -> None:
     """Of `aryl`, each of its commands and each option."""
-    found = dict(commands(typer.main.get_command(app), "aryl"))
+    found = dict(commands(whole(), "aryl"))
     assert len(found) > 100
     assert {key: bad for key, text in found.items() if (bad := problems(text))} == {}
 

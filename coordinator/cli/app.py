@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -18,13 +18,23 @@ from coordinator.cli import (
     nodes,
     services,
     tenants,
-    top,
-    up,
 )
 from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.connect import Choice
+from coordinator.cli.interrupt import importing
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
-from coordinator.cli.simulate import command as simulate_command
+
+LATE = {
+    "policies": "coordinator.cli.policies",
+    "simulate": "coordinator.cli.simulate.command",
+    "top": "coordinator.cli.top",
+    "up": "coordinator.cli.up",
+}
+"""Commands and their modules, which are loaded only where they are asked for.
+
+They bring every policy, numpy and the demo. A command that only asks a coordinator takes a third of
+the CPU without them.
+"""
 
 
 class Root(TyperGroup):
@@ -37,6 +47,20 @@ class Root(TyperGroup):
         with in_our_words():
             return super().parse_args(ctx, args)
 
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # its base is wider
+        """The names of all commands, also of those that are not loaded."""
+        return [*super().list_commands(ctx), *(name for name in LATE if name not in self.commands)]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]  # its base is wider
+        """A command by its name; what is loaded late is loaded now.
+
+        A name that no command has loads all of them: one of them may be meant.
+        """
+        names = (cmd_name,) if cmd_name in LATE else LATE
+        if cmd_name not in self.commands:
+            self.commands.update({name: _loaded(LATE[name]) for name in names})
+        return super().get_command(ctx, cmd_name)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # its base is wider
         """Run a command."""
         try:
@@ -48,6 +72,14 @@ class Root(TyperGroup):
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _loaded(module: str) -> Any:
+    """The command that a module registers."""
+    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    with importing():
+        import_module(module).register(alone)
+    return typer.main.get_command(alone)
 
 
 app = typer.Typer(
@@ -64,15 +96,14 @@ app.add_typer(services.app, name="service")
 app.add_typer(loans.app, name="loan")
 app.add_typer(tenants.app, name="tenant")
 cell.register(app)
-top.register(app)
 events.register(app)
-up.register(app)
-simulate_command.register(app)
 nats_permissions.register(app)
 
 
 def _version(is_asked: bool) -> None:
     if is_asked:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"aryl {version('aryl')}")
         except PackageNotFoundError:
@@ -119,3 +150,10 @@ def root(
     )
     around = ctx.find_object(Surroundings) or Surroundings.real()
     ctx.obj = Session(around, flags=flags, timeout_s=timeout)
+
+
+def whole() -> Any:
+    """The command with all that it would load late; for those that read its help and options."""
+    made: Any = typer.main.get_command(app)
+    made.commands.update({name: _loaded(module) for name, module in LATE.items()})
+    return made

@@ -17,7 +17,6 @@ from msgspec import Struct, field
 
 from common.decoding import parse_toml
 from common.errors import ConfigError
-from coordinator.cli import yaml_text
 
 STDIN = Path("-")
 
@@ -73,6 +72,8 @@ def _text(file: Path, source: str, stdin: BinaryIO) -> str:
 def _parsed(text: str, kind: FileKind, source: str) -> JobFile:
     match kind:
         case FileKind.YAML:
+            from coordinator.cli import yaml_text  # only here: few commands read a file
+
             found = yaml_text.read(text, source=source)
             return JobFile(source=source, values=found.values, line_by_path=found.line_by_path)
         case FileKind.JSON:

@@ -6,19 +6,13 @@ nothing has to be stopped. This module imports nothing slow.
 
 from __future__ import annotations
 
-import gc
-
-from coordinator.cli.interrupt import leaving_at_once
-from coordinator.service.optional_deps import needing_extras
+from coordinator.cli.interrupt import importing
 
 
 def main() -> None:
     """Entry point."""
-    gc.disable()  # imports leave next to no garbage, and looking for it is a quarter of their time
-    with leaving_at_once(), needing_extras("aryl"):
+    with importing():
         from coordinator.cli.app import app
-    gc.freeze()  # imported objects stay to the end, so later collections need not look through them
-    gc.enable()
     app(prog_name="aryl")
 
 

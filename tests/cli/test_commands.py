@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-import typer
 from rich.cells import cell_len
 
 from common.api import (
@@ -42,7 +41,7 @@ from common.api import (
 from common.errors import ProtocolError
 from common.messages import Message
 from common.model import JobSpec, JobState, WorkerRange
-from coordinator.cli.app import app
+from coordinator.cli.app import whole
 from coordinator.policies.registry import POLICIES
 from tests.cli.fake_cell import (
     Answer,
@@ -117,7 +116,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
         yield from commands(command, (*path, name))
 
 
-ALL = sorted(commands(typer.main.get_command(app)))
+ALL = sorted(commands(whole()))
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -23,7 +23,7 @@ class Halt(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Halt())
 from coordinator.cli.main import main
-sys.argv = ["aryl", "--version"]
+sys.argv = ["aryl", *{words!r}]
 main()
 """
 """The real entry; the import of one module waits for a signal, awake: one that comes right before
@@ -31,12 +31,22 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["typer", "coordinator.cli.up"], ids=["first", "late"])
-def test_ctrl_c_during_the_imports_is_one_line_and_the_documented_code(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("typer", ["--version"]),
+        ("coordinator.cli.jobs", ["--version"]),
+        ("coordinator.cli.up", ["up", "--help"]),
+    ],
+    ids=["first", "last", "late"],
+)
+def test_ctrl_c_during_the_imports_is_one_line_and_the_documented_code(
+    module: str, words: list[str]
+) -> None:
     """No traceback, no death by signal: a script can tell that it was interrupted."""
     heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     with subprocess.Popen(
-        [sys.executable, "-c", heeds + HALTS_AT.format(module=module)],
+        [sys.executable, "-c", heeds + HALTS_AT.format(module=module, words=words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,7 +65,7 @@ def test_ctrl_c_during_the_imports_is_one_line_and_the_documented_code(module: s
 def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     """In the background of a shell script Ctrl-C is not meant for it."""
     program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + HALTS_AT.format(
-        module="typer"
+        module="typer", words=["--version"]
     ).replace("while True: pass", "signal.raise_signal(signal.SIGINT)")
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -73,12 +83,12 @@ import gc, importlib.abc, sys
 
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "coordinator.cli.up":
-            print("imports:", gc.isenabled())
+        if name in ("coordinator.cli.jobs", "coordinator.cli.policies"):
+            print(name, gc.isenabled())
 
 sys.meta_path.insert(0, Watch())
 from coordinator.cli.main import main
-sys.argv = ["aryl", "--version"]
+sys.argv = ["aryl", "policies", "--quiet"]
 try:
     main()
 finally:
@@ -96,6 +106,8 @@ def test_garbage_is_looked_for_in_what_a_command_makes_alone() -> None:
         check=True,
         timeout=PATIENCE_S,
     )
-    imports, version, command = result.stdout.splitlines()
-    assert (imports, command) == ("imports: False", "command: True True")
-    assert version.startswith("aryl")
+    first, late, *names, command = result.stdout.splitlines()
+    assert first == "coordinator.cli.jobs False"
+    assert late == "coordinator.cli.policies False"
+    assert command == "command: True True"
+    assert "aryl" in names

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from coordinator.cli.app import app
+from coordinator.cli.app import whole
 from coordinator.sim.report.measures import MEASURES, Measure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
 FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
-_ROOT: Any = typer.main.get_command(app)
+_ROOT: Any = whole()
 OPTIONS = [
     (*option.opts, *option.secondary_opts)
     for option in _ROOT.commands["simulate"].params
