@@ -12,7 +12,8 @@ import aiohttp
 from msgspec import Struct
 
 REQUEST_TIMEOUT_S = 120.0
-TOKENS = (8, 48)
+TOKENS = (64, 256)
+"""Of an answer; it takes about a second, so that the requests in flight tell the load."""
 
 
 class Figures(Struct, kw_only=True):

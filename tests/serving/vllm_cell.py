@@ -40,8 +40,8 @@ backend {backend}
   balance leastconn
   default-server check inter 1s fall 2 rise 1 init-addr none
 """
-REQUEST_RATE_PER_NODE = 1.6
-"""What two slow cores carry with two servers on them, and the forecast's headroom."""
+IN_FLIGHT_PER_NODE = 5.0
+"""The capacity of a node, in the unit of what vLLM's page tells: requests running and waiting."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def cell_plan() -> CellPlan:
         inference_nodes=2,
         gpus_per_node=2,
         headroom_nodes=0,
-        peak_req_per_s=2 * REQUEST_RATE_PER_NODE,
+        peak_req_per_s=2 * IN_FLIGHT_PER_NODE,
         periods=Periods(
             warm_up_s=timing.warm_up_s,
             reclaim_deadline_s=timing.reclaim_deadline_s,
