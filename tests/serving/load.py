@@ -12,8 +12,8 @@ import aiohttp
 from msgspec import Struct
 
 REQUEST_TIMEOUT_S = 120.0
-TOKENS = (64, 256)
-"""Of an answer; it takes about a second, so that the requests in flight tell the load."""
+TOKENS = (32, 128)
+"""Of an answer; it takes a good part of a second, so that the requests in flight tell the load."""
 
 
 class Figures(Struct, kw_only=True):

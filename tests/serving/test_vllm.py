@@ -29,7 +29,7 @@ from tests.serving.vllm_cell import BACKEND, GRACE_S, MODEL, VllmCell
 VENV = Path(os.environ.get("ARYL_SERVING_VENV", ".venv-serving")).absolute()
 PATIENCE_S = 480.0
 LOOK_S = 0.5
-QUIET_PER_S, BUSY_PER_S = 0.25, 4.0
+QUIET_PER_S, BUSY_PER_S = 0.25, 2.5
 """One node carries the first with room to spare; the second needs two."""
 HELD_REQUESTS = 10
 """Each state is held until so many more are served in it."""

@@ -40,7 +40,7 @@ backend {backend}
   balance leastconn
   default-server check inter 1s fall 2 rise 1 init-addr none
 """
-IN_FLIGHT_PER_NODE = 5.0
+IN_FLIGHT_PER_NODE = 2.5
 """The capacity of a node, in the unit of what vLLM's page tells: requests running and waiting."""
 
 
