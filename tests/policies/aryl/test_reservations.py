@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.aryl.reservations import SLACK_S, Reservation, remembered
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
