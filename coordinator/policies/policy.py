@@ -21,7 +21,13 @@ from common.model import JobId, NodeName
 from coordinator.policies.aryl.blockers import beyond_the_policy
 from coordinator.policies.aryl.order import submission_key
 from coordinator.policies.aryl.rules import Rules
-from coordinator.policies.aryl.scheduling_pass import allocate, hold, keep, lend, tell
+from coordinator.policies.aryl.scheduling_pass import (
+    allocate,
+    lend,
+    not_lent_reasons,
+    pending_reasons,
+    size_reasons,
+)
 from coordinator.policies.contract import cooldown
 from coordinator.policies.contract.decisions import Allocation, Decision, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot
@@ -47,15 +53,7 @@ class NoKnobs(Struct, frozen=True, kw_only=True):
     """Knobs of a policy that has none."""
 
 
-def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
-    return ()
-
-
-def _nothing(snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
-    return ()
-
-
-def _unsaid(snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
+def _none(*_: object) -> tuple[()]:
     return ()
 
 
@@ -66,32 +64,32 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Scheduling passes (`allocate`), and loans and reclaims (`lend`).
 
     allocate: from the snapshot and the policy's memory.
-    hold: the pending reason of each job that would not start in a pass now, by the same. Called
+    pending_reasons: the reason of each job that would not start in a pass now, by the same. Called
         only on demand, because it costs more than the pass.
-    keep: why a serving node of a service is not lent, the service's balance first.
-    tell: the standing of a job with GPUs by the policy's own measure, or why it has no more; empty
-        for most policies.
+    not_lent_reasons: why a serving node of a service is not lent, the service's balance first.
+    standing: the standing of a job with GPUs by the policy's own measure, or why it has no more;
+        empty for most policies.
     knobs: its knobs. turn: the policy by a name of its own with other knobs.
     lends: it may lend nodes.
     shares_gpus: it suspends jobs and resumes them; under any other policy they resume when they
         can.
-    keeps_line: `hold` returns jobs in queue order; otherwise the policy ranks all waiting jobs
-        again each pass, and no job is known to be next.
+    is_ordered: `pending_reasons` has jobs in queue order; otherwise the policy ranks all waiting
+        jobs again each pass, and no job is known to be next.
     """
 
     name: str
     description: str
     allocate: Allocate
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
-    hold: Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]] = _nobody
-    keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
-    tell: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _unsaid
+    pending_reasons: Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]] = _none
+    not_lent_reasons: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _none
+    standing: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _none
     knobs: Struct = NoKnobs()
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
     lends: bool = False
     shares_gpus: bool = False
-    keeps_line: bool = True
+    is_ordered: bool = True
 
 
 def bundle(name: str, description: str, rules: Rules) -> Policy:
@@ -105,14 +103,16 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         description=description,
         allocate=_within(partial(allocate, rules), trusts_profiles=rules.trusts_profiles),
         lend=partial(lend, rules),
-        hold=partial(
+        pending_reasons=partial(
             tenant_rules.held,
             partial(precedence.allocated, partial(allocate, rules)),
-            partial(precedence.explained, partial(allocate, rules), partial(hold, rules)),
+            partial(
+                precedence.explained, partial(allocate, rules), partial(pending_reasons, rules)
+            ),
             trusts_profiles=rules.trusts_profiles,
         ),
-        keep=partial(keep, rules),
-        tell=partial(tell, rules),
+        not_lent_reasons=partial(not_lent_reasons, rules),
+        standing=partial(size_reasons, rules),
         knobs=rules,
         turn=turn,
         parts=_parts_of(rules),
@@ -156,7 +156,7 @@ def _parts_of(rules: Rules) -> Parts:
 
 Decide = Callable[[K, ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[K, ClusterSnapshot, bytes], tuple[PendingReason, ...]]
-Tell = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
+Standing = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
 
 LENDS_NOTHING = Rules(order=submission_key)
 """It lends no node, and takes back in time what another policy has lent."""
@@ -168,17 +168,18 @@ def joint(
     *,
     knobs: K,
     allocate: Decide[K],
-    hold: Explain[K],
+    pending_reasons: Explain[K],
     parts: Parts,
     shares_gpus: bool = False,
-    keeps_line: bool = True,
+    is_ordered: bool = True,
     by_weight: bool = True,
     keeps_quotas: bool = False,
-    tell: Tell[K] | None = None,
+    standing: Standing[K] | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
 
-    allocate, hold, tell: get the knobs first. A frozen cell is not put to them: nothing is decided.
+    allocate, pending_reasons, standing: get the knobs first. A frozen cell is not put to them:
+        nothing is decided.
     by_weight: tenants take turns by their weights; not where it divides by them itself, by a
         measure of its own, or has promised jobs their time.
     keeps_quotas: it reckons with them itself, and sees the jobs that its tenants have no room for.
@@ -190,13 +191,13 @@ def joint(
         return allocate(knobs, snapshot, memory)
 
     def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
-        return beyond_the_policy(snapshot, hold(knobs, snapshot, memory))
+        return beyond_the_policy(snapshot, pending_reasons(knobs, snapshot, memory))
 
     def turn(other: str, turned: K) -> Policy:
         return joint(
-            other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus, keeps_line=keeps_line, by_weight=by_weight,
-            keeps_quotas=keeps_quotas, tell=tell,
+            other, description, knobs=turned, allocate=allocate, pending_reasons=pending_reasons,
+            parts=parts, shares_gpus=shares_gpus, is_ordered=is_ordered, by_weight=by_weight,
+            keeps_quotas=keeps_quotas, standing=standing,
         )  # fmt: skip
 
     return Policy(
@@ -204,20 +205,20 @@ def joint(
         description=description,
         allocate=_within(decide, by_weight=by_weight, keeps_quotas=keeps_quotas),
         lend=partial(lend, LENDS_NOTHING),
-        hold=partial(
+        pending_reasons=partial(
             tenant_rules.held,
             partial(precedence.allocated, decide, by_tenant=not by_weight),
             partial(precedence.explained, decide, explain, by_tenant=not by_weight),
             by_weight=by_weight,
             keeps_quotas=keeps_quotas,
         ),
-        keep=partial(keep, LENDS_NOTHING),
-        tell=_unsaid if tell is None else partial(tell, knobs),
+        not_lent_reasons=partial(not_lent_reasons, LENDS_NOTHING),
+        standing=_none if standing is None else partial(standing, knobs),
         knobs=knobs,
         turn=turn,
         parts=parts,
         shares_gpus=shares_gpus,
-        keeps_line=keeps_line,
+        is_ordered=is_ordered,
     )
 
 

@@ -132,7 +132,7 @@ def test_decisions_come_in_the_order_in_which_they_can_be_carried_out() -> None:
     assert (shrink.job_id, shrink.removed_workers) == ("wide", (1,))
     assert (start.job_id, [p.node for p in start.placements]) == ("starts", ["n2"])
     assert growth.job_id == "grows"
-    assert [hold.job_id for hold in policy("aryl").hold(snapshot, b"")] == ["waits"]
+    assert [hold.job_id for hold in policy("aryl").pending_reasons(snapshot, b"")] == ["waits"]
 
 
 def test_a_resize_says_for_whom_and_at_what_cost() -> None:

@@ -214,7 +214,9 @@ def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
     return hosts_of(snapshot, lends=rules.lending is not None) if rules.is_strict else None
 
 
-def hold(rules: Rules, snapshot: ClusterSnapshot, memory: bytes = b"") -> tuple[PendingReason, ...]:
+def pending_reasons(
+    rules: Rules, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[PendingReason, ...]:
     """Why each job that waits would not start in a pass now."""
     room, _, gangs = _admitted(rules, snapshot, memory)
     started = {gang.job.job_id for gang in gangs}
@@ -222,7 +224,9 @@ def hold(rules: Rules, snapshot: ClusterSnapshot, memory: bytes = b"") -> tuple[
     return tuple(holds(snapshot, room, left, strict=_strict(rules, snapshot)))
 
 
-def tell(rules: Rules, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
+def size_reasons(
+    rules: Rules, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
+) -> tuple[str, ...]:
     """Why a running elastic job has no more workers than it has; nothing of any other job."""
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     scaling = rules.scaling
@@ -318,7 +322,7 @@ def _watched(
     )
 
 
-def keep(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
+def not_lent_reasons(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
     """Why a node that serves is not lent."""
     snapshot = by_quantile(snapshot, rules.loans.quantile)
     demand = _demand(rules, snapshot)

@@ -252,11 +252,11 @@ def _family(name: str, description: str, key: Key, parts: Parts) -> Policy:
 
     if key is of_weight:
         return joint(
-            name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts,
+            name, description, knobs=FairKnobs(), allocate=_fair, pending_reasons=hold, parts=parts,
             by_weight=False,
         )  # fmt: skip
     return joint(
-        name, description, knobs=NoKnobs(), allocate=_capacity, hold=hold, parts=parts,
+        name, description, knobs=NoKnobs(), allocate=_capacity, pending_reasons=hold, parts=parts,
         by_weight=False,
     )  # fmt: skip
 
@@ -267,7 +267,7 @@ POLICIES = (
         "YARN-CS of the papers: strict FIFO on the fewest nodes, no preemption",
         knobs=NoKnobs(),
         allocate=_strict,
-        hold=lambda _, snapshot, memory: tuple(_Line(snapshot).held),
+        pending_reasons=lambda _, snapshot, memory: tuple(_Line(snapshot).held),
         parts=Parts(order="submission, strict", size="base demand", place="fewest nodes, or wait"),
     ),
     _family(

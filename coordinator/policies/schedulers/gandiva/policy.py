@@ -186,7 +186,7 @@ POLICIES = (
         "where it pays",
         knobs=Knobs(),
         allocate=allocate,
-        hold=hold,
+        pending_reasons=hold,
         shares_gpus=True,
         parts=Parts(
             order="submission, then turns",

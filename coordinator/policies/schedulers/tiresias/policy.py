@@ -24,7 +24,7 @@ from coordinator.policies.knobs import Idle
 from coordinator.policies.parts.grants import carry_out
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.priority_line import Turns, takes_turns
-from coordinator.policies.parts.setbacks import keeps_gang, told_of
+from coordinator.policies.parts.restart_cost import keeps_gang, told_of
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.schedulers.tiresias.gittins import GittinsTable, gittins_table
 from coordinator.policies.schedulers.tiresias.queues import (
@@ -270,8 +270,8 @@ POLICIES = (
         "least attained service first, in queues, preempting; needs no running times",
         knobs=TiresiasKnobs(),
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then running jobs, then first start",
             size="base demand",
@@ -283,8 +283,8 @@ POLICIES = (
         "tiresias as in its authors' public simulator, including its late queue changes",
         knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then entry", size="base demand", place=PLACING
         ),
@@ -294,8 +294,8 @@ POLICIES = (
         "tiresias with queues ordered by Gittins index, learned from the service of ended jobs",
         knobs=GittinsKnobs(),
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then Gittins index",
             size="base demand",
