@@ -441,7 +441,7 @@ class Engine:
     def standing(self, job_id: JobId) -> tuple[str, ...]:
         """How a job that has GPUs stands by the policy's own measure, if it has one, and where
         it may have no more."""
-        said = self.policy.tell(self.snapshot(), self._memory(), job_id)
+        said = self.policy.standing(self.snapshot(), self._memory(), job_id)
         job = self.state.jobs.get(job_id)
         if job is None:
             return said
@@ -452,7 +452,7 @@ class Engine:
 
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
         """Why a node that serves is not lent; empty for any other node."""
-        said = self.policy.keep(self.snapshot(), name)
+        said = self.policy.not_lent_reasons(self.snapshot(), name)
         if name not in self.recommended():
             return said
         return (*said, f"its loan is recommended (aryl loan approve {name})")
@@ -476,7 +476,7 @@ class Engine:
     def _why_not_approved(self, ctx: Context, name: NodeName) -> str:
         if name in self._standing_at(ctx):
             return ""
-        kept = self.policy.keep(self._views.asked(ctx), name)[1:]
+        kept = self.policy.not_lent_reasons(self._views.asked(ctx), name)[1:]
         return (
             loans_lifecycle.why_not_lent(ctx, name)
             or "; ".join(kept)
@@ -487,7 +487,7 @@ class Engine:
         if self._holds is None:
             self._holds = {
                 hold.job_id: hold.blockers
-                for hold in self.policy.hold(self.snapshot(), self._memory())
+                for hold in self.policy.pending_reasons(self.snapshot(), self._memory())
             }
         return self._holds
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import cleandoc
 from math import inf
 from re import escape, split
 from typing import Any
 
-from msgspec import Struct, inspect
+from msgspec import Struct, inspect, structs
 
-from coordinator.policies.knobs import value_text
-from coordinator.policies.policy import Policy, knobs_of
+from coordinator.policies.knobs import Known, known, value_text
+from coordinator.policies.knobs import values as values_of
+from coordinator.policies.policy import Policy
 
 
 class Knob(Struct, frozen=True, kw_only=True):
@@ -26,26 +28,37 @@ class Knob(Struct, frozen=True, kw_only=True):
 
 
 def knobs(made: Policy) -> tuple[Knob, ...]:
-    """All knobs of a policy, in the order of its source."""
-    known = knobs_of(made)
-    notes = _notes(made.knobs, [*known, "order"])
+    """The knobs that a policy has, in the order of its source."""
+    own = values_of(made.knobs)
     return tuple(
-        Knob(
-            name=name,
-            values=values(inspect.type_info(kind)),
-            default=value_text(getattr(made.knobs, name)),
-            says=notes.get(name, ""),
-        )
-        for name, kind in known.items()
+        _text(name, each, own[name])
+        for name, each in known(type(made.knobs)).items()
+        if name in own
     )
 
 
-def _notes(held: Struct, known: list[str]) -> dict[str, str]:
-    """The descriptions of knobs in docstrings, those of base types first."""
+def every(kind: type[Struct]) -> tuple[tuple[Knob, str], ...]:
+    """Of a type of policy all knobs, also of parts that one may be without, with their defaults,
+    and the knob that turns that part on; empty: every policy has it."""
+    return tuple(
+        (_text(name, each, each.default), each.needs) for name, each in known(kind).items()
+    )
+
+
+def _text(name: str, of: Known, value: object) -> Knob:
+    says = _notes(of.owner).get(of.field, "")
+    kind = inspect.type_info(of.kind)
+    return Knob(name=name, values=values(kind), default=value_text(value), says=says)
+
+
+@cache
+def _notes(owner: type[Struct]) -> dict[str, str]:
+    """The descriptions of fields in docstrings, those of base types first."""
+    names = [each.name for each in structs.fields(owner)]
     found: dict[str, str] = {}
-    for kind in reversed(type(held).__mro__):
+    for kind in reversed(owner.__mro__):
         if issubclass(kind, Struct):
-            found |= _notes_in(cleandoc(kind.__doc__ or ""), known)
+            found |= _notes_in(cleandoc(kind.__doc__ or ""), names)
     return found
 
 

@@ -14,25 +14,24 @@ from re import fullmatch
 from typing import Any, TypeVar, cast, get_origin
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from common.errors import ConfigError
 from common.model import JobId, NodeName
 from coordinator.policies.aryl.blockers import beyond_the_policy
 from coordinator.policies.aryl.order import submission_key
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.aryl.scheduling_pass import (
-    NEEDS,
-    Rules,
     allocate,
-    hold,
-    keep,
     lend,
-    tell,
+    not_lent_reasons,
+    pending_reasons,
+    size_reasons,
 )
 from coordinator.policies.contract import cooldown
 from coordinator.policies.contract.decisions import Allocation, Decision, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from coordinator.policies.knobs import Needs, is_unturned, unmet
+from coordinator.policies.knobs import known, replaced, values, why_idle
 from coordinator.policies.tenants import enforce as tenant_rules
 from coordinator.policies.tenants import precedence
 
@@ -54,15 +53,7 @@ class NoKnobs(Struct, frozen=True, kw_only=True):
     """Knobs of a policy that has none."""
 
 
-def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
-    return ()
-
-
-def _nothing(snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
-    return ()
-
-
-def _unsaid(snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
+def _none(*_: object) -> tuple[()]:
     return ()
 
 
@@ -73,32 +64,32 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Scheduling passes (`allocate`), and loans and reclaims (`lend`).
 
     allocate: from the snapshot and the policy's memory.
-    hold: the pending reason of each job that would not start in a pass now, by the same. Called
+    pending_reasons: the reason of each job that would not start in a pass now, by the same. Called
         only on demand, because it costs more than the pass.
-    keep: why a serving node of a service is not lent, the service's balance first.
-    tell: the standing of a job with GPUs by the policy's own measure, or why it has no more; empty
-        for most policies.
+    not_lent_reasons: why a serving node of a service is not lent, the service's balance first.
+    standing: the standing of a job with GPUs by the policy's own measure, or why it has no more;
+        empty for most policies.
     knobs: its knobs. turn: the policy by a name of its own with other knobs.
-    needs: knobs without effect while others are off, see `needs`.
+    lends: it may lend nodes.
     shares_gpus: it suspends jobs and resumes them; under any other policy they resume when they
         can.
-    keeps_line: `hold` returns jobs in queue order; otherwise the policy ranks all waiting jobs
-        again each pass, and no job is known to be next.
+    is_ordered: `pending_reasons` has jobs in queue order; otherwise the policy ranks all waiting
+        jobs again each pass, and no job is known to be next.
     """
 
     name: str
     description: str
     allocate: Allocate
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
-    hold: Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]] = _nobody
-    keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
-    tell: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _unsaid
+    pending_reasons: Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]] = _none
+    not_lent_reasons: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _none
+    standing: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _none
     knobs: Struct = NoKnobs()
-    needs: Needs = {}
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
+    lends: bool = False
     shares_gpus: bool = False
-    keeps_line: bool = True
+    is_ordered: bool = True
 
 
 def bundle(name: str, description: str, rules: Rules) -> Policy:
@@ -112,18 +103,20 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         description=description,
         allocate=_within(partial(allocate, rules), trusts_profiles=rules.trusts_profiles),
         lend=partial(lend, rules),
-        hold=partial(
+        pending_reasons=partial(
             tenant_rules.held,
             partial(precedence.allocated, partial(allocate, rules)),
-            partial(precedence.explained, partial(allocate, rules), partial(hold, rules)),
+            partial(
+                precedence.explained, partial(allocate, rules), partial(pending_reasons, rules)
+            ),
             trusts_profiles=rules.trusts_profiles,
         ),
-        keep=partial(keep, rules),
-        tell=partial(tell, rules),
+        not_lent_reasons=partial(not_lent_reasons, rules),
+        standing=partial(size_reasons, rules),
         knobs=rules,
-        needs=NEEDS,
         turn=turn,
         parts=_parts_of(rules),
+        lends=rules.lending is not None,
     )
 
 
@@ -148,20 +141,22 @@ def _within(
 
 def _parts_of(rules: Rules) -> Parts:
     order = rules.order.__name__.removesuffix("_key")
-    forecast = "" if rules.lend_quantile is None else f"seasonal quantile {rules.lend_quantile:g}"
+    loans, quantile = rules.loans, rules.loans.quantile
+    last = "last value, slope, day before"
+    forecast = last if quantile is None else f"seasonal quantile {quantile:g}"
     return Parts(
         order=f"{order}, {'strict' if rules.is_strict else 'with skip'}",
-        size="base, then knapsack of flexible workers" if rules.is_scaling else "base demand",
-        place="best fit, base and flexible apart" if rules.separates_groups else "best fit",
-        loan="spare over forecast" if rules.is_loaning else "",
-        reclaim=str(rules.reclaim),
-        forecast=(forecast or "last value, slope, day before") if rules.is_loaning else "",
+        size="base, then knapsack of flexible workers" if rules.scaling else "base demand",
+        place="best fit, base and flexible apart" if loans.separates_groups else "best fit",
+        loan="spare over forecast" if rules.lending else "",
+        reclaim=str(loans.reclaim),
+        forecast=forecast if rules.lending else "",
     )
 
 
 Decide = Callable[[K, ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[K, ClusterSnapshot, bytes], tuple[PendingReason, ...]]
-Tell = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
+Standing = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
 
 LENDS_NOTHING = Rules(order=submission_key)
 """It lends no node, and takes back in time what another policy has lent."""
@@ -173,22 +168,21 @@ def joint(
     *,
     knobs: K,
     allocate: Decide[K],
-    hold: Explain[K],
+    pending_reasons: Explain[K],
     parts: Parts,
     shares_gpus: bool = False,
-    keeps_line: bool = True,
+    is_ordered: bool = True,
     by_weight: bool = True,
     keeps_quotas: bool = False,
-    tell: Tell[K] | None = None,
-    needs: Needs | None = None,
+    standing: Standing[K] | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
 
-    allocate, hold, tell: get the knobs first. A frozen cell is not put to them: nothing is decided.
+    allocate, pending_reasons, standing: get the knobs first. A frozen cell is not put to them:
+        nothing is decided.
     by_weight: tenants take turns by their weights; not where it divides by them itself, by a
         measure of its own, or has promised jobs their time.
     keeps_quotas: it reckons with them itself, and sees the jobs that its tenants have no room for.
-    needs: its knobs that decide nothing while others are off.
     """
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -197,13 +191,13 @@ def joint(
         return allocate(knobs, snapshot, memory)
 
     def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
-        return beyond_the_policy(snapshot, hold(knobs, snapshot, memory))
+        return beyond_the_policy(snapshot, pending_reasons(knobs, snapshot, memory))
 
     def turn(other: str, turned: K) -> Policy:
         return joint(
-            other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus, keeps_line=keeps_line, by_weight=by_weight,
-            keeps_quotas=keeps_quotas, tell=tell, needs=needs,
+            other, description, knobs=turned, allocate=allocate, pending_reasons=pending_reasons,
+            parts=parts, shares_gpus=shares_gpus, is_ordered=is_ordered, by_weight=by_weight,
+            keeps_quotas=keeps_quotas, standing=standing,
         )  # fmt: skip
 
     return Policy(
@@ -211,21 +205,20 @@ def joint(
         description=description,
         allocate=_within(decide, by_weight=by_weight, keeps_quotas=keeps_quotas),
         lend=partial(lend, LENDS_NOTHING),
-        hold=partial(
+        pending_reasons=partial(
             tenant_rules.held,
             partial(precedence.allocated, decide, by_tenant=not by_weight),
             partial(precedence.explained, decide, explain, by_tenant=not by_weight),
             by_weight=by_weight,
             keeps_quotas=keeps_quotas,
         ),
-        keep=partial(keep, LENDS_NOTHING),
-        tell=_unsaid if tell is None else partial(tell, knobs),
+        not_lent_reasons=partial(not_lent_reasons, LENDS_NOTHING),
+        standing=_none if standing is None else partial(standing, knobs),
         knobs=knobs,
-        needs=needs or {},
         turn=turn,
         parts=parts,
         shares_gpus=shares_gpus,
-        keeps_line=keeps_line,
+        is_ordered=is_ordered,
     )
 
 
@@ -233,8 +226,8 @@ def joint(
 
 
 def knobs_of(made: Policy) -> dict[str, Any]:
-    """The knobs of a policy and their types; callables cannot be written in a name."""
-    return {field.name: field.type for field in structs.fields(made.knobs) if field.name != "order"}
+    """The knobs of a policy and their types, also those of parts that it is without."""
+    return {name: each.kind for name, each in known(type(made.knobs)).items()}
 
 
 def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) -> Policy:
@@ -249,22 +242,27 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
     """
     if not texts:
         return made
-    known = knobs_of(made)
-    if not known or made.turn is None:
+    if made.turn is None or not knobs_of(made):
         raise ConfigError(f"policy: {made.name} has no knobs")
-    found = [_knob(made.name, known, text) for text in texts]
+    found = [_knob(made, text) for text in texts]
     names = [key for key, _ in found]
     if twice := sorted({key for key in names if names.count(key) > 1}):
         raise ConfigError(f"policy {made.name}: {', '.join(twice)} is set twice")
     try:
-        knobs = structs.replace(made.knobs, **dict(found))
+        knobs = replaced(made.knobs, dict(found))
     except ConfigError as error:  # values that do not fit each other
         raise ConfigError(f"policy {made.name}: {error}") from None
     for key, text in zip(names, texts, strict=True):
-        # Every default, and the policy's own values, may be given where they have no effect.
-        if is_whole and not is_unturned(knobs, key, shipped=made.knobs):
+        if is_whole and not is_unturned(made, text):
             refuse_idle(made, knobs, key, text)
     return made.turn(name, knobs)
+
+
+def is_unturned(made: Policy, text: str) -> bool:
+    """Whether `KNOB=VALUE` says a default or the policy's own value, which any name may say."""
+    key, value = _knob(made, text)
+    default = known(type(made.knobs))[key].default
+    return value in (default, values(made.knobs).get(key, default))
 
 
 def refuse_idle(made: Policy, knobs: Struct, key: str, text: str) -> None:
@@ -273,29 +271,30 @@ def refuse_idle(made: Policy, knobs: Struct, key: str, text: str) -> None:
     Raises:
         ConfigError: names the knob that it needs.
     """
-    if idle := unmet(made.needs, knobs, key):
+    if idle := why_idle(knobs, key):
         raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")
 
 
-def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
+def _knob(made: Policy, text: str) -> tuple[str, object]:
     key, has_value, value = text.partition("=")
-    if key not in known or not has_value:
+    kinds = knobs_of(made)
+    if key not in kinds or not has_value:
         raise ConfigError(
-            f"policy {policy}: {text!r} sets no knob; expected KNOB=VALUE with one of "
-            f"{', '.join(sorted(known))}"
+            f"policy {made.name}: {text!r} sets no knob; expected KNOB=VALUE with one of "
+            f"{', '.join(sorted(values(made.knobs)))}"
         )
     # A list is written with slashes, as commas part policies and colons knobs.
-    is_list = get_origin(known[key]) is tuple
+    is_list = get_origin(kinds[key]) is tuple
     parts = (value.split("/") if value else []) if is_list else value
     try:
-        found = msgspec.convert(parts, known[key], strict=False)
+        found = msgspec.convert(parts, kinds[key], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"policy {policy}: {key}={value}: {plainly(error)}"
-            f"{PARTED if is_list and ',' in value else _choices(known[key])}"
+            f"policy {made.name}: {key}={value}: {plainly(error)}"
+            f"{PARTED if is_list and ',' in value else _choices(kinds[key])}"
         ) from None
     if not _is_finite(found):
-        raise ConfigError(f"policy {policy}: {key}={value}: expected a finite number")
+        raise ConfigError(f"policy {made.name}: {key}={value}: expected a finite number")
     return key, found
 
 

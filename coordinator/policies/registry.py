@@ -18,7 +18,7 @@ from msgspec import Struct
 from common.errors import ConfigError
 from coordinator.policies.aryl.order import shortest_key, submission_key
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Claiming, Lending, Lifetime, Rules, Scaling
 from coordinator.policies.policy import Policy, bundle, knobs_of, turned
 from coordinator.policies.schedulers import preemptive, tetris, yarn
 from coordinator.policies.schedulers.afs import policy as afs_policy
@@ -123,8 +123,8 @@ _BUNDLES = (
         "shortest base demand first, flexible workers by knapsack, capacity loaning",
         Rules(
             order=shortest_key,
-            is_scaling=True,
-            is_loaning=True,
+            scaling=Scaling(),
+            lending=Lending(),
             reservation_after_s=RESERVATION_AFTER_S,
         ),
     ),
@@ -134,51 +134,48 @@ _BUNDLES = (
         "and whole-node placement",
         Rules(
             order=shortest_key,
-            is_scaling=True,
-            is_loaning=True,
-            separates_at_home=True,
-            claim_ratio=0.5,
+            scaling=Scaling(separates_at_home=True),
+            lending=Lending(
+                waits_for_finish=True,
+                quantile=0.9,
+                lifetime=Lifetime(quantile=0.25, odds=True, near_quantile=0.9),
+            ),
+            claiming=Claiming(ratio=0.5),
             reservation_after_s=RESERVATION_AFTER_S,
-            lifetime_quantile=0.25,
-            lifetime_odds=True,
-            near_quantile=0.9,
-            lend_quantile=0.9,
-            waits_for_finish=True,
         ),
     ),
     bundle(
         "aryl-loan",
         "aryl with loans and without scaling",
-        Rules(order=shortest_key, is_loaning=True),
+        Rules(order=shortest_key, lending=Lending()),
     ),
     bundle(
         "aryl-elastic",
         "aryl with scaling and without loans",
-        Rules(order=shortest_key, is_scaling=True),
+        Rules(order=shortest_key, scaling=Scaling()),
     ),
     bundle(
         "gandiva-lyra",
         "Gandiva as in Lyra's evaluation: FIFO, growth only while no job waits",
-        Rules(order=submission_key, is_strict=True, is_scaling=True, grows_when_idle=True),
+        Rules(order=submission_key, is_strict=True, scaling=Scaling(grows_when_idle=True)),
     ),
     bundle(
         "aryl-random",
         "aryl-loan that reclaims random lent nodes",
-        Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.RANDOM),
+        Rules(order=shortest_key, lending=Lending(reclaim=ReclaimRule.RANDOM)),
     ),
     bundle(
         "aryl-scf",
         "aryl-loan that reclaims the lent nodes with the fewest jobs",
-        Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.FEWEST_JOBS),
+        Rules(order=shortest_key, lending=Lending(reclaim=ReclaimRule.FEWEST_JOBS)),
     ),
     bundle(
         "opportunistic",
         "jobs that fit both GPU types run only on lent nodes, as guests of the inference cluster",
         Rules(
             order=shortest_key,
-            is_loaning=True,
+            lending=Lending(reclaim=ReclaimRule.RANDOM),
             waits_for_loan=True,
-            reclaim=ReclaimRule.RANDOM,
         ),
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from blocks.source import one_line
-from coordinator.policies.aryl.scheduling_pass import Rules
-from coordinator.policies.knob_text import Knob, knobs
+from coordinator.policies.aryl.rules import Rules
+from coordinator.policies.knob_text import Knob, every, knobs
 from coordinator.policies.registry import POLICIES
 from coordinator.sim.inputs.sweep import OPTIONS, PARTS
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
@@ -66,14 +66,18 @@ def joint_knobs() -> str:
 
 
 def knob_table() -> str:
-    """Every knob, what it may be, what it is in `aryl`, and what the source says of it."""
-    lines = [f"| knob | values | of `{SHOWN_OF}` | says |", "|---|---|---|---|"]
-    lines += [f"| {_row(knob)} |" for knob in knobs(POLICIES[SHOWN_OF])]
+    """Every knob of rules: its values, its value in `aryl` or else by default, the knob that it
+    needs, and its description in the source."""
+    lines = [f"| knob | values | of `{SHOWN_OF}` | needs | says |", "|---|---|---|---|---|"]
+    own = {knob.name: knob for knob in knobs(POLICIES[SHOWN_OF])}
+    for each, needs in every(Rules):
+        knob = own.get(each.name, each)
+        switch = f"`{needs}`" if needs else ""
+        lines.append(
+            f"| `{knob.name}` | {knob.values} | {_default(knob)} | {switch} "
+            f"| {one_line(knob.says)} |"
+        )
     return "\n".join(lines)
-
-
-def _row(knob: Knob) -> str:
-    return f"`{knob.name}` | {knob.values} | {_default(knob)} | {one_line(knob.says)}"
 
 
 def _default(knob: Knob) -> str:

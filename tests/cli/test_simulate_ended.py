@@ -28,10 +28,11 @@ def allocate(knobs, snapshot, memory):
     os.write(1, b"computes\\n")
     signal.pause()
 
-def hold(knobs, snapshot, memory):
+def pending_reasons(knobs, snapshot, memory):
     return ()
 
-POLICY = joint("endless", "never decides", knobs=Knobs(), allocate=allocate, hold=hold,
+POLICY = joint("endless", "never decides", knobs=Knobs(), allocate=allocate,
+               pending_reasons=pending_reasons,
                parts=Parts(order="none", size="none", place="none"))
 """
 TRACE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"

@@ -86,7 +86,7 @@ def test_a_gang_that_waits_for_a_busy_node_still_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", STRICT)
 def test_it_says_that_it_waits_for_an_absent_node(name: str) -> None:
     """With the node's name; and that nobody waits behind it."""
-    holds = policy(name).hold(cell(absent("lost")), b"")
+    holds = policy(name).pending_reasons(cell(absent("lost")), b"")
     (said,) = ("; ".join(hold.blockers) for hold in holds if hold.job_id == "gang")
     assert "waits for absent nodes, and does not block the jobs behind it: without n3" in said
     assert "can never run here" not in said

@@ -94,7 +94,7 @@ def test_a_job_that_can_never_run_blocks_nobody() -> None:
     snapshot = cell(machine("n0", cpus=64, memory_gb=100), jobs=jobs)
     for name in ("drf", "tetris"):
         assert started(decide(name, snapshot)) == ["next"]
-        (hold,) = policy(name).hold(snapshot, b"")
+        (hold,) = policy(name).pending_reasons(snapshot, b"")
         assert hold.blockers[0].startswith("can never run here")
 
 
@@ -162,7 +162,7 @@ def test_the_head_of_the_line_blocks_all_others() -> None:
     )
     snapshot = cell(machine("n0", jobs=jobs), machine("n1"), jobs=jobs)
     assert started(decide("yarn", snapshot)) == []
-    holds = policy("yarn").hold(snapshot, b"")
+    holds = policy("yarn").pending_reasons(snapshot, b"")
     assert [hold.job_id for hold in holds] == ["head", "small"]
     assert "behind head" in holds[1].blockers[0]
 

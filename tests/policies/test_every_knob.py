@@ -16,7 +16,7 @@ from msgspec import json, structs
 from common.errors import ConfigError
 from common.model import Pool
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.policy import knobs_of, turned
 from coordinator.policies.registry import POLICIES, Added, add, policy

@@ -152,7 +152,7 @@ def test_whoever_waits_is_told_what_keeps_it_away() -> None:
     snapshot = make_snapshot(nodes=lent, jobs=[*busy, gang, late], services=[view], now_s=now_s)
     told = {
         str(hold.job_id): " ".join(hold.blockers)
-        for hold in policy("foresight:reservation_after_s=null").hold(snapshot, b"")
+        for hold in policy("foresight:reservation_after_s=null").pending_reasons(snapshot, b"")
     }
     assert "lent nodes are expected to return before the job ends" in told["late"]
     assert "2 nodes of type H100 are kept for gang" in told["late"]

@@ -1,9 +1,10 @@
-"""Knobs of bundles: of parts that one has not all are refused, and none would decide anything; of
-parts that it has each decides something."""
+"""Knobs of bundles: a bundle has none of parts that it is without, which are refused by name. What
+it has decides something, or is refused beside the knobs that leave it nothing to decide."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from re import escape
 
@@ -13,7 +14,7 @@ from msgspec import inspect
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.policies.knobs import Needs, is_unturned, needed, unmet
+from coordinator.policies.knobs import idle, known, replaced, values
 from coordinator.policies.policy import knobs_of, turned
 from coordinator.policies.registry import POLICIES, Added, add, policy
 from coordinator.service.settings import CoordinatorSettings, check
@@ -25,7 +26,6 @@ from tests.sim.small import small
 
 SCALES = "is_scaling, which is false"
 LENDS = "is_loaning, which is false"
-APART = "separates_at_home, which is false"
 PREFERS = "elastic_base_prefers_loan, which is false"
 
 
@@ -41,7 +41,7 @@ PREFERS = "elastic_base_prefers_loan, which is false"
         ("aryl-elastic:lend_only_on_demand=false", LENDS),
         ("foresight:is_loaning=false:near_quantile=0.5", LENDS),
         ("aryl-loan:separates_groups=false", f"{SCALES}, or {PREFERS}"),
-        ("aryl-elastic:separates_groups=false", f"{LENDS}, or {APART}"),
+        ("aryl-elastic:separates_groups=false", LENDS),
         ("aryl:separates_groups=false:separates_at_home=true", "separates_groups, which is false"),
         ("aryl:reclaim=random:reclaim_cost=lost-gpu-s", "another reclaim than random"),
         ("aryl-scf:waits_for_finish=true", "another reclaim than fewest-jobs"),
@@ -118,26 +118,28 @@ def _other_value(name: str, kind: object, default: object) -> str:
             return {"resize_cost_s": "3600", "claim_ratio": "2"}.get(name, "1")
 
 
-def _idle() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Knobs of a bundle that are off in it, each turned: as many at once as know nothing of one
-    another, so that none hides what another one decides in spite of the table."""
-    for name in BUNDLES:
-        made = POLICIES[name]
-        parts: list[dict[str, str]] = []
-        for knob, kind in knobs_of(made).items():
-            if unmet(made.needs, made.knobs, knob) and is_unturned(made.knobs, knob):
-                part = next((each for each in parts if not _is_kin(made.needs, knob, each)), {})
-                if not part:
-                    parts.append(part)
-                part[knob] = f"{knob}={_other_value(knob, kind, getattr(made.knobs, knob))}"
-        yield from ((name, tuple(part.values())) for part in parts)
+@pytest.mark.parametrize("name", BUNDLES)
+def test_what_a_bundle_is_without_leaves_no_trace(name: str) -> None:
+    """A knob of a part that it has not is no knob of its own, and turning it makes the same policy,
+    so that it decides nothing."""
+    made = POLICIES[name]
+    lacking = knobs_of(made).keys() - values(made.knobs).keys()
+    assert lacking <= idle(made.knobs).keys()
+    for knob in lacking:
+        of = known(type(made.knobs))[knob]
+        other = f"{knob}={_other_value(knob, of.kind, of.default)}"
+        assert turned(made, MADE, [other], is_whole=False).knobs == made.knobs
 
 
-def _is_kin(needs: Needs, knob: str, part: Iterable[str]) -> bool:
-    return any(knob in needed(needs, each) or each in needed(needs, knob) for each in part)
-
-
-IDLE = tuple(_idle())
+IDLE = (
+    ("aryl-random", "reclaim_cost=lost-gpu-s"),
+    ("aryl-scf", "waits_for_finish=true"),
+    ("aryl-loan", "separates_groups=false"),
+    ("aryl:separates_groups=false", "separates_at_home=true"),
+    ("foresight:claims_most=0", "claim_ratio=2"),
+    ("foresight:claims_most=0", "claim_stretch=1"),
+)
+"""Knobs of parts that a bundle has, which decide nothing beside others."""
 
 
 @pytest.fixture
@@ -162,29 +164,24 @@ def _workload() -> Workload:
 
 @cache
 def _lives(name: str) -> str:
+    return _lives_of(name)
+
+
+def _lives_of(name: str) -> str:
     return play(_workload(), RunOptions(policy=name), clock=SystemClock()).fingerprint
 
 
-def _turned(name: str, texts: Sequence[str]) -> str:
-    """The lives of the jobs under a bundle with these knobs turned, idle or not."""
-    made = turned(POLICIES[name], MADE, list(texts), is_whole=False)
-    add([Added(name=MADE, origin="tests", made=made)])
-    return play(_workload(), RunOptions(policy=MADE), clock=SystemClock()).fingerprint
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "texts"), IDLE)
+@pytest.mark.parametrize(("name", "text"), IDLE)
 @pytest.mark.usefixtures("_nothing_added")
-def test_what_is_refused_would_have_changed_no_job_s_life(
-    name: str, texts: tuple[str, ...]
-) -> None:
-    """A table that says too much would take a knob away that decides something.
-
-    Only where some together change a life is each of them played alone, to name it.
-    """
-    if _turned(name, texts) != _lives(name):
-        alone = [text for text in texts if _turned(name, [text]) != _lives(name)]
-        pytest.fail(f"{name}: {alone or texts} would have decided something")
+def test_what_is_refused_would_have_changed_no_job_s_life(name: str, text: str) -> None:
+    """Rules that refuse too much would take a knob away that decides something."""
+    with pytest.raises(ConfigError, match="decides nothing: it needs "):
+        policy(f"{name}:{text}")
+    base, *texts = name.split(":")
+    made = turned(POLICIES[base], MADE, [*texts, text], is_whole=False)
+    add([Added(name=MADE, origin="tests", made=made)])
+    assert _lives_of(MADE) == _lives_of(name)
 
 
 SEEN = {
@@ -219,7 +216,7 @@ def test_a_knob_of_a_part_that_is_there_changes_some_job_s_life(knob: str) -> No
     """Turned alone; else it should be refused."""
     made = POLICIES[SEEN[knob]]
     other = {"queue_weight": "10", "claim_stretch": "1"}.get(knob)
-    value = other or _other_value(knob, knobs_of(made)[knob], getattr(made.knobs, knob))
+    value = other or _other_value(knob, knobs_of(made)[knob], values(made.knobs)[knob])
     assert _lives(f"{made.name}:{knob}={value}") != _lives(made.name)
 
 
@@ -236,8 +233,13 @@ def test_the_lives_tell_rules_apart() -> None:
 
 
 def test_knobs_need_knobs_of_the_same_policy() -> None:
-    """A word in a table that is no knob would never be off."""
+    """What is idle and what it needs, of each policy as it is and with each switch turned over."""
     for made in POLICIES.values():
-        known = knobs_of(made).keys()
-        assert made.needs.keys() <= known, made.name
-        assert {other for knob in known for other in needed(made.needs, knob)} <= known, made.name
+        own, known_here = values(made.knobs), knobs_of(made).keys()
+        switches = [{name: not value} for name, value in own.items() if isinstance(value, bool)]
+        for changes in ({}, *switches):
+            with suppress(ConfigError):  # values that do not fit each other
+                knobs = replaced(made.knobs, changes)
+                needs = idle(knobs)
+                assert needs.keys() <= known_here, made.name
+                assert {each for names in needs.values() for each in names} <= values(knobs).keys()

@@ -124,7 +124,7 @@ def test_notes_are_those_of_the_source_alone_or_of_several_knobs() -> None:
         "does nothing",
         knobs=ToyKnobs(),
         allocate=lambda _, __, memory: Allocation(decisions=(), memory=memory),
-        hold=lambda _, __, ___: (),
+        pending_reasons=lambda _, __, ___: (),
         parts=Parts(),
     )
     says = {knob.name: knob.says for knob in knobs(made)}

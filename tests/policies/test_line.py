@@ -1,4 +1,4 @@
-"""The order in which `hold` names those that wait: `explain` tells each job its place in it."""
+"""The order of `pending_reasons`: `explain` tells each job its place in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, 
 
 ROUNDS = {"las", "themis-lp"}
 """In their first round nobody is owed more than anybody else."""
-LINED = sorted(name for name in POLICIES if policy(name).keeps_line and name not in ROUNDS)
+LINED = sorted(name for name in POLICIES if policy(name).is_ordered and name not in ROUNDS)
 """Who has a line in which one of these jobs stands before another."""
 
 
@@ -45,7 +45,7 @@ def cell(tenants: Mapping[str, str], free_gpus: int) -> ClusterSnapshot:
 def test_number_one_of_those_that_wait_starts_when_a_gpu_falls_free(name: str) -> None:
     """Of four alike, whatever their names are."""
     four = dict.fromkeys("dcba", "one")
-    first = policy(name).hold(cell(four, 0), b"")[0].job_id
+    first = policy(name).pending_reasons(cell(four, 0), b"")[0].job_id
     decisions = policy(name).allocate(cell(four, 1), b"").decisions
     assert first == next(made.job_id for made in decisions if isinstance(made, Start))
 
@@ -53,7 +53,7 @@ def test_number_one_of_those_that_wait_starts_when_a_gpu_falls_free(name: str) -
 @pytest.mark.parametrize("name", ["afs", "afs-lyra", "gandiva-sets", "qos", "qos-edf", "sjf"])
 def test_the_others_stand_behind_it_in_the_same_order(name: str) -> None:
     """By submission here, which agrees with shortness and with deadlines."""
-    holds = policy(name).hold(cell(dict.fromkeys("dcba", "one"), 0), b"")
+    holds = policy(name).pending_reasons(cell(dict.fromkeys("dcba", "one"), 0), b"")
     assert [hold.job_id for hold in holds] == list("dcba")
 
 
@@ -61,4 +61,4 @@ def test_the_others_stand_behind_it_in_the_same_order(name: str) -> None:
 def test_the_tenant_that_is_served_next_has_the_first_job(name: str) -> None:
     """Not the one whose name comes first, or whose job was submitted first."""
     waiting = {"d": "used", "c": "wants"}
-    assert policy(name).hold(cell(waiting, 0), b"")[0].job_id == "c"
+    assert policy(name).pending_reasons(cell(waiting, 0), b"")[0].job_id == "c"

@@ -86,7 +86,9 @@ def test_a_job_grows_where_that_saves_more_than_its_measured_price(name: str) ->
     assert grown(wide(60.0, left_s=100.0), name) == (3, 60.0)
     assert grown(wide(80.0, left_s=100.0), name) == (0, None)
     assert grown(wide(None, left_s=100.0), name) == (3, 5.0)
-    said = policy(name).tell(wide(80.0, left_s=100.0), b"", wide(80.0, left_s=100.0).jobs[0].job_id)
+    said = policy(name).standing(
+        wide(80.0, left_s=100.0), b"", wide(80.0, left_s=100.0).jobs[0].job_id
+    )
     assert any("a resize was measured to cost 80 s" in line for line in said)
 
 

@@ -80,7 +80,7 @@ def test_who_waits_for_a_claim_on_an_unknown_day_is_told_so() -> None:
     claimed = with_home(is_claimed=True)
     unknown = tuple(replace(service, season=Season()) for service in claimed.services)
     name = f"{ONLY_LIFETIMES}:near_quantile=0.9:lifetime_odds=true:claim_ratio=0.5:claim_stretch=0"
-    held = policy(name).hold(replace(claimed, services=unknown), b"")
+    held = policy(name).pending_reasons(replace(claimed, services=unknown), b"")
     told = {hold.job_id: " ".join(hold.blockers) for hold in held}
     assert "unknown until the load was measured for a day" in told[JobId("j0")]
 

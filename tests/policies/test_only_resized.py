@@ -92,7 +92,7 @@ def test_its_base_gang_is_not_left_to_later_deadlines() -> None:
     second = due(make_job_view("second", remaining_work_s=1e6), 2e5)
     jobs = (held(8, base=4), first, second)
     node = make_node_view("n", workers=jobs[0].placed)
-    [hold] = policy("qos-edf").hold(make_snapshot(nodes=[node], jobs=jobs), b"")
+    [hold] = policy("qos-edf").pending_reasons(make_snapshot(nodes=[node], jobs=jobs), b"")
     assert hold.job_id == "second"
     assert hold.blockers == ("jobs with earlier deadlines leave 0 GPUs, its base gang needs 1",)
 

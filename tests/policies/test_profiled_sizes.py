@@ -78,7 +78,7 @@ def test_a_resize_is_priced_by_the_profile() -> None:
         snapshot = make_snapshot(nodes=[node("n1", [job])], jobs=[job])
         assert bool(decided(snapshot)) == grows
         if not grows:
-            (told_why,) = policy("aryl").tell(snapshot, b"", JobId("j"))
+            (told_why,) = policy("aryl").standing(snapshot, b"", JobId("j"))
             assert "one worker more would save 4.0 s" in told_why
 
 
@@ -91,12 +91,12 @@ def test_a_job_past_its_best_size_gives_workers_up() -> None:
     assert len(shrink.removed_workers) == 12
     assert shrink.reason.startswith("shrinks from 16 to 4 workers, 16250 s left become 10000 s: ")
     assert shrink.reason.endswith("by its profile it is faster with fewer workers")
-    assert policy("aryl").tell(snapshot, b"", JobId("j")) == (
+    assert policy("aryl").standing(snapshot, b"", JobId("j")) == (
         "the next pass takes 12 of its flexible workers: it is faster without them",
     )
     dear = "aryl:resize_cost_s=600"
     assert decided(snapshot, dear) == ()
-    (why,) = policy(dear).tell(snapshot, b"", JobId("j"))
+    (why,) = policy(dear).standing(snapshot, b"", JobId("j"))
     assert "it is fastest with 4 workers" in why
     assert "save 6250.0 s, and a resize costs 7200 s" in why
 
@@ -177,7 +177,7 @@ def test_who_is_at_its_best_size_is_told_so() -> None:
     """That is why it has no more workers, whatever else is free."""
     job = running("j", workers=(4, 16), on=["n1"] * 4, speedup=SPEEDUP)
     snapshot = make_snapshot(nodes=[node("n1", [job]), make_node_view("n2")], jobs=[job])
-    assert policy("aryl").tell(snapshot, b"", JobId("j")) == (
+    assert policy("aryl").standing(snapshot, b"", JobId("j")) == (
         "it does not grow: it is at its best size by its profile, 4 workers: more would make it "
         "slower",
     )
@@ -187,11 +187,11 @@ def test_a_step_over_a_dip_that_has_no_room_is_told_whole() -> None:
     """How many workers the next size takes, as one alone would be no help."""
     job = running("j", workers=(1, 4), on=["n1"], speedup=DIP)
     snapshot = make_snapshot(nodes=[node("n1", [job], gpus=2)], jobs=[job])
-    (why,) = policy("aryl").tell(snapshot, b"", JobId("j"))
+    (why,) = policy("aryl").standing(snapshot, b"", JobId("j"))
     assert "faster next with 3 workers, and there is no room for 2 more" in why
     short = running("j", workers=(1, 4), on=["n1"], left_s=12.0, speedup=DIP)
     snapshot = make_snapshot(nodes=[node("n1", [short])], jobs=[short])
-    (why,) = policy("aryl").tell(snapshot, b"", JobId("j"))
+    (why,) = policy("aryl").standing(snapshot, b"", JobId("j"))
     assert "2 workers more would save 6.0 s" in why
     assert "a resize costs 10 s" in why
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from common.errors import ConfigError
 from common.model import JobState, Mode, NodeRole
 from coordinator.policies.aryl.order import shortest_key
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Lending, Rules
 from coordinator.policies.contract.decisions import (
     Decision,
     Loan,
@@ -132,7 +132,7 @@ def test_decisions_come_in_the_order_in_which_they_can_be_carried_out() -> None:
     assert (shrink.job_id, shrink.removed_workers) == ("wide", (1,))
     assert (start.job_id, [p.node for p in start.placements]) == ("starts", ["n2"])
     assert growth.job_id == "grows"
-    assert [hold.job_id for hold in policy("aryl").hold(snapshot, b"")] == ["waits"]
+    assert [hold.job_id for hold in policy("aryl").pending_reasons(snapshot, b"")] == ["waits"]
 
 
 def test_a_resize_says_for_whom_and_at_what_cost() -> None:
@@ -224,7 +224,7 @@ def test_the_papers_rules_are_a_bundle_away() -> None:
     """Lending whatever is spare, asked for or not, is one rule; the default waits for demand."""
     nodes = [make_node_view(f"s{n}", role=NodeRole.SERVING) for n in range(3)]
     snapshot = make_snapshot(nodes=nodes, services=[make_service_view(load=5.0)])
-    rules = Rules(order=shortest_key, is_loaning=True, lend_only_on_demand=False)
+    rules = Rules(order=shortest_key, lending=Lending(only_on_demand=False))
     assert kinds(bundle("paper", "as printed", rules).lend(snapshot)) == ["Loan", "Loan"]
     assert policy("aryl").lend(snapshot) == ()
 

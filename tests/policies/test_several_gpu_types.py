@@ -135,7 +135,7 @@ def test_who_is_behind_another_on_some_types_is_told_on_which_it_looked(name: st
         make_node_view(other.name, workers=rest.placed),
     ]
     second = make_job_view("second", gpus_per_worker=4, submitted_at_s=1.0)
-    told = policy(name).hold(make_snapshot(nodes=nodes, jobs=[*jobs, second]), b"")
+    told = policy(name).pending_reasons(make_snapshot(nodes=nodes, jobs=[*jobs, second]), b"")
     [said] = [hold.blockers[0] for hold in told if hold.job_id == "second"]
     assert "on H100; elsewhere it is behind first" in said
     assert "it is the first" not in said

@@ -17,8 +17,8 @@ def test_no_node_is_lent_for_a_job_that_nodes_could_not_start() -> None:
     assert lent(serving(2), [hangs]) == []
     assert lent(serving(3), [hangs, gang("b", nodes=1), gang("c", nodes=1)]) == ["n0", "n1"]
     snapshot = make_snapshot(nodes=serving(1), jobs=[hangs], services=[idle()])
-    said = policy("aryl").keep(snapshot, NodeName("n0"))
-    assert said == policy("aryl").keep(
+    said = policy("aryl").not_lent_reasons(snapshot, NodeName("n0"))
+    assert said == policy("aryl").not_lent_reasons(
         make_snapshot(nodes=serving(1), services=[idle()]), NodeName("n0")
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.clock import SystemClock
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.registry import policy
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
@@ -59,7 +59,7 @@ def test_the_runs_of_the_paper_take_scaling_for_linear() -> None:
     """Whatever their jobs lose by it: so does the paper's scheduler."""
     scenes = [*SCENES.values(), *(family.scene(0) for family in FAMILIES.values())]
     rules = [knobs for scene in scenes if isinstance(knobs := policy(scene.policy).knobs, Rules)]
-    scaling = [each for each in rules if each.is_scaling]
+    scaling = [each for each in rules if each.scaling]
     assert len(scaling) > 10
     assert not any(each.trusts_profiles for each in scaling)
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.policies.aryl.reclaim.rules import ReclaimRule
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.registry import policy
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
@@ -60,13 +60,13 @@ def test_the_paper_s_rules_hold_in_all_its_rows(name: str) -> None:
     """Growing is free where they scale, and whatever is spare is lent where they lend; naive rows
     alone favor no lent node; and none believes what jobs say of how they scale."""
     found, is_naive = rules(name), name.startswith("naive")
-    assert found.is_scaling or found.is_loaning
-    if found.is_scaling:
-        assert found.resize_cost_s == 0
-    if found.is_loaning:
-        assert not found.lend_only_on_demand
-        assert found.elastic_base_prefers_loan != is_naive
-    assert found.separates_groups != is_naive
+    assert found.scaling or found.lending
+    if found.scaling:
+        assert found.scaling.resize_cost_s == 0
+    if found.lending:
+        assert not found.lending.only_on_demand
+        assert found.lending.elastic_base_prefers_loan != is_naive
+    assert found.loans.separates_groups != is_naive
     assert not found.trusts_profiles
 
 
@@ -89,7 +89,8 @@ def test_a_row_lends_scales_and_reclaims_as_it_says(
 ) -> None:
     """Section 7.1."""
     found = rules(name)
-    assert (found.is_loaning, found.is_scaling, found.reclaim) == (loans, scales, reclaim)
+    assert (found.lending is not None, found.scaling is not None) == (loans, scales)
+    assert found.loans.reclaim == reclaim
 
 
 def shares(workload: Workload) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.snapshot import JobView
 
 
-def line_weight(room: PlacementState, part: float) -> Weigh | None:
+def queue_weight(room: PlacementState, part: float) -> Weigh | None:
     """How much a second of a job counts: 1 + part * n * g / G; None where `part` is 0: 1 for all.
 
     The line is counted as the pass began.

@@ -25,7 +25,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.free_gpus import FreeGpus, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.contract.text import counted
-from coordinator.policies.parts.setbacks import loss_gpu_s
+from coordinator.policies.parts.restart_cost import loss_gpu_s
 
 RESTS = 10
 """A moved job stays where it is for this many times the length of the move: moves take at most that

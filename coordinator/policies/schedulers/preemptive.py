@@ -75,7 +75,7 @@ def _preemptive(name: str, description: str, left: Left) -> Policy:
         description,
         knobs=NoKnobs(),
         allocate=allocate,
-        hold=hold,
+        pending_reasons=hold,
         parts=Parts(order=left.__name__.replace("_", " "), size="base demand", place="best fit"),
     )
 

@@ -252,8 +252,8 @@ POLICIES = (
         "packs GPUs, CPUs and memory by alignment, short jobs first, with a fairness knob",
         knobs=TetrisKnobs(),
         allocate=_allocate,
-        hold=_hold,
-        keeps_line=False,
+        pending_reasons=_hold,
+        is_ordered=False,
         parts=Parts(
             order="alignment less eps x work left", size="base demand", place="fullest first"
         ),

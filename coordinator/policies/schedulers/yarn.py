@@ -30,7 +30,7 @@ from coordinator.policies.contract.free_gpus import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
-from coordinator.policies.knobs import Period, off
+from coordinator.policies.knobs import Idle, KnobSet, Period
 from coordinator.policies.parts.grants import Grant, begin, carry_out, going_on
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
@@ -40,7 +40,7 @@ from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 
 
-class FairKnobs(Struct, frozen=True, kw_only=True):
+class FairKnobs(KnobSet, frozen=True, kw_only=True):
     """preempts: preempt jobs of queues above their fair share for a queue that is below its own.
 
         Off, as by default in YARN (yarn.scheduler.fair.preemption).
@@ -54,8 +54,9 @@ class FairKnobs(Struct, frozen=True, kw_only=True):
     threshold: Ratio = 0.5
     timeout_s: Period = 60.0
 
-
-_PREEMPTING = ((off("preempts", False),),)
+    def idle(self) -> Idle:
+        """Those of preemption, without it."""
+        return {} if self.preempts else dict.fromkeys(("threshold", "timeout_s"), ("preempts",))
 
 
 Key = Callable[[Tenancy], Callable[[str], float]]
@@ -251,11 +252,11 @@ def _family(name: str, description: str, key: Key, parts: Parts) -> Policy:
 
     if key is of_weight:
         return joint(
-            name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts,
-            by_weight=False, needs=dict.fromkeys(("threshold", "timeout_s"), _PREEMPTING),
+            name, description, knobs=FairKnobs(), allocate=_fair, pending_reasons=hold, parts=parts,
+            by_weight=False,
         )  # fmt: skip
     return joint(
-        name, description, knobs=NoKnobs(), allocate=_capacity, hold=hold, parts=parts,
+        name, description, knobs=NoKnobs(), allocate=_capacity, pending_reasons=hold, parts=parts,
         by_weight=False,
     )  # fmt: skip
 
@@ -266,7 +267,7 @@ POLICIES = (
         "YARN-CS of the papers: strict FIFO on the fewest nodes, no preemption",
         knobs=NoKnobs(),
         allocate=_strict,
-        hold=lambda _, snapshot, memory: tuple(_Line(snapshot).held),
+        pending_reasons=lambda _, snapshot, memory: tuple(_Line(snapshot).held),
         parts=Parts(order="submission, strict", size="base demand", place="fewest nodes, or wait"),
     ),
     _family(

@@ -134,7 +134,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         all_anew = (
             f"one of {count} that wait; policy {engine.policy.name} ranks all of them at each pass"
         )
-        reasons.append(f"it is {line if engine.policy.keeps_line else all_anew}")
+        reasons.append(f"it is {line if engine.policy.is_ordered else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
         for name in engine.recommended()

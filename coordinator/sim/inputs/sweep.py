@@ -386,7 +386,7 @@ def _combined(task: Task, keys: Sequence[str], values: Sequence[str]) -> Task:
     made = task
     for key, value in sorted(zip(keys, values, strict=True), key=lambda pair: _is_delay(pair[0])):
         is_idle = _is_delay(key) and not made.options.has_delays
-        if not is_idle and may_use(task, key, keys):
+        if not is_idle and may_use(task, key):
             made = vary(made, key, value)
     told = {key: made.swept[key] for key in (*task.swept, *keys) if key in made.swept}
     return structs.replace(made, swept=told)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.policies.knobs import is_unturned, needed, unmet
-from coordinator.policies.policy import knobs_of, refuse_idle
+from coordinator.policies.knobs import idle
+from coordinator.policies.policy import is_unturned, knobs_of, refuse_idle
 from coordinator.policies.registry import KNOBS, policy
 from coordinator.sim.run.compare import KNOB, Task
 
@@ -26,20 +26,16 @@ def _knob(text: str) -> str:
     return text.partition("=")[0]
 
 
-def may_use(task: Task, key: str, keys: Sequence[str]) -> bool:
+def may_use(task: Task, key: str) -> bool:
     """True if a key applies to a task: only knobs are of some policies alone.
 
-    An unknown key counts as applying: reading its value reports the error. So does a knob that may
-    have an effect once another one of `keys` is changed.
+    An unknown key counts as applying: reading its value reports the error. So does a knob that has
+    no effect here: another swept one may give it one, and `without_idle` looks at them together.
     """
     name = key.removeprefix(KNOB)
     if not key.startswith(KNOB) or name not in KNOBS:
         return True
-    made = policy(task.options.policy)
-    if name not in knobs_of(made):
-        return False
-    beside = {other.removeprefix(KNOB) for other in keys}
-    return not unmet(made.needs, made.knobs, name) or bool(needed(made.needs, name) & beside)
+    return name in knobs_of(policy(task.options.policy))
 
 
 def without_idle(task: Task) -> Task:
@@ -67,10 +63,10 @@ def _idle(task: Task) -> str:
     What a name may say anywhere stays in it.
     """
     base, *own = task.options.policy.split(":")
-    made, shipped = policy(task.options.policy_text, is_whole=False), policy(base).knobs
-    said = [text for text in own if not is_unturned(made.knobs, _knob(text), shipped=shipped)]
+    said = (text for text in own if not is_unturned(policy(base), text))
+    unused = idle(policy(task.options.policy_text, is_whole=False).knobs)
     texts = (*said, *reversed(task.options.knobs))
-    return next((text for text in texts if unmet(made.needs, made.knobs, _knob(text))), "")
+    return next((text for text in texts if _knob(text) in unused), "")
 
 
 def refuse(tasks: Sequence[Task], key: str, value: str) -> None:

@@ -203,7 +203,7 @@ class Stage:
 
 def may_lend(options: RunOptions) -> bool:
     """Whether the policy of a run lends nodes at all."""
-    return bool(getattr(policy(options.policy_text).knobs, "is_loaning", False))
+    return policy(options.policy_text).lends
 
 
 def never_lends(options: RunOptions) -> str:

@@ -18,7 +18,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.engine.state.accounting import plain
-from coordinator.policies.knobs import unmet
+from coordinator.policies.knobs import idle
 from coordinator.policies.names import YARDSTICK
 from coordinator.policies.registry import policy as find_policy
 from coordinator.sim.inputs.inputs import Shares, read_workload
@@ -316,9 +316,9 @@ def plays_own(row: RunResult | Means) -> bool:
     if not turned or own[0] != told[0] or not set(told) <= set(own):
         return own == told
     name = ":".join((row.policy, *(f"{knob}={value}" for knob, value in turned.items())))
-    made = find_policy(name, is_whole=False)
+    unused = idle(find_policy(name, is_whole=False).knobs)
     gone = [text.partition("=")[0] for text in own if text not in told]
-    return all(knob in turned or unmet(made.needs, made.knobs, knob) for knob in gone)
+    return all(knob in turned or knob in unused for knob in gone)
 
 
 def means(results: Sequence[RunResult]) -> tuple[Means, ...]:

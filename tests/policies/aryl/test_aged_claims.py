@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.aryl.aged_claims import AGED_S, NARROW
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
@@ -265,8 +265,10 @@ def test_the_bound_holds_for_foresight_as_it_is_shipped(contest: Contest) -> Non
     alone = "foresight:reservation_after_s=null"
     rules = policy("foresight").knobs
     assert isinstance(rules, Rules)
-    assert (rules.claim_ratio, rules.claim_stretch) == (0.5, 30.0)
-    bound_s = contest.bound_s(ratio=rules.claim_ratio, stretch=rules.claim_stretch)
+    claiming = rules.claiming
+    assert claiming is not None
+    assert (claiming.ratio, claiming.stretch) == (0.5, 30.0)
+    bound_s = contest.bound_s(ratio=claiming.ratio, stretch=claiming.stretch)
     waited_s = play(alone, contest, until_s=contest.asked_at_s + bound_s + contest.step_s)
     assert 0.5 * bound_s <= waited_s <= bound_s
     later_s = contest.asked_at_s + 2.0 * bound_s

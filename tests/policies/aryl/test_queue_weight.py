@@ -8,7 +8,7 @@ import pytest
 
 from common.model import JobState, NodeRole
 from coordinator.policies.aryl.placement import PlacementState
-from coordinator.policies.aryl.queue_weight import line_weight
+from coordinator.policies.aryl.queue_weight import queue_weight
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
@@ -64,7 +64,7 @@ def who_grows(snapshot: ClusterSnapshot, name: str) -> list[str]:
 def test_a_second_counts_for_whoever_moves_up_by_it(part: float, weight: float) -> None:
     """Ten jobs wait for eight GPUs: when four come free a second sooner, that is five in all."""
     snapshot = cell(*crowd(10))
-    weigh = line_weight(PlacementState(snapshot), part)
+    weigh = queue_weight(PlacementState(snapshot), part)
     assert weigh is not None
     (wide,) = (job for job in snapshot.jobs if job.job_id == "wide")
     assert weigh(wide, "H100") == weight
@@ -73,7 +73,7 @@ def test_a_second_counts_for_whoever_moves_up_by_it(part: float, weight: float) 
 def test_only_the_line_for_its_gpu_type_counts() -> None:
     """Those who wait for other GPUs are not helped by these."""
     snapshot = cell(*crowd(10, types=("T4",)))
-    weigh = line_weight(PlacementState(snapshot), 1.0)
+    weigh = queue_weight(PlacementState(snapshot), 1.0)
     assert weigh is not None
     assert {weigh(job, "H100") for job in snapshot.jobs if job.gpu_type} == {1.0}
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.aryl.reservations import SLACK_S, Reservation, remembered
-from coordinator.policies.aryl.scheduling_pass import Rules
+from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
@@ -212,7 +212,10 @@ def test_explanations_say_since_when_and_for_what() -> None:
     late = waiting("late", runtime_s=1500.0)
     _, _, memory = passed(cell(gang(), late))
     later = replace(cell(gang(), late), now_s=NOW_S + 200.0)
-    said = {hold.job_id: "; ".join(hold.blockers) for hold in policy(RESERVING).hold(later, memory)}
+    said = {
+        hold.job_id: "; ".join(hold.blockers)
+        for hold in policy(RESERVING).pending_reasons(later, memory)
+    }
     assert (
         "16 GPUs of type H100 on 2 nodes (n1, n2) reserved for it for 200 s, as it had waited "
         "3600 s (reservation_after_s); by what runs there it can start in 1000 s"

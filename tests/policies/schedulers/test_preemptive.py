@@ -126,7 +126,7 @@ def test_a_frozen_cell_decides_nothing() -> None:
 def test_a_waiting_job_is_told_what_it_lacks() -> None:
     """Who asks why a job waits learns how much room those before it leave."""
     snapshot = cluster({"short": ("n0", 6, 1.0)}, {"long": (4, 1000.0)})
-    [hold] = POLICIES["srtf"].hold(snapshot, b"")
+    [hold] = POLICIES["srtf"].pending_reasons(snapshot, b"")
     assert hold.job_id == "long"
     said = "needs 1 worker of 4 GPUs; jobs with less left leave room for at most 0"
     assert hold.blockers == (said,)

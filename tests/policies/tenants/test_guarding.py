@@ -105,7 +105,7 @@ def test_a_job_that_its_quota_holds_blocks_nobody() -> None:
     )
     decisions = POLICIES["fifo"].allocate(snapshot, b"").decisions
     assert names(decisions, Start) == {"next"}
-    (hold,) = (h for h in POLICIES["fifo"].hold(snapshot, b"") if h.job_id == "head")
+    (hold,) = (h for h in POLICIES["fifo"].pending_reasons(snapshot, b"") if h.job_id == "head")
     assert "borrow limit of 0" in hold.blockers[0]
 
 

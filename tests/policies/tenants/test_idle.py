@@ -251,7 +251,7 @@ def test_policies_start_it_in_the_same_pass(name: str) -> None:
     found = policy(name).allocate(BEHIND, b"")
     assert names(found.decisions, Start) == {"owed"}
     assert names(found.decisions, Preempt) == set()
-    assert [hold.job_id for hold in policy(name).hold(BEHIND, b"")] == ["first"]
+    assert [hold.job_id for hold in policy(name).pending_reasons(BEHIND, b"")] == ["first"]
 
 
 # --- patience, and the check --------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_who_borrows_and_did_not_agree_to_be_stopped_is_named() -> None:
         (),
         (Wait(kind=GUARANTEE, jobs=(JobId("owed"),)),),
     )
-    [hold] = POLICIES["fifo"].hold(snapshot, b"")
+    [hold] = POLICIES["fifo"].pending_reasons(snapshot, b"")
     assert any("did not agree to be stopped: d0, d1, d2" in why for why in hold.blockers)
     assert any("but others of tenant p borrow what" in why for why in hold.blockers)
 

@@ -107,7 +107,7 @@ def test_who_waits_within_a_guarantee_is_told_why(
     """`explain` has it, its seconds count, and a pass follows where that can change by itself."""
     promised = TenantView(name="c", guarantee_gpus=8)
     snapshot = cell(borrower, waits("owed", "b", 8), tenants=(OTHERS, B8, promised), nodes=1)
-    (hold,) = POLICIES["fifo"].hold(snapshot, b"")
+    (hold,) = POLICIES["fifo"].pending_reasons(snapshot, b"")
     assert why in hold.blockers[-1]
     allocation = POLICIES["fifo"].allocate(snapshot, b"")
     assert allocation.waits == (Wait(kind=GUARANTEE, jobs=(JobId("owed"),)),)
@@ -123,7 +123,7 @@ def test_nothing_is_said_of_a_guarantee_that_does_not_cover_a_job() -> None:
         tenants=(OTHERS, TenantView(name="b", guarantee_gpus=4)),
         nodes=1,
     )
-    (hold,) = POLICIES["fifo"].hold(snapshot, b"")
+    (hold,) = POLICIES["fifo"].pending_reasons(snapshot, b"")
     assert not any("guarantee" in blocker for blocker in hold.blockers)
     assert POLICIES["fifo"].allocate(snapshot, b"").waits == ()
 

@@ -62,7 +62,7 @@ def test_who_may_span_types_tries_that_type_first_and_may_still_use_the_other() 
 
 def test_it_is_told_what_it_waits_for_and_why_not_on_the_other_type() -> None:
     """No GPUs on the one, and no room on the other."""
-    (hold,) = policy("fifo").hold(cell(gang(), tenants=(BOUND,), free=2), b"")
+    (hold,) = policy("fifo").pending_reasons(cell(gang(), tenants=(BOUND,), free=2), b"")
     free, room, _ = hold.blockers
     assert free.startswith("needs 4 GPUs of type H100")
     assert room.startswith("tenant a: 8 GPUs on top of the 0 that it uses exceed its guarantee")
@@ -74,7 +74,7 @@ def test_who_is_too_many_on_every_type_runs_on_none() -> None:
     snapshot = cell(six, tenants=(BOUND,))
     snapshot = replace(snapshot, nodes=(*snapshot.nodes, make_node_view("t", gpu_type="T4")))
     assert policy("fifo-skip").allocate(snapshot, b"").decisions == ()
-    (hold,) = policy("fifo-skip").hold(snapshot, b"")
+    (hold,) = policy("fifo-skip").pending_reasons(snapshot, b"")
     assert "6 GPUs" in hold.blockers[0]
 
 
@@ -88,4 +88,6 @@ def test_a_guarantee_covers_no_gang_that_is_larger_on_each_type_that_it_accepts(
     assert [made.job_id for made in found.decisions if isinstance(made, Start)] == ["first"]
     assert found.waits == ()
     full = cell(replace(later, avoid_nodes=(NodeName("a"),)), tenants=tenants)
-    assert not any("guarantee" in why for why in policy("fifo-skip").hold(full, b"")[0].blockers)
+    assert not any(
+        "guarantee" in why for why in policy("fifo-skip").pending_reasons(full, b"")[0].blockers
+    )

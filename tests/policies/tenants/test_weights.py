@@ -92,11 +92,11 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
     )
     found = POLICIES["fifo"].allocate(snapshot, b"")
     assert found.waits == (Wait(kind=FAIR_SHARE, jobs=(JobId("b1"),)),)
-    [told] = POLICIES["fifo"].hold(snapshot, b"")
+    [told] = POLICIES["fifo"].pending_reasons(snapshot, b"")
     assert told.job_id == "b1"
     assert told.blockers[0].endswith("jobs of tenants below theirs go first")
     full = full_but_for(0, waits("b1", "b", 4), waits("a1", "a", 4), tenants=(A3, B1))
-    why = {hold.job_id: hold.blockers for hold in POLICIES["fifo"].hold(full, b"")}
+    why = {hold.job_id: hold.blockers for hold in POLICIES["fifo"].pending_reasons(full, b"")}
     turn = (
         "tenant b uses 16 GPUs, and its share by weight is 12.0: jobs of tenants below theirs "
         "go first"
@@ -144,7 +144,7 @@ def test_a_policy_that_divides_by_weight_itself_is_left_alone() -> None:
 def test_nobody_waits_for_a_turn_that_its_policy_does_not_give(name: str) -> None:
     """Those policies name their own reasons, and none of them is the shared rule."""
     full = full_but_for(0, waits("b1", "b", 4), waits("a1", "a", 4), tenants=(A3, B1))
-    holds = POLICIES[name].hold(full, b"")
+    holds = POLICIES[name].pending_reasons(full, b"")
     assert {hold.job_id for hold in holds} == {"a1", "b1"}
     assert not [why for hold in holds for why in hold.blockers if "share by weight" in why]
 

@@ -138,7 +138,7 @@ PAPER_REST = "trusts_profiles=false:reclaim"
           "foresight:lifetime_quantile=0.25:lifetime_odds=true",
           "foresight:lifetime_quantile=0.25:lifetime_odds=false"]),
         (None, "foresight", ["claims_most=0,1", "claim_ratio=0,1"],
-         ["foresight:claims_most=0", "foresight:claim_ratio=0",
+         ["foresight:claim_ratio=0", "foresight:claims_most=0",
           "foresight:claims_most=1:claim_ratio=1"]),
     ],
 )  # fmt: skip

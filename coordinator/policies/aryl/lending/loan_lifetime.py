@@ -34,7 +34,7 @@ from coordinator.policies.aryl.reclaim.preemption_cost import RESTART_S
 from coordinator.policies.contract.estimates import base_runtime_s, late_ratio
 from coordinator.policies.contract.seasonal_load import BIN_S, LEADS
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, ServiceView, nodes_for
-from coordinator.policies.parts.setbacks import is_resumed
+from coordinator.policies.parts.restart_cost import is_resumed
 
 SLACK_S = 120.0
 """A job must end this long before its node is needed: starts and restarts take time."""

@@ -1,8 +1,8 @@
 """Search for sets of jobs near the optimum, with a proof of the distance. Pure numbers.
 
 Three steps, each deterministic and bounded by steps, never by time: the corners of the hull
-(`lower_bound`), the missing nodes filled part by part (`frontier`), and a local search by exchanges
-(`local_search`). The caller's own solution competes too, so the answer is never worse.
+(`lower_bound`), the missing nodes filled part by part (`dynamic_program`), and a local search by
+exchanges (`local_search`). The caller's own solution competes too, so the answer is never worse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from coordinator.policies.aryl.reclaim.frontier import fill
+from coordinator.policies.aryl.reclaim.dynamic_program import fill
 from coordinator.policies.aryl.reclaim.local_search import improve, spare
 from coordinator.policies.aryl.reclaim.lower_bound import EFFORT, hull
 from coordinator.policies.aryl.reclaim.problem import Problem

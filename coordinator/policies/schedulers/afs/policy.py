@@ -23,7 +23,7 @@ from coordinator.policies.parts.blockers_for_all import answers
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.pooling import Pool, pools, stays
-from coordinator.policies.parts.setbacks import keeps_gang, loss_s, told
+from coordinator.policies.parts.restart_cost import keeps_gang, loss_s, told
 from coordinator.policies.policy import NoKnobs, Parts, joint
 from coordinator.policies.schedulers.afs.worker_shares import (
     Share,
@@ -230,7 +230,7 @@ POLICIES = (
         "winner of a pairwise comparison",
         knobs=NoKnobs(),
         allocate=lambda _, snapshot, __: _known(snapshot, is_exact=True)[0],
-        hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=True)),
+        pending_reasons=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=True)),
         parts=_PARTS,
     ),
     joint(
@@ -239,8 +239,10 @@ POLICIES = (
         "of two hours",
         knobs=UnknownKnobs(),
         allocate=lambda knobs, snapshot, memory: _unknown(knobs, snapshot, memory)[0],
-        hold=lambda knobs, snapshot, memory: _held(snapshot, *_unknown(knobs, snapshot, memory)),
-        tell=_told,
+        pending_reasons=lambda knobs, snapshot, memory: _held(
+            snapshot, *_unknown(knobs, snapshot, memory)
+        ),
+        standing=_told,
         parts=Parts(
             order="fewest leases, then first start",
             size="pairwise by efficiency, random when undecided",
@@ -253,7 +255,7 @@ POLICIES = (
         "throughput per GPU",
         knobs=NoKnobs(),
         allocate=lambda _, snapshot, __: _known(snapshot, is_exact=False)[0],
-        hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=False)),
+        pending_reasons=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=False)),
         parts=Parts(
             order="running jobs, then least remaining time",
             size="throughput per GPU",

@@ -406,7 +406,7 @@ POLICIES = (
         "progressive filling: tenants by dominant share of GPUs, CPUs and memory",
         knobs=DrfKnobs(),
         allocate=_allocate,
-        hold=_hold,
+        pending_reasons=_hold,
         by_weight=False,
         parts=Parts(
             order="smallest dominant share",

@@ -13,7 +13,7 @@ from coordinator.policies.contract.decisions import Migrate, Placement
 from coordinator.policies.contract.free_gpus import GangShape, gang_shape
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.contract.text import unsaved
-from coordinator.policies.parts.setbacks import is_set_back, loss_gpu_s
+from coordinator.policies.parts.restart_cost import is_set_back, loss_gpu_s
 from coordinator.policies.schedulers.gandiva.board import (
     Board,
     Place,

@@ -18,7 +18,7 @@ from coordinator.policies.contract.decisions import (
     earliest,
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from coordinator.policies.knobs import Period, Seconds, off
+from coordinator.policies.knobs import Idle, KnobSet, Period, Seconds
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.schedulers.gandiva.board import Board
@@ -29,7 +29,7 @@ from coordinator.policies.schedulers.gandiva.placement import start_in_turns, st
 from coordinator.policies.schedulers.gandiva.time_slices import Slices, tick
 
 
-class Knobs(Struct, frozen=True, kw_only=True):
+class Knobs(KnobSet, frozen=True, kw_only=True):
     """slice_s: length of a turn (section 3.1: a minute, at most 2 % of overhead).
 
     jobs_per_gpu: most gangs that take turns on one GPU, as the state of each stays on the machine;
@@ -51,6 +51,16 @@ class Knobs(Struct, frozen=True, kw_only=True):
     rest_s: Seconds = 600.0
     defrag_free_ratio: Ratio = 0.75
     grow_after_s: Seconds = 60.0
+
+    def idle(self) -> Idle:
+        """Those of moves and of growth, without them.
+
+        `packs` does not need jobs_per_gpu above 1: that is for newcomers, and those that have turns
+        when it is set to 1 go on with them, packed or not.
+        """
+        moving = dict.fromkeys(("rest_s", "defrag_free_ratio"), ("migrates",))
+        growing = {"grow_after_s": ("grows",)}
+        return ({} if self.migrates else moving) | ({} if self.grows else growing)
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -175,15 +185,8 @@ POLICIES = (
         "all jobs run at once, in turns on shared GPUs; packs, migrates and grows jobs "
         "where it pays",
         knobs=Knobs(),
-        # `packs` does not need jobs_per_gpu above 1: that is for newcomers, and those that have
-        # turns when it is set to 1 go on with them, packed or not.
-        needs={
-            "rest_s": ((off("migrates", False),),),
-            "defrag_free_ratio": ((off("migrates", False),),),
-            "grow_after_s": ((off("grows", False),),),
-        },
         allocate=allocate,
-        hold=hold,
+        pending_reasons=hold,
         shares_gpus=True,
         parts=Parts(
             order="submission, then turns",

@@ -4,8 +4,8 @@ From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the tur
 4.1), and nothing else: no packing, no growing, no move except when a set is made or dissolved.
 ElasticFlow's artefact (pkusys/ElasticFlow, figure 8a) compares with this form; its two faults are
 knobs here. The end of a turn is a preemption, because a job may get any GPUs of its set. A job that
-would lose most of its work by it keeps its GPUs (`setbacks`), and a turn lasts long enough to be
-worth its handover.
+would lose most of its work by it keeps its GPUs (`restart_cost`), and a turn lasts long enough to
+be worth its handover.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coordinator.policies.contract.text import counted
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.pooling import by_submission
-from coordinator.policies.parts.setbacks import keeps_gang, told_of
+from coordinator.policies.parts.restart_cost import keeps_gang, told_of
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.schedulers.gandiva.board import COMPUTING_STATES
 from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
@@ -303,8 +303,8 @@ POLICIES = (
         "node sets by gang size with turns by preemption, as simulators model Gandiva",
         knobs=Knobs(),
         allocate=allocate,
-        hold=hold,
-        tell=tell,
+        pending_reasons=hold,
+        standing=tell,
         parts=Parts(
             order="submission, then turns",
             size="base demand",

@@ -29,7 +29,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.knobs import Period, Seconds
 from coordinator.policies.parts.grants import Grant, Plan, carry_out
 from coordinator.policies.parts.memory import recalled
-from coordinator.policies.parts.setbacks import keeps_gang, told
+from coordinator.policies.parts.restart_cost import keeps_gang, told
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.schedulers.gavel.rounds import EARLY_S, Rounds
 from coordinator.policies.schedulers.gavel.time_shares import (
@@ -241,8 +241,8 @@ def _rounds(name: str, description: str, solve: Solve, order: str) -> Policy:
         description,
         knobs=RoundKnobs(round_s=120.0) if name == "las" else RoundKnobs(),
         allocate=partial(allocate, solve),
-        hold=partial(hold, solve),
-        tell=partial(tell, solve),
+        pending_reasons=partial(hold, solve),
+        standing=partial(tell, solve),
         parts=Parts(order=order, size="base demand", place="fewest nodes"),
     )
 

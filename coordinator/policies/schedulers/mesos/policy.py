@@ -300,7 +300,7 @@ POLICIES = (
         "resource offers: whole nodes to the framework with the smallest dominant share",
         knobs=MesosKnobs(),
         allocate=_allocate,
-        hold=_hold,
+        pending_reasons=_hold,
         by_weight=False,
         parts=Parts(
             order="smallest dominant share of offers, FIFO inside",

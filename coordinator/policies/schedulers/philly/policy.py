@@ -268,7 +268,7 @@ POLICIES = (
         "failed attempts",
         knobs=Knobs(),
         allocate=_allocate,
-        hold=_explain,
+        pending_reasons=_explain,
         parts=Parts(
             order="smallest share of quota in use, then submission, out of order",
             size="base demand",

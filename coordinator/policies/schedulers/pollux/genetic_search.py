@@ -19,7 +19,7 @@ from coordinator.policies.contract.free_gpus import present_workers
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.knobs import Seconds
 from coordinator.policies.parts.pooling import Pool, stays
-from coordinator.policies.parts.setbacks import loss_s
+from coordinator.policies.parts.restart_cost import loss_s
 
 Genes = NDArray[np.int64]
 Values = NDArray[np.float64]

@@ -23,7 +23,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.free_gpus import FreeGpus, consolidated, fill, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.contract.text import unsaved
-from coordinator.policies.parts.setbacks import keeps_gang
+from coordinator.policies.parts.restart_cost import keeps_gang
 
 
 class ApartFloor(FreeGpus):

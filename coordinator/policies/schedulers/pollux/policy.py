@@ -261,9 +261,9 @@ POLICIES = (
         "maximise goodput over that of a fair share, by genetic search, in rounds",
         knobs=PolluxKnobs(),
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
-        keeps_line=False,
+        pending_reasons=_hold,
+        standing=_tell,
+        is_ordered=False,
         parts=Parts(
             order="none",
             size="genetic search over goodput",

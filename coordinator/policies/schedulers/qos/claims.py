@@ -12,7 +12,7 @@ from msgspec import structs
 
 from common.model import JobState, Preemptibility
 from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
-from coordinator.policies.parts.setbacks import loss_gpu_s
+from coordinator.policies.parts.restart_cost import loss_gpu_s
 from coordinator.policies.schedulers.qos.applicants import gang_of, is_start_of_gang
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.overheads import (

@@ -13,7 +13,7 @@ from common.model import JobState
 from coordinator.policies.contract.free_gpus import present_workers
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.pooling import Pool, stays
-from coordinator.policies.parts.setbacks import loss_gpu_s, loss_s
+from coordinator.policies.parts.restart_cost import loss_gpu_s, loss_s
 from coordinator.policies.schedulers.qos.prediction import Prediction, Steps
 from coordinator.policies.schedulers.qos.timeline import Piece, Plan, Timeline
 

@@ -97,6 +97,6 @@ EDF: Policy = joint(
     "earliest deadline first, with as many GPUs as speed it up",
     knobs=EdfKnobs(),
     allocate=_allocate,
-    hold=_hold,
+    pending_reasons=_hold,
     parts=Parts(order="deadline", size="the largest useful size", place="fewest nodes"),
 )

@@ -32,7 +32,7 @@ from coordinator.policies.parts.defragment import Clearing
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.parts.grants import Plan as Carried
 from coordinator.policies.parts.memory import recalled
-from coordinator.policies.parts.setbacks import told_of
+from coordinator.policies.parts.restart_cost import told_of
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.schedulers.qos.admission import Book, Plans, by_deadline
 from coordinator.policies.schedulers.qos.admission_batch import AGAIN_S
@@ -259,8 +259,8 @@ ELASTICFLOW: Policy = joint(
     "deadlines promised on admission: minimum shares, the rest by marginal return (ElasticFlow)",
     knobs=ElasticFlowKnobs(),
     allocate=_allocate,
-    hold=_hold,
-    tell=_told,
+    pending_reasons=_hold,
+    standing=_told,
     by_weight=False,  # a job that was promised its deadline waits for no tenant's turn
     keeps_quotas=True,  # nor is its promise forgotten while its tenant has no room
     parts=Parts(

@@ -6,7 +6,7 @@ A move is a stop; from then on its pause is part of the moved job's plan.
 from __future__ import annotations
 
 from coordinator.policies.contract.snapshot import JobView
-from coordinator.policies.parts.setbacks import loss_gpu_s
+from coordinator.policies.parts.restart_cost import loss_gpu_s
 from coordinator.policies.schedulers.qos.admission import Book, Plans
 
 

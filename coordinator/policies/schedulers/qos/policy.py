@@ -253,7 +253,7 @@ QOS: Policy = joint(
     "most jobs within their deadlines, by predicted training time, with autoscaling",
     knobs=QosKnobs(),
     allocate=_allocate,
-    hold=_hold,
+    pending_reasons=_hold,
     parts=Parts(
         order="deadline, laxity", size="fewest workers in time", place="one node, else spread"
     ),

@@ -8,7 +8,7 @@ from math import inf
 from common.model import JobState
 from coordinator.policies.contract.free_gpus import is_movable, present_workers
 from coordinator.policies.contract.snapshot import JobView
-from coordinator.policies.parts.setbacks import is_resumed, is_set_back, loss_gpu_s
+from coordinator.policies.parts.restart_cost import is_resumed, is_set_back, loss_gpu_s
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.overheads import Changes
 

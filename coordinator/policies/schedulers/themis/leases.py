@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from common.model import JobId, NodeName
 from coordinator.policies.contract.free_gpus import FreeGpus, is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.parts.setbacks import is_set_back
+from coordinator.policies.parts.restart_cost import is_set_back
 from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
 

@@ -12,7 +12,7 @@ from common.model import JobId, JobState
 from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.parts.memory import recalled
-from coordinator.policies.parts.setbacks import told
+from coordinator.policies.parts.restart_cost import told
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.schedulers.themis.app_standing import Standing
 from coordinator.policies.schedulers.themis.arbiter import Arbiter
@@ -95,9 +95,9 @@ POLICIES: tuple[Policy, ...] = (
         "auctions of leased GPUs to the apps with the worst finish-time fairness",
         knobs=ThemisKnobs(),
         allocate=allocate,
-        hold=hold,
-        tell=tell,
-        keeps_line=False,
+        pending_reasons=hold,
+        standing=tell,
+        is_ordered=False,
         parts=Parts(
             order="finish-time fairness, worst first",
             size="partial-allocation auction",

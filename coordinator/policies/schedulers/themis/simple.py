@@ -27,7 +27,7 @@ from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.parts.grants import Grant, Plan, carry_out
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.pooling import chosen_types, competes, stays
-from coordinator.policies.parts.setbacks import keeps_gang, told
+from coordinator.policies.parts.restart_cost import keeps_gang, told
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.schedulers.themis.finish_time_fairness import (
     Aim,
@@ -215,8 +215,8 @@ POLICIES: tuple[Policy, ...] = (
         "all GPUs divided again each lease, the worst finish-time fairness first",
         knobs=SimpleKnobs(),
         allocate=allocate,
-        hold=hold,
-        tell=tell,
+        pending_reasons=hold,
+        standing=tell,
         parts=Parts(
             order="finish-time fairness, worst first",
             size="as many GPUs as it can use",

@@ -20,11 +20,11 @@ from coordinator.policies.contract.decisions import Allocation, PendingReason, e
 from coordinator.policies.contract.free_gpus import Place, best_fit, fewest_nodes
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
-from coordinator.policies.knobs import Needs, if_filled, off
+from coordinator.policies.knobs import Idle
 from coordinator.policies.parts.grants import carry_out
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.priority_line import Turns, takes_turns
-from coordinator.policies.parts.setbacks import keeps_gang, told_of
+from coordinator.policies.parts.restart_cost import keeps_gang, told_of
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.schedulers.tiresias.gittins import GittinsTable, gittins_table
 from coordinator.policies.schedulers.tiresias.queues import (
@@ -67,6 +67,18 @@ class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
     history: PositiveInt = 1000
     subtracts_age: bool = True
     delta_gpu_s: PositiveFloat = 3250.0
+
+    def idle(self) -> Idle:
+        """The last queue has no order of indices, and without limits there is no other."""
+        found = dict(super().idle())
+        if not self.limits:
+            own = ("services", "history", "subtracts_age", "delta_gpu_s")
+            return found | dict.fromkeys(own, ("limits",))
+        if self.services:
+            found["history"] = ("services",)
+        if self.subtracts_age:
+            found["delta_gpu_s"] = ("subtracts_age",)
+        return found
 
 
 class Lived(Struct, frozen=True, array_like=True):
@@ -250,17 +262,6 @@ def _tell(
     return told_of(snapshot, job_id) if knobs.promotes else ()
 
 
-_LIMITED = (off("limits", ()),)
-_QUEUE_NEEDS: Needs = {"promote": (_LIMITED,), "mixes_units": (_LIMITED,)}
-_GITTINS_NEEDS: Needs = {
-    **_QUEUE_NEEDS,
-    # The last queue is no queue of indices, and without limits there is no other.
-    "services": (_LIMITED,),
-    "history": (_LIMITED, (if_filled("services"),)),
-    "subtracts_age": (_LIMITED,),
-    "delta_gpu_s": (_LIMITED, (off("subtracts_age", True),)),
-}
-
 PLACING = "fewest nodes for skewed models, else best fit"
 
 POLICIES = (
@@ -268,10 +269,9 @@ POLICIES = (
         "tiresias",
         "least attained service first, in queues, preempting; needs no running times",
         knobs=TiresiasKnobs(),
-        needs=_QUEUE_NEEDS,
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then running jobs, then first start",
             size="base demand",
@@ -282,10 +282,9 @@ POLICIES = (
         "tiresias-dlas",
         "tiresias as in its authors' public simulator, including its late queue changes",
         knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
-        needs=_QUEUE_NEEDS,
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then entry", size="base demand", place=PLACING
         ),
@@ -294,10 +293,9 @@ POLICIES = (
         "tiresias-gittins",
         "tiresias with queues ordered by Gittins index, learned from the service of ended jobs",
         knobs=GittinsKnobs(),
-        needs=_GITTINS_NEEDS,
         allocate=_allocate,
-        hold=_hold,
-        tell=_tell,
+        pending_reasons=_hold,
+        standing=_tell,
         parts=Parts(
             order="queues by attained service, then Gittins index",
             size="base demand",

@@ -22,6 +22,7 @@ from msgspec import Struct
 from common.errors import ConfigError
 from common.model import JobId, JobState, PositiveFloat
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.knobs import Idle, KnobSet
 
 SLACK_S = 1e-3
 """Limits are compared to the millisecond: rounding must not put off a crossing for ever."""
@@ -41,7 +42,7 @@ class Line(StrEnum):
     """
 
 
-class QueueKnobs(Struct, frozen=True, kw_only=True):
+class QueueKnobs(KnobSet, frozen=True, kw_only=True):
     """Knobs of the queues.
 
     limits: attained service in GPU-seconds at which a job moves to the next queue, ascending; one
@@ -68,6 +69,10 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"limits: {self.limits}, expected GPU-seconds above 0 that ascend")
         if self.mixes_units and self.line != Line.ENTRY:
             raise ConfigError("mixes_units: expected together with line=entry only")
+
+    def idle(self) -> Idle:
+        """Those of the queues, without limits: all jobs stand in one."""
+        return {} if self.limits else dict.fromkeys(("promote", "mixes_units"), ("limits",))
 
     @property
     def promotes(self) -> bool:

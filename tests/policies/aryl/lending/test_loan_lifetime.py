@@ -209,7 +209,7 @@ def test_a_job_that_saves_is_told_why_it_waits() -> None:
     """Not that it would have to be over, but that the loan is too short for its restart."""
     saves = replace(hours("saves", 14.0), saves_when_asked=True)
     later = replace(cell([saves], [lent_node("l1")]), now_s=MIDNIGHT_S + 11.5 * HOUR_S)
-    (hold,) = policy(SAVING).hold(later, b"")
+    (hold,) = policy(SAVING).pending_reasons(later, b"")
     assert "too soon for the cost of a stop of the job" in " ".join(hold.blockers)
 
 

@@ -58,7 +58,7 @@ def cell(
 
 def why(snapshot: ClusterSnapshot, name: str = "n1", *, bundle: str = "aryl") -> tuple[str, ...]:
     """What `explain node` is told, after the line with the balance."""
-    balance, *reasons = policy(bundle).keep(snapshot, NodeName(name))
+    balance, *reasons = policy(bundle).not_lent_reasons(snapshot, NodeName(name))
     assert balance.startswith("chat: load forecast")
     return tuple(reasons)
 
@@ -197,5 +197,5 @@ def test_only_serving_nodes_of_a_known_service_are_explained() -> None:
         ],
         services=[make_service_view(load=5.0)],
     )
-    keep = policy("aryl").keep
+    keep = policy("aryl").not_lent_reasons
     assert [keep(snapshot, NodeName(name)) for name in ("t1", "l1", "s1", "none")] == [()] * 4

@@ -14,6 +14,7 @@ from coordinator.policies.aryl.reclaim.rules import (
     choose_fewest_jobs,
     jobs_on,
 )
+from coordinator.policies.aryl.rules import Lending, Rules, Scaling
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import KNOBS, policy
@@ -149,8 +150,11 @@ def test_knobs_change_what_they_say_and_nothing_else() -> None:
     text = "aryl:reclaim=random:resize_cost_s=0:lend_only_on_demand=false"
     turned, plain = policy(text), policy("aryl")
     assert turned.name == text
+    assert isinstance(plain.knobs, Rules)
     assert turned.knobs == replace(
-        plain.knobs, reclaim=ReclaimRule.RANDOM, resize_cost_s=0.0, lend_only_on_demand=False
+        plain.knobs,
+        scaling=Scaling(resize_cost_s=0.0),
+        lending=Lending(reclaim=ReclaimRule.RANDOM, only_on_demand=False),
     )
     assert policy("aryl").knobs is plain.knobs
 

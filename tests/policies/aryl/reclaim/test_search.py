@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policies.aryl.reclaim.frontier import exact_points, fill
+from coordinator.policies.aryl.reclaim.dynamic_program import exact_points, fill
 from coordinator.policies.aryl.reclaim.local_search import Tally, improve, spare
 from coordinator.policies.aryl.reclaim.lower_bound import hull
 from coordinator.policies.aryl.reclaim.problem import Problem, lexical_weights, merge, parts

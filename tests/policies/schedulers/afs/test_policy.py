@@ -182,7 +182,7 @@ def test_with_more_jobs_than_gpus_the_longest_waits_and_says_why() -> None:
     snapshot = one_node(*jobs)
     decisions = policy("afs").allocate(snapshot, b"").decisions
     assert len(decisions) == 8
-    [hold] = policy("afs").hold(snapshot, b"")
+    [hold] = policy("afs").pending_reasons(snapshot, b"")
     assert hold.job_id == "j8"
     assert "too few GPUs" in hold.blockers[0]
 
@@ -369,5 +369,5 @@ def test_a_gang_whose_gpus_are_in_pieces_is_told_so(name: str) -> None:
     """It has its share of GPUs: nobody before it leaves too few."""
     nodes = [make_node_view(node, gpus=8, free_gpus=2) for node in ("n0", "n1")]
     wide = make_job_view("wide", gpus_per_worker=4)
-    [hold] = policy(name).hold(make_snapshot(nodes=nodes, jobs=[wide]), b"")
+    [hold] = policy(name).pending_reasons(make_snapshot(nodes=nodes, jobs=[wide]), b"")
     assert hold.blockers == ("it is its turn, but of 1 worker of 4 GPUs only 0 can be placed",)

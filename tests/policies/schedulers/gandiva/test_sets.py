@@ -270,7 +270,7 @@ def test_whoever_waits_is_told_why() -> None:
         served_job("small", 2, node="n1"),
         served_job("wide", 4, workers=2, submitted_at_s=2.0),
     ]
-    holds = policy("gandiva-sets").hold(cell(jobs, n0=4, n1=4), b"")
+    holds = policy("gandiva-sets").pending_reasons(cell(jobs, n0=4, n1=4), b"")
     assert {hold.job_id: hold.blockers[0] for hold in holds} == {
         "waits": "waits for its turn in the set n0: 1 job before it, room for 1",
         "wide": "no set of nodes for gangs of 8 GPUs, and 0 nodes in no set",

@@ -59,7 +59,7 @@ def test_nothing_happens_between_two_rounds() -> None:
     found = LAS.allocate(pool(later, now_s=NOW_S + 50.0), first.memory)
     assert found.decisions == ()
     assert found.wake_at_s == pytest.approx(NOW_S + 120.0)
-    (held,) = LAS.hold(pool(later, now_s=NOW_S + 50.0), found.memory)
+    (held,) = LAS.pending_reasons(pool(later, now_s=NOW_S + 50.0), found.memory)
     assert "the next round begins in 70 s" in held.blockers[0]
 
 
@@ -78,14 +78,14 @@ def test_a_newcomer_is_not_told_a_share_that_nobody_set() -> None:
     jobs = [a_job("a", on="n1", since_s=NOW_S), a_job("b", on="n1", since_s=NOW_S), a_job("new")]
     early = LAS.allocate(pool(jobs, now_s=NOW_S + 130.0), memory)
     assert all("0% of the time" not in decision.reason for decision in early.decisions)
-    (held,) = LAS.hold(pool(jobs, now_s=NOW_S + 130.0), early.memory)
+    (held,) = LAS.pending_reasons(pool(jobs, now_s=NOW_S + 130.0), early.memory)
     assert held.blockers == (
         "the next round begins in 110 s; it waits for its share of the time, which comes in 950 s",
     )
     late = NOW_S + 1080.0  # the ninth round: the first one 1,000 s after shares were set
     solved = LAS.allocate(pool(jobs, now_s=late), early.memory)
     ran = [replace(jobs[0], started_at_s=late), jobs[1], jobs[2]]
-    (held,) = LAS.hold(pool(ran, now_s=late + 10.0), solved.memory)
+    (held,) = LAS.pending_reasons(pool(ran, now_s=late + 10.0), solved.memory)
     assert held.blockers[0].startswith("the next round begins in 110 s; it should run 67% of the ")
 
 
@@ -108,7 +108,7 @@ def test_shares_are_set_at_the_round_that_a_newcomer_is_told_of() -> None:
     memory = las.allocate(pool([a_job("a"), a_job("b")], now_s=begun_at_s), b"").memory
     jobs = [a_job("a", on="n1"), a_job("b", on="n1"), a_job("new")]
     early = las.allocate(pool(jobs, now_s=begun_at_s + 120.2), memory)
-    (held,) = las.hold(pool(jobs, now_s=begun_at_s + 130.2), early.memory)
+    (held,) = las.pending_reasons(pool(jobs, now_s=begun_at_s + 130.2), early.memory)
     assert held.blockers[0].startswith("the next round begins in 50 s")
     assert held.blockers[0].endswith("which comes in 50 s")
     late = rounds_of(las.allocate(pool(jobs, now_s=third_s), early.memory))
@@ -170,9 +170,9 @@ def test_what_a_job_did_not_receive_of_its_share_is_owed_and_told(name: str) -> 
     assert started(found) == {"waited"}
     later = [a_job("ran"), a_job("waited", on="n1", since_s=NOW_S)]
     snapshot = pool(later, gpus=1, now_s=NOW_S + 10.0)
-    (told, *_) = rounds.tell(snapshot, found.memory, jobs[1].job_id)
+    (told, *_) = rounds.standing(snapshot, found.memory, jobs[1].job_id)
     assert told.endswith("% of the time and is owed 630 s")
-    (held,) = rounds.hold(snapshot, found.memory)
+    (held,) = rounds.pending_reasons(snapshot, found.memory)
     assert held.blockers[0].endswith("% of the time and is owed -600 s")
 
 

@@ -390,7 +390,7 @@ def test_what_a_waiting_job_is_told() -> None:
     """Its kind of delay, its level, its timeouts, what it holds and until when."""
     seen = snapshot(PARTLY, OTHER, waiting("big", 1, 8), now_s=1100.0)
     memory = msgspec.msgpack.encode({"big": Attempted(1000.0, {NodeName("a"): 6})})
-    [hold] = policy("philly").hold(seen, memory)
+    [hold] = policy("philly").pending_reasons(seen, memory)
     [why] = hold.blockers
     assert why == (
         "fragmentation: within quota, but no place for 1 worker of 8 GPUs (fewest nodes of one "

@@ -131,7 +131,7 @@ def test_nobody_is_stopped_in_the_pool() -> None:
 def test_who_waits_is_told_of_no_gpu_in_the_pool() -> None:
     """Idle GPUs of it are none for a gang: it waits for its place."""
     full = [runs(waiting("a", 8), "n0"), runs(waiting("b", 4), "n1"), waiting("w")]
-    [hold] = policy(POOL).hold(cell(*full), b"")
+    [hold] = policy(POOL).pending_reasons(cell(*full), b"")
     assert hold.job_id == "w"
 
 

@@ -67,7 +67,9 @@ def kinds(found: Allocation) -> dict[str, str]:
 
 def told(snapshot: ClusterSnapshot, before: bytes = b"", name: str = "philly") -> dict[str, str]:
     """What each waiting job is told."""
-    return {hold.job_id: hold.blockers[0] for hold in policy(name).hold(snapshot, before)}
+    return {
+        hold.job_id: hold.blockers[0] for hold in policy(name).pending_reasons(snapshot, before)
+    }
 
 
 # --- up to what the quota leaves ----------------------------------------------------------------

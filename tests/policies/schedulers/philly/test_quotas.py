@@ -244,6 +244,6 @@ def test_a_team_within_its_organisation_s_guarantee_holds_gpus_under_philly() ->
     snapshot = replace(make_snapshot(nodes=nodes, jobs=(big, gang)), tenants=tenants)
     found = POLICIES["philly"].allocate(snapshot, b"")
     assert found.waits == (Wait(kind=FRAGMENTATION, jobs=(gang.job_id,)),)
-    [hold] = POLICIES["philly"].hold(snapshot, found.memory)
+    [hold] = POLICIES["philly"].pending_reasons(snapshot, found.memory)
     assert "within quota" in hold.blockers[0]
     assert "holds 3 on n0" in hold.blockers[0]

@@ -195,7 +195,7 @@ def test_who_may_not_grow_yet_is_told_so() -> None:
     assert grow.reason.endswith("; at most 2 times the 2 that it ever had")
     job = world["a"]
     between = replace(world.snapshot(), now_s=world.now_s - 30.0)
-    [told] = policy(FAST).tell(between, world.memory, job.job_id)
+    [told] = policy(FAST).standing(between, world.memory, job.job_id)
     assert told == "next round it may have 8 workers: at most 2 times the 4 that it ever had"
     free = policy(f"{FAST}:grows_at_most=null")
     assert free.tell(between, world.memory, job.job_id) == ()
@@ -209,13 +209,13 @@ def test_a_gang_that_others_keep_from_nodes_is_told_whose() -> None:
     late = waiting("b", 6, 6)
     world.jobs[late.job_id] = late
     snapshot = replace(world.snapshot(), now_s=world.now_s - 30.0)
-    [hold] = policy(FAST).hold(snapshot, world.memory)
+    [hold] = policy(FAST).pending_reasons(snapshot, world.memory)
     assert hold.job_id == "b"
     assert (
         f"{wide.job_id} has workers on several nodes where it would have some too, and at most one "
         "job over several nodes has workers on each"
     ) in hold.blockers[0]
-    [other] = policy(f"{FAST}:spans_apart=false").hold(snapshot, world.memory)
+    [other] = policy(f"{FAST}:spans_apart=false").pending_reasons(snapshot, world.memory)
     assert "jobs that make more of them" in other.blockers[0]
 
 
@@ -240,7 +240,7 @@ def test_a_job_that_others_keep_on_its_node_is_told_whose() -> None:
         attempt=1,
         placed=added(small, places, ()),
     )
-    [told] = policy(FAST).tell(world.snapshot(), world.memory, small.job_id)
+    [told] = policy(FAST).standing(world.snapshot(), world.memory, small.job_id)
     assert told.startswith("it has no room for more workers now: a has workers on several nodes")
 
 

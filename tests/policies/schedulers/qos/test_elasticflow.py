@@ -298,7 +298,7 @@ def test_a_waiting_job_is_told_what_it_was_promised() -> None:
     """Who is promised a later start reads when it is, and with how many workers."""
     urgent, later = view("a", 200.0, 100.1), view("b", 10.0, 400.0)
     snapshot = make_snapshot(nodes=[make_node_view("n", gpus=4)], jobs=[urgent, later])
-    holds = {hold.job_id: hold.blockers for hold in policy(EXACT).hold(snapshot, b"")}
+    holds = {hold.job_id: hold.blockers for hold in policy(EXACT).pending_reasons(snapshot, b"")}
     assert "promised" in holds[later.job_id][0]
     assert urgent.job_id not in holds
     assert later.state == JobState.PENDING

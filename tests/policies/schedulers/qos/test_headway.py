@@ -119,9 +119,9 @@ def test_an_explanation_says_why_a_job_goes_on() -> None:
     jobs = running({"b": 8})
     nodes, _ = make_cluster({"n1": {"b": 8}}, role=NodeRole.TRAINING)
     snapshot = make_snapshot(nodes=nodes, jobs=jobs)
-    [told] = policy(EXACT).tell(snapshot, b"", jobs[0].job_id)
+    [told] = policy(EXACT).standing(snapshot, b"", jobs[0].job_id)
     assert "28800 GPU-s of work" in told
-    assert policy(EXACT).tell(snapshot, b"", waiting("a", 1, 1.0).job_id) == ()
+    assert policy(EXACT).standing(snapshot, b"", waiting("a", 1, 1.0).job_id) == ()
 
 
 @pytest.mark.parametrize("saves", [Saves.NEVER, Saves.ON_REQUEST])

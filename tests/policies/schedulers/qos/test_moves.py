@@ -109,9 +109,9 @@ def test_a_promised_job_grows_as_another_moves() -> None:
 def test_who_is_told_why_it_waits_hears_of_pieces_only_where_nobody_moves() -> None:
     """With moves it does not wait."""
     snapshot = cell(job("a", "n1"), job("b", "n2"), job("new", None, gpus=4))
-    [hold] = policy(STILL).hold(snapshot, b"")
+    [hold] = policy(STILL).pending_reasons(snapshot, b"")
     assert "only 0 can be placed" in hold.blockers[0]
-    assert policy(FLOW).hold(snapshot, b"") == ()
+    assert policy(FLOW).pending_reasons(snapshot, b"") == ()
 
 
 def test_who_would_be_late_by_a_move_stays() -> None:

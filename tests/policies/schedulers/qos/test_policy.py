@@ -370,7 +370,7 @@ def test_waiting_jobs_are_told_why() -> None:
         view("c", 10.0, None),
     )
     snapshot = make_snapshot(nodes=[make_node_view("n", gpus=8)], jobs=jobs)
-    holds = {hold.job_id: hold.blockers[0] for hold in policy(EXACT).hold(snapshot, b"")}
+    holds = {hold.job_id: hold.blockers[0] for hold in policy(EXACT).pending_reasons(snapshot, b"")}
     assert set(holds) == {"b", "c"}
     assert "no size meets its deadline" in holds[jobs[1].job_id]
     assert "no deadline" in holds[jobs[2].job_id]

@@ -153,7 +153,7 @@ def test_an_explanation_names_the_promise_and_the_quota() -> None:
     before = settled(one_node(first, second, tenants=(ONLY_FOUR,), now_s=NOW_S))
     runner = has(first, since_s=NOW_S, now_s=NOW_S + 10.0)
     later = one_node(runner, second, tenants=(ONLY_FOUR,), now_s=NOW_S + 10.0)
-    [hold] = policy(EXACT).hold(later, before.memory)
+    [hold] = policy(EXACT).pending_reasons(later, before.memory)
     assert hold.job_id == "p2"
     promise, quota = hold.blockers
     assert re.search(r"promised its deadline and starts in \d+ s", promise)

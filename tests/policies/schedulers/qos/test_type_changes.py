@@ -128,7 +128,7 @@ def test_a_promise_on_nodes_that_take_nobody_holds_no_gpus_and_comes_back() -> N
     closed = replace(closed, nodes=(*closed.nodes, small))
     found = decided(closed, memory)
     assert (found.decisions, promised(found)[0]) == ((), set())
-    [hold] = policy(EXACT).hold(closed, memory)
+    [hold] = policy(EXACT).pending_reasons(closed, memory)
     assert hold.blockers[0] == NOWHERE
     assert starts(decided(open_, found.memory)) == {"last": "A100"}
 

@@ -67,7 +67,7 @@ def test_who_waits_for_closed_nodes_is_not_refused(closed: Sequence[str]) -> Non
     shut = tuple(replace(node, is_schedulable=node.name not in closed) for node in open_.nodes)
     found = decided(replace(open_, nodes=shut))
     assert (found.decisions, promised(found)[0]) == ((), set())
-    assert policy(EXACT).hold(replace(open_, nodes=shut), b"")[0].blockers[0] == NOWHERE
+    assert policy(EXACT).pending_reasons(replace(open_, nodes=shut), b"")[0].blockers[0] == NOWHERE
     assert starts(decided(open_, found.memory)) == {"asked": "A100"}
     assert rejects(decided(replace(open_, nodes=open_.nodes[:1]))) == {"asked": None}
 

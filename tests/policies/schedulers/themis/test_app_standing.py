@@ -58,4 +58,4 @@ def test_who_is_not_there_has_no_standing(name: str) -> None:
     """Of an unknown job no policy says anything, and none fails."""
     assert house_of("fifo").engine.standing(JobId("nobody")) == ()
     house = House(training=1, inference=0, settings=EngineSettings(policy=name))
-    assert policy(name).tell(house.engine.snapshot(), b"", JobId("nobody")) == ()
+    assert policy(name).standing(house.engine.snapshot(), b"", JobId("nobody")) == ()

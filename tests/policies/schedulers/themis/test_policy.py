@@ -375,7 +375,7 @@ def test_a_waiting_job_is_told_its_rho_and_the_next_lease() -> None:
     """`explain` names the app's finish-time fairness, its share, and when GPUs come back."""
     holder = running(waiting("a", gpus=4), ["n1"], started_s_ago=900.0)
     snapshot = cluster({"n1": 4}, [holder, waiting("b", gpus=4, waited_s=600.0)])
-    (held,) = THEMIS.hold(snapshot, THEMIS.allocate(snapshot, b"").memory)
+    (held,) = THEMIS.pending_reasons(snapshot, THEMIS.allocate(snapshot, b"").memory)
     assert held.job_id == "b"
     assert "share of 2.0 GPUs" in held.blockers[0] or "share of 4.0 GPUs" in held.blockers[0]
     assert "the next lease ends in 300 s" in held.blockers[1]

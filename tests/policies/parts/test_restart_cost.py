@@ -13,7 +13,7 @@ from common.model import Checkpoint, JobId, JobState, NodeRole, WorkerRange
 from coordinator.engine.state.events import ProgressReported
 from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.parts.setbacks import (
+from coordinator.policies.parts.restart_cost import (
     MOST_LOST_RATIO,
     is_set_back,
     loss_gpu_s,
@@ -151,7 +151,7 @@ def test_whoever_would_lose_its_work_keeps_its_gang(name: str) -> None:
     assert found.decisions == ()
     assert found.wake_at_s is not None
     assert found.wake_at_s > NOW_S
-    [hold] = policy(name).hold(snapshot, found.memory)
+    [hold] = policy(name).pending_reasons(snapshot, found.memory)
     assert hold.job_id == "waits"
 
 

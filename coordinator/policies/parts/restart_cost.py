@@ -1,4 +1,4 @@
-"""Setbacks: jobs that a stop would set back, because they do not save their work.
+"""The cost of a restart to jobs that do not save their work: a stop would set them back.
 
 Schedulers that end turns and leases for fairness assume that a stopped job later continues where it
 was. A job that never saves starts over each time, and of two such jobs that take turns neither ever
