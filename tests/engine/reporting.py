@@ -163,7 +163,7 @@ class Reporting:
         """The node is lent and begins its loan, with a job that wants it; its lease."""
         self.loan_pass()
         lease = self.node.lease
-        assert lease is not None, self.engine.why_kept(N)
+        assert lease is not None, self.engine.explain.why_kept(N)
         self.lease_id = lease.lease_id
         for self.role in (NodeRole.DRAINING, NodeRole.ON_LOAN):
             self.report()

@@ -123,11 +123,11 @@ def _awaited(entry: JobEntry) -> list[str]:
 
 
 def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    blockers = engine.blockers(entry.job_id)
+    blockers = engine.explain.blockers(entry.job_id)
     reasons = list(blockers)
     if engine.state.is_frozen:
         reasons.insert(0, rows.FROZEN)
-    place = engine.queue_place(entry.job_id)
+    place = engine.explain.queue_place(entry.job_id)
     if place is not None:
         at, count = place
         line = f"number {at} of {count} that wait, in the order of policy {engine.policy.name}"
@@ -137,7 +137,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         reasons.append(f"it is {line if engine.policy.keeps_line else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
-        for name in engine.recommended()
+        for name in engine.explain.recommended()
         if blockers
     ]
     if not blockers and not engine.state.is_frozen:
@@ -183,7 +183,7 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
             for index, worker in sorted(entry.workers.items())
             if worker.order == OrderPhase.RESERVE and worker.stop is None
         ]
-    return (*said, *engine.standing(entry.job_id))
+    return (*said, *engine.explain.standing(entry.job_id))
 
 
 def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
@@ -260,7 +260,7 @@ def node(
         said.append(detail)
     said += _overdue(engine, entry, at_s, slow_command)
     said += _belongs(engine, entry, at_s)
-    said += engine.why_kept(entry.name)
+    said += engine.explain.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
     if entry.unknown_workers:

@@ -67,7 +67,7 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
             predicted_cost_gpu_s=0.0,
             realised_cost_gpu_s=0.0,
         )
-        for name, found in engine.recommended().items()
+        for name, found in engine.explain.recommended().items()
     )
 
 
@@ -157,7 +157,9 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
             n.name,
         ),
     )
-    balance, *reasons = engine.why_kept(first.name) or ("it is not in the settings of this cell",)
+    balance, *reasons = engine.explain.why_kept(first.name) or (
+        "it is not in the settings of this cell",
+    )
     return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
 
 

@@ -88,7 +88,7 @@ def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
     if job.state != JobState.PENDING:
         stalled = stalls.in_words(job, now_s)
         return (stalled,) if stalled else explain_job.stopping_reasons(job, now_s=now_s)
-    found = engine.blockers(job.job_id)
+    found = engine.explain.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 
 
@@ -376,7 +376,7 @@ def status(
     inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
-    without_room = [why for job in live if (why := engine.why_never(job.job_id))]
+    without_room = [why for job in live if (why := engine.explain.why_never(job.job_id))]
     known = accounting.figures(state, now_s=now_s)
     known = accounting.with_overdue(known, state, now_s)
     return Status(

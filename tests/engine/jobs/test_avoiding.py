@@ -192,7 +192,7 @@ def test_a_job_that_waits_takes_the_first_node_whose_time_is_over() -> None:
     assert (outcome.wake_at_s, job.attempt) == (first_s, 2)
     left_s = [f"{until_s - cell.now_s:.0f} s" for until_s in (first_s, second_s)]
     said = f"tries t0 again in {left_s[0]}, t1 again in {left_s[1]}, others at once: "
-    assert cell.engine.blockers(job.job_id)[0].startswith(said)
+    assert cell.engine.explain.blockers(job.job_id)[0].startswith(said)
     cell.now_s = first_s
     cell.handle(PassDue())
     assert ({worker.node for worker in job.workers.values()}, job.attempt) == ({"t0"}, 3)

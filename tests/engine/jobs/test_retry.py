@@ -144,7 +144,7 @@ def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() ->
         assert not house.engine.snapshot().jobs
         which = f"restart {job.own_fault_count} of 9"
         told = (f"tries again in {wait_s:.0f} s ({which}): MPI error (t0)",)
-        assert house.engine.blockers(job.job_id) == told
+        assert house.engine.explain.blockers(job.job_id) == told
         house.wait(wait_s - 1.0)
         assert not house.engine.snapshot().jobs
         house.wait(1.0)
@@ -237,7 +237,7 @@ def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
     fail(house, job, "mpi_error")
     reborn = Engine(settings(), decode_state(house.engine.encode_state()))
     assert reborn.state.jobs[job.job_id].retry == job.retry
-    assert reborn.blockers(job.job_id)
+    assert reborn.explain.blockers(job.job_id)
     assert NodeName("t0") in reborn.state.nodes
 
 

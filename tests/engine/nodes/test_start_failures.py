@@ -225,7 +225,7 @@ def test_a_lent_node_that_refused_its_jobs_is_not_lent_again_at_once() -> None:
     for cell.role in (NodeRole.VACATING, NodeRole.WARMING, NodeRole.SERVING):
         cell.report()
     assert cell.loan_pass().decisions == ()
-    assert any("it takes nothing new" in why for why in cell.engine.why_kept(N))
+    assert any("it takes nothing new" in why for why in cell.engine.explain.why_kept(N))
     loan = Loan(node=N, service=CHAT, reason="a policy that does not look")
     cell.engine.policy = replace(cell.engine.policy, lend=lambda snapshot: (loan,))
     [refused] = cell.loan_pass().refused

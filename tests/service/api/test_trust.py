@@ -85,7 +85,7 @@ async def test_a_recommendation_that_holds_no_more_is_neither_shown_nor_approved
     async with Cell(inference=1) as cell:
         coordinator = await cell.lead(settings=make_settings(mode=Mode.RECOMMEND))
         await submit(cell, workers=(1, 2))
-        await cell.until(lambda: bool(coordinator.engine.recommended()))
+        await cell.until(lambda: bool(coordinator.engine.explain.recommended()))
         await cell.ask(Operate(action="freeze"), tenant="ops")
         listed = await cell.ask(ListLoans())
         assert isinstance(listed, Loans)
