@@ -106,7 +106,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     reports as nodes_reports,
 )
-from coordinator.engine.state import accounting
+from coordinator.engine.state import accounting, older_forms
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
@@ -259,7 +259,7 @@ class Engine:
     def _led_until(self, ctx: Context, until_s: float) -> None:
         """The last leader took its last fact at this instant, and heard its nodes until then."""
         for node in self.state.nodes.values():
-            if node.is_heard:
+            if node.contact.is_heard:
                 loans_lifecycle.drained(ctx, node, until_s=until_s)
 
     def _leader_started(self, ctx: Context, event: LeaderStarted) -> None:
@@ -269,9 +269,9 @@ class Engine:
             self._configure(event.settings)
             ctx.settings = event.settings
         for node in self.state.nodes.values():
-            node.is_heard = False
-            if node.silent_since_s is not None:
-                node.silent_since_s = ctx.now_s
+            node.contact.is_heard = False
+            if node.contact.silent_since_s is not None:
+                node.contact.silent_since_s = ctx.now_s
         self._views.forget(self.state)
         self.explain.forget_settings()
         ctx.log_event("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
@@ -348,8 +348,8 @@ class Engine:
             node = self.state.nodes.get(name)
             if node is None:
                 continue
-            node.generation += 1
-            if node.is_heard:
+            node.desired.generation += 1
+            if node.contact.is_heard:
                 commands.append(PushDesired(name))
         return tuple(commands)
 
@@ -361,7 +361,7 @@ class Engine:
     def may_renew(self, name: NodeName, lease_id: str) -> str:
         """Why a lease may not be renewed; empty when it may."""
         node = self.state.nodes.get(name)
-        if node is None or not node.is_heard:
+        if node is None or not node.contact.is_heard:
             return "the node was not heard"
         if node.lease is None or node.lease.lease_id != lease_id:
             return "the loan was called back"
@@ -438,9 +438,10 @@ def decode_state(blob: bytes) -> ClusterState:
     """The state from `Engine.encode_state`.
 
     Raises:
-        ProtocolError: the bytes are no state of this version.
+        ProtocolError: the bytes are no state, or one of a newer version. An older version is read
+            by `older_forms`.
     """
     try:
-        return msgspec.msgpack.decode(blob, type=ClusterState)
+        return msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
     except UNREADABLE as error:
         raise ProtocolError(f"snapshot: {error}") from error

@@ -107,7 +107,7 @@ class Reporting:
                 home_pool=self.pool,
                 role=self.role,
                 epoch=state.epoch if is_current else 0,
-                generation=known.generation if known and is_current else 0,
+                generation=known.desired.generation if known and is_current else 0,
                 gpus=tuple(map(self._gpu, self.gpus)),
                 service=self.service,
                 lease_id=self.lease_id,

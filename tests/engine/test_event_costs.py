@@ -73,7 +73,7 @@ def _fault(*, nodes: int) -> int:
     node = engine.state.nodes[worker.node]
     report = NodeReported(
         node=node.name, boot_id="b", home_pool=Pool.TRAINING, role=NodeRole.TRAINING,
-        epoch=1, generation=node.generation,
+        epoch=1, generation=node.desired.generation,
         gpus=tuple(GpuFact(slot.uuid, "H100") for slot in node.gpus),
     )  # fmt: skip
     count = calls(lambda: engine.handle(report, now_s=NOW_S + 1.0))

@@ -48,7 +48,7 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         tenant=job.tenant,
         user=job.user,
         state=job.state,
-        attempt=job.attempt,
+        attempt=job.attempt.number,
         worker_count=job.running_workers,
         min_workers=job.spec.workers.min,
         max_workers=job.spec.workers.max,
@@ -59,7 +59,7 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         started_at_s=job.started_at_s,
         finished_at_s=job.finished_at_s,
         queueing_s=accounting.queueing_s(job, now_s),
-        preemption_count=job.preemption_count,
+        preemption_count=job.counts.preemptions,
         step=job.progress.step if job.progress else None,
         total_steps=job.progress.total_steps if job.progress else None,
         exit_code=job.exit_code,
@@ -162,24 +162,24 @@ def node_row(
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
     holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
-    holders |= {key.job_id for key in node.stores}
+    holders |= {key.job_id for key in node.ledger.stores}
     return NodeRow(
         node=node.name,
         home_pool=node.home_pool,
         role=node.role,
-        desired_role=node.desired_role,
+        desired_role=node.desired.role,
         service=node.service or "",
         gpu_type=", ".join(node.gpu_types),
         gpus=len(node.gpus),
         gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
         gpu_busy_ratio=busy_ratio([report] if report else []),
         jobs=tuple(sorted(holders)),
-        is_cordoned=node.is_cordoned,
-        is_heard=node.is_heard,
+        is_cordoned=node.cordon.is_cordoned,
+        is_heard=node.contact.is_heard,
         heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
         rack=node.rack,
-        detail=node.detail or node.cordon_reason or (closed.why if closed else ""),
-        is_draining=node.is_draining,
+        detail=node.detail or node.cordon.reason or (closed.why if closed else ""),
+        is_draining=node.cordon.is_draining,
         drain_left_s=drain_left_s,
         is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
         load_unknown=unknown_load,
@@ -190,10 +190,10 @@ def node_row(
 
 def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:
     """Why a node takes no new work by itself; unset where it does, or is away."""
-    why = node.ledger_error or node.closed_reason
+    why = node.ledger.error or node.failed_starts.closed_reason
     if not why or node.role == NodeRole.LOST:
         return UNSET
-    until_s = None if node.ledger_error else engine.state.closed_until_s.get(node.name)
+    until_s = None if node.ledger.error else engine.state.closed_until_s.get(node.name)
     return ClosedRow(why=why, left_s=None if until_s is None else max(0.0, until_s - now_s))
 
 
@@ -385,7 +385,9 @@ def status(
         policy=engine.settings.policy,
         is_frozen=state.is_frozen,
         nodes=len(nodes),
-        nodes_heard=sum(1 for node in nodes if node.is_heard and node.role != NodeRole.LOST),
+        nodes_heard=sum(
+            1 for node in nodes if node.contact.is_heard and node.role != NodeRole.LOST
+        ),
         training_gpus=_gpus(training),
         training_gpus_held=_held(training),
         on_loan_nodes=len(on_loan),
@@ -400,11 +402,11 @@ def status(
         running_jobs=sum(
             1
             for job in live
-            if job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
+            if job.attempt.ran_at_s is not None and job.state != JobState.SUSPENDED
         ),
         suspended_jobs=sum(1 for job in live if job.state == JobState.SUSPENDED),
         starting_jobs=sum(
-            1 for job in live if job.state != JobState.PENDING and job.attempt_ran_at_s is None
+            1 for job in live if job.state != JobState.PENDING and job.attempt.ran_at_s is None
         ),
         gpu_busy_ratio_training=_busy(folder, training),
         gpu_busy_ratio_inference=_busy(folder, inference),
