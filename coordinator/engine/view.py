@@ -30,6 +30,7 @@ from coordinator.engine.state.context import (
     free_slots,
     sick_slots,
 )
+from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.decisions import Decision
@@ -442,6 +443,15 @@ def _behind(job: JobEntry, fleet: reach.FleetGpus) -> Behind | None:
     )
 
 
+_copied = copier(
+    JobView,
+    JobEntry,
+    groups=("attempt", "clock", "spec", "spec.checkpoint"),
+    # the fleet limits the size of a job, and its work is that of the instant of the view
+    computed=("workers", "gpu", "profile", "attempt", "started_at_s", "attained_gpu_s"),
+)
+
+
 def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
     """One job, frozen; no larger than the fleet."""
     span, behind = reach.reach_of(fleet, job), reach.reach_behind(fleet, job)
@@ -449,19 +459,12 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
     work_s, source = estimates.remaining_work(job, ctx.now_s)
     spec, gpus = job.spec, estimates.computing_gpus(job)
     return JobView(
-        job_id=job.job_id,
-        state=job.state,
-        submitted_at_s=job.submitted_at_s,
+        **_copied(job),
         workers=span.workers,
         most_on=span.most_on,
-        gpus_per_worker=spec.gpus_per_worker,
         gpu=reach.whole_only(fleet, spec.gpu),
-        priority=spec.priority,
-        preemptibility=spec.preemptibility,
         remaining_work_s=work_s,
         estimate_source=source,
-        grace_s=spec.checkpoint.grace_s,
-        gpu_type=job.attempt.gpu_type,
         placed=_worker_views(ctx, job),
         started_at_s=job.attempt.ran_at_s,
         preemption_count=job.counts.preemptions,
@@ -475,13 +478,8 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         wasted_gpu_s=max(0.0, job.lost_gpu_s - job.resizes.lost_gpu_s),
         last_resized_at_s=job.resized_at_s,
         resize_cost_s=job.resizes.cost_s,
-        tenant=job.tenant,
-        user=job.user,
-        app=spec.app,
         deadline_at_s=None if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
         profile=reach.shortened(spec.profile, longest),
-        cpus_per_worker=spec.cpus_per_worker,
-        memory_bytes_per_worker=spec.memory_bytes_per_worker,
         whole_work_s=job.estimate.expected_work_s,
         attained_gpu_s=estimates.attained_gpu_s(job, ctx.now_s),
         computing_gpus=gpus,
@@ -490,13 +488,9 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         attempt=job.attempt.number,
         own_fault_count=job.counts.own_faults,
         avoid_nodes=_avoided(ctx, job),
-        back_off=job.back_off,
         wants_no_loan=job.retry.no_loan_until_s is not None,
-        preempted_at_s=job.preempted_at_s,
-        is_packed=job.attempt.is_packed,
         suspended_at_s=job.suspension.since_s,
         progress_step=None if job.progress is None else job.progress.step,
-        progress_gpu_s=job.clock.progress_gpu_s,
         estimated_left_s=estimates.estimated_left(job, ctx.now_s),
         step_time_s=job.steps.step_time_s,
         step_time_workers=job.steps.workers,

@@ -29,6 +29,7 @@ from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
+from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
@@ -40,30 +41,23 @@ from coordinator.service.nodes.report_folding import Folder
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
+_copied_of_job = copier(JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s"))
+
+
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
     """One job."""
     return JobRow(
-        job_id=job.job_id,
-        name=job.spec.name,
-        tenant=job.tenant,
-        user=job.user,
-        state=job.state,
+        **_copied_of_job(job),
         attempt=job.attempt.number,
         worker_count=job.running_workers,
         min_workers=job.spec.workers.min,
         max_workers=job.spec.workers.max,
-        gpus_per_worker=job.spec.gpus_per_worker,
         gpus=sum(len(worker.gpu_uuids) for worker in job.workers.values()),
         nodes=tuple(sorted({worker.node for worker in job.workers.values()})),
-        submitted_at_s=job.submitted_at_s,
-        started_at_s=job.started_at_s,
-        finished_at_s=job.finished_at_s,
         queueing_s=accounting.queueing_s(job, now_s),
         preemption_count=job.counts.preemptions,
         step=job.progress.step if job.progress else None,
         total_steps=job.progress.total_steps if job.progress else None,
-        exit_code=job.exit_code,
-        error=job.error,
         failure=job.retry.failure,
         waited_s=jobs_lifecycle.spent_s(job, now_s),
         blockers=_blockers(engine, job, now_s),
@@ -300,32 +294,32 @@ def _plain(gpus: Count) -> float:
     return gpus if isinstance(gpus, int) else float(gpus)
 
 
+_copied_of_loan = copier(
+    LoanRow,
+    LoanEntry,
+    # only of a loan that ended in this way, and once it did
+    computed=(
+        "reclaim_reason",
+        "lapse_s",
+        "lapse_deadline_s",
+        "turn_back_s",
+        "turn_back_deadline_s",
+    ),
+)
+
+
 def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     """One loan."""
     return LoanRow(
-        lease_id=loan.lease_id,
-        node=loan.node,
-        service=loan.service,
+        **_copied_of_loan(loan),
         state=_loan_state(loan),
-        decided_at_s=loan.decided_at_s,
-        begun_at_s=loan.begun_at_s,
-        reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
-        returned_at_s=loan.returned_at_s,
-        reclaim_deadline_s=loan.reclaim_deadline_s,
         reclaim_s=loan_outcome.reclaim_s(loan),
         lapse_s=loan_outcome.lapse_s(loan),
         lapse_deadline_s=loan.lapse_deadline_s if loan_outcome.is_lapse(loan) else None,
-        turned_back=loan.turned_back,
         turn_back_s=loan_outcome.turn_back_s(loan),
         turn_back_deadline_s=loan.turn_back_deadline_s if loan_outcome.is_turn_back(loan) else None,
         is_late=loan_outcome.is_late(loan) or loan_outcome.overdue_s(loan, now_s) > 0,
-        reason=loan.reason,
         reclaim_reason=loan.ended_reason or loan.reclaim_reason or loan.turned_back,
-        predicted_preemptions=loan.predicted_preemptions,
-        realised_preemptions=loan.realised_preemptions,
-        predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
-        realised_cost_gpu_s=loan.realised_cost_gpu_s,
-        stage_durations_s=loan.stage_durations_s,
     )
 
 
