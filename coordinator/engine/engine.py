@@ -145,7 +145,7 @@ class Engine:
         self._gpus_said: nodes_reports.Said = {}
         self._line = jobs_lifecycle.Line(self.state)
         self.explain = Explainer(self, self._views, self._line)
-        """Why a job waits, why a node is not lent, what is recommended."""
+        """Why a job waits, why a node is not lent, which loans wait for an approval."""
         self._tells_waits = True
         """True if the policy reported a pending reason for any job."""
         self._policy_wake_at_s: float | None = None

@@ -1,4 +1,5 @@
-"""Explanations of the present state: why a job waits, why a node is not lent, what is recommended.
+"""Explanations of the present state: why a job waits, why a node is not lent, which loans wait for
+an approval.
 
 They answer people and change nothing; a query leaves no trace in the next decision. An answer is
 what a pass would decide now, not what the last pass decided.

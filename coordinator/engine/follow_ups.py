@@ -24,16 +24,16 @@ class FollowUp(NamedTuple):
 
 
 FOLLOW_UPS = (
-    # First, what lost records left in doubt: its end releases GPUs, and all later rules ask for
-    # the holders of GPUs.
+    # First, the jobs that lost records left in doubt: once they are known, GPUs are released, and
+    # all later rules ask for the holders of GPUs.
     FollowUp(lambda ctx: ctx.state.doubted_jobs or ctx.state.doubted_nodes, lost_records.settle),
-    # Time limits of nodes. They stop workers, or let a node take new ones, ...
+    # Time limits of nodes: they stop workers, or let a node take new ones, ...
     FollowUp(lambda ctx: ctx.state.awaited, delayed_reclaim.settle),
     FollowUp(lambda ctx: ctx.state.drains, maintenance.settle),
     FollowUp(lambda ctx: ctx.state.closed_until_s, start_failures.settle),
-    # ... and a migration arrives only where its node still takes workers.
+    # ... and a migration arrives only where its node takes workers after that.
     FollowUp(lambda ctx: ctx.state.migrating_jobs, migration.settle),
-    # Shares of GPUs, after the last rule that starts workers or stops them on shared GPUs.
+    # Shares of GPUs, after the last rule that starts or stops workers on shared ones.
     FollowUp(lambda ctx: ctx.state.shared_nodes or ctx.state.suspended_jobs, gpu_sharing.settle),
     # Last, nodes on which nothing is left to run: a closed one goes home at once, ...
     FollowUp(lambda ctx: ctx.state.closed_until_s and ctx.changed_nodes, recall.settle),
