@@ -99,7 +99,7 @@ def _reject(ctx: Context, decision: Reject) -> str:
     job = ctx.job(decision.job_id)
     if job is None or job.state != JobState.PENDING:
         return f"{decision.job_id} does not wait"
-    if job.attempt > 0:
+    if job.attempt.number > 0:
         return f"{decision.job_id} was started before: it is no longer refused"
     job.error, job.is_rejected = decision.reason, True
     ctx.state.counters.jobs_rejected += 1
@@ -121,18 +121,18 @@ def _resize(ctx: Context, decision: Resize) -> str:
             return f"worker {index} is not a flexible worker that can be released"
     grown = job.running_workers - len(decision.removed_workers)
     grown += placed_count(decision.added)
-    if job.gpu_type is None or grown > job.spec.workers_on(job.gpu_type).max:
+    if job.attempt.gpu_type is None or grown > job.spec.workers_on(job.attempt.gpu_type).max:
         return f"{grown} workers are more than it can use"
-    why = gang_start.does_not_fit(ctx, job, job.gpu_type, decision.added)
+    why = gang_start.does_not_fit(ctx, job, job.attempt.gpu_type, decision.added)
     if why:
         return why
     jobs_lifecycle.stop_workers(ctx, job, StopReason.RELEASE, only=decision.removed_workers)
     gang_start.add(ctx, job, (_as_flexible(p) for p in decision.added))
     if decision.added:
-        job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+        job.attempt.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     job.resized_at_s = ctx.now_s
     ctx.changed_jobs[job.job_id] = None
-    job.resize_count += 1
+    job.counts.resizes += 1
     ctx.state.counters.resizes += 1
     jobs_lifecycle.fire(ctx, job, JobEvent.RESIZE, decision.reason)
     jobs_lifecycle.end_resize_when_done(ctx, job)
@@ -156,7 +156,7 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
         # A node that a service wants back is an outside event; another job's turn is not.
         # To the bit as `cooldown` reckons it, which says when to ask again: at that very instant.
         least_s = ctx.settings.min_runtime_s
-        until_s = cooldown.rest_ends_s(job.preempted_at_s, job.attempt_ran_at_s, least_s)
+        until_s = cooldown.rest_ends_s(job.preempted_at_s, job.attempt.ran_at_s, least_s)
         if until_s > ctx.now_s:
             since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"

@@ -61,7 +61,7 @@ class Orders:
 def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState:
     """The complete desired state, so that the last one sent is enough."""
     placed = loans_lifecycle.held_on(ctx, node)
-    if node.stores:
+    if node.ledger.stores:
         placed.sort(key=lambda pair: pair[1].key)
     stops = [
         StopOrder(key=worker.key, reason=worker.stop, grace_s=worker.stop_grace_s)
@@ -70,33 +70,33 @@ def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState
     ]
     stops += [
         StopOrder(key=key, reason=StopReason.STALE, grace_s=STALE_GRACE_S)
-        for key in node.stale_stops
+        for key in node.ledger.stale_stops
     ]
     stops += [
         StopOrder(key=left.key, reason=left.reason, grace_s=STALE_GRACE_S)
-        for left in node.left_reservations
+        for left in node.ledger.left_reservations
     ]
     reclaim_in_s = None
-    if node.reclaim_at_s is not None:
-        reclaim_in_s = max(0.0, node.reclaim_at_s - ctx.now_s)
+    if node.homecoming.reclaim_at_s is not None:
+        reclaim_in_s = max(0.0, node.homecoming.reclaim_at_s - ctx.now_s)
     return DesiredState(
         node=node.name,
         epoch=ctx.state.epoch,
-        generation=node.generation,
-        role=node.desired_role,
+        generation=node.desired.generation,
+        role=node.desired.role,
         lease=node.lease,
         validation=_validation(node),
         reclaim_in_s=reclaim_in_s,
         workers=orders.of(placed, _shared(ctx, node)),
         stops=tuple(stops),
-        acknowledged=tuple(node.acknowledged),
+        acknowledged=tuple(node.ledger.acknowledged),
     )
 
 
 def _validation(node: NodeEntry) -> int | UnsetType:
     """Only where it says something: agents of an older version refuse it."""
-    is_meant = node.role == NodeRole.QUARANTINED and node.validation > 0
-    return node.validation if is_meant else UNSET
+    is_meant = node.role == NodeRole.QUARANTINED and node.desired.validation > 0
+    return node.desired.validation if is_meant else UNSET
 
 
 def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:
@@ -115,13 +115,13 @@ def _order(job: JobEntry, worker: WorkerEntry, gang: _Gang, *, is_sharing: bool)
         user=job.user,
         submitted_at_s=job.submitted_at_s,
         gpu_uuids=worker.gpu_uuids,
-        gpu_type=job.gpu_type or "",
+        gpu_type=job.attempt.gpu_type or "",
         is_flexible=worker.is_flexible,
         phase=worker.order,
         worker_count=gang.worker_count if is_to_run else len(job.workers),
-        endpoint=job.endpoint,
+        endpoint=job.attempt.endpoint,
         has_store=job.store is not None,
-        preemption_count=job.preemption_count,
+        preemption_count=job.counts.preemptions,
         gang_nodes=gang.nodes,
         is_suspended=is_to_run and job.state == JobState.SUSPENDED,
         is_sharing=is_sharing,

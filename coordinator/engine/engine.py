@@ -20,8 +20,8 @@ each fact:
 
 1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
    (`state.tables`) through a `Context` and marks which nodes and jobs changed.
-2. Settle what follows from the change by fixed rules: delayed reclaims, drains, closed nodes,
-   migrations, shared GPUs, unused loans (`_settle`).
+2. Settle what follows from the change by fixed rules, in the order of `follow_ups`: delayed
+   reclaims, drains, closed nodes, migrations, shared GPUs, unused loans.
 3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
    policies, timers, the line of waiting jobs, the orders per node.
 4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.
@@ -41,6 +41,8 @@ Guarantees:
   PYTHONHASHSEED. The live coordinator, the simulator and replay differ only in who calls `handle`.
 - Recoverable: a snapshot (`encode_state`) and the later events rebuild the same state.
 - Consistent: `check` lists every broken invariant (`invariants`); tests call it after each event.
+
+People are answered by `Engine.explain`, which changes nothing (`explain`).
 """
 
 from __future__ import annotations
@@ -54,27 +56,24 @@ import msgspec
 from common.decoding import UNREADABLE
 from common.errors import ProtocolError
 from common.messages import DesiredState
-from common.model import JobId, JobState, NodeName, ServiceName
+from common.model import JobId, NodeName, ServiceName
 from coordinator.engine import (
+    follow_ups,
     invariants,
     operator_actions,
     view,
 )
 from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
+from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
     deadlines,
     gpu_sharing,
-    migration,
-    prerun_spec,
     progress,
     stalls,
 )
 from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
-)
-from coordinator.engine.jobs import (
-    retry as jobs_retry,
 )
 from coordinator.engine.jobs.deadlines import Deadlines
 from coordinator.engine.loans import (
@@ -107,7 +106,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     reports as nodes_reports,
 )
-from coordinator.engine.state import accounting
+from coordinator.engine.state import accounting, older_forms
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
@@ -128,11 +127,10 @@ from coordinator.engine.state.events import (
     RecordsLost,
 )
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.engine.state.tables import ClusterState, Recommendation, ServiceEntry
+from coordinator.engine.state.tables import ClusterState, ServiceEntry
 from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.contract.snapshot import ClusterSnapshot, LoadSample
 from coordinator.policies.registry import policy
-from coordinator.policies.tenants.infeasible import Fleet, wish_of
 
 
 class Engine:
@@ -145,12 +143,9 @@ class Engine:
         self._deadlines = Deadlines(self.state)
         self._orders = Orders()
         self._gpus_said: nodes_reports.Said = {}
-        self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._line = jobs_lifecycle.Line(self.state)
-        self._fleet: Fleet | None = None
-        self._standing: dict[NodeName, Recommendation] | None = None
-        self._fleet_of = (0, frozenset[str]())
-        """The mark of the nodes that it is of, and the tenants that it knows."""
+        self.explain = Explainer(self, self._views, self._line)
+        """Why a job waits, why a node is not lent, which loans wait for an approval."""
         self._tells_waits = True
         """True if the policy reported a pending reason for any job."""
         self._policy_wake_at_s: float | None = None
@@ -197,11 +192,11 @@ class Engine:
             self._dispatch(ctx, event)
         for decision in decisions:
             commit(ctx, decision)
-        _settle(ctx)
+        follow_ups.settle(ctx)
         if ctx.changed_nodes:
             self._tally.update(state, ctx.changed_nodes)
         self._views.note(ctx)
-        self._holds = self._standing = None
+        self.explain.forget()
         if ctx.changed_jobs:
             self._deadlines.note(state, ctx.changed_jobs)
             self._line.note(state, ctx.changed_jobs)
@@ -251,7 +246,7 @@ class Engine:
             case OrdersRecovered():
                 nodes_recovery.recovered(ctx, event)
             case OperatorAsked():
-                operator_actions.act(ctx, event, partial(self._why_not_approved, ctx))
+                operator_actions.act(ctx, event, partial(self.explain.why_not_approved, within=ctx))
             case RecordsLost():
                 lost_records.records_lost(ctx, event)
             case PassDue():
@@ -264,7 +259,7 @@ class Engine:
     def _led_until(self, ctx: Context, until_s: float) -> None:
         """The last leader took its last fact at this instant, and heard its nodes until then."""
         for node in self.state.nodes.values():
-            if node.is_heard:
+            if node.contact.is_heard:
                 loans_lifecycle.drained(ctx, node, until_s=until_s)
 
     def _leader_started(self, ctx: Context, event: LeaderStarted) -> None:
@@ -274,11 +269,11 @@ class Engine:
             self._configure(event.settings)
             ctx.settings = event.settings
         for node in self.state.nodes.values():
-            node.is_heard = False
-            if node.silent_since_s is not None:
-                node.silent_since_s = ctx.now_s
+            node.contact.is_heard = False
+            if node.contact.silent_since_s is not None:
+                node.contact.silent_since_s = ctx.now_s
         self._views.forget(self.state)
-        self._fleet = None  # settings may be others
+        self.explain.forget_settings()
         ctx.log_event("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
         nodes_membership.leader_started(ctx)
 
@@ -305,7 +300,7 @@ class Engine:
             deadlines.time_is_up(ctx, job)
         self._deadlines.seen(ctx.now_s)
         snapshot = self._views.snapshot(ctx)
-        allocation = self.policy.allocate(snapshot, self._memory())
+        allocation = self.policy.allocate(snapshot, self.policy_memory())
         self.state.policy_memory = allocation.memory
         self.state.policy_memory_of = self._policy_name()
         self._policy_wake_at_s = allocation.wake_at_s
@@ -321,7 +316,7 @@ class Engine:
     def _policy_name(self) -> str:
         return self.settings.policy.partition(":")[0]  # with other knobs it is the same policy
 
-    def _memory(self) -> bytes:
+    def policy_memory(self) -> bytes:
         """The policy's memory; empty if another policy wrote it before a switch."""
         is_own = self.state.policy_memory_of == self._policy_name()
         return self.state.policy_memory if is_own else b""
@@ -353,8 +348,8 @@ class Engine:
             node = self.state.nodes.get(name)
             if node is None:
                 continue
-            node.generation += 1
-            if node.is_heard:
+            node.desired.generation += 1
+            if node.contact.is_heard:
                 commands.append(PushDesired(name))
         return tuple(commands)
 
@@ -366,7 +361,7 @@ class Engine:
     def may_renew(self, name: NodeName, lease_id: str) -> str:
         """Why a lease may not be renewed; empty when it may."""
         node = self.state.nodes.get(name)
-        if node is None or not node.is_heard:
+        if node is None or not node.contact.is_heard:
             return "the node was not heard"
         if node.lease is None or node.lease.lease_id != lease_id:
             return "the loan was called back"
@@ -384,112 +379,9 @@ class Engine:
         """The snapshot that a policy would see now; for `explain` and `plan`."""
         return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
-    def blockers(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job would not start in a pass now; empty if it would.
-
-        The end of its latest try comes first, while that bars it from any node; then reasons that
-        no waiting cures.
-        """
-        job = self.state.jobs.get(job_id)
-        if job is None:
-            return ()
-        if doubted := lost_records.why_held(self.state, job_id):
-            return (doubted, *self.why_never(job_id))
-        said = jobs_retry.why_waiting(job, self.state.now_s)
-        if jobs_retry.rests(job):
-            return (said, *self.why_never(job_id))
-        held = self._held().get(job_id, ())
-        first = ((said,) if said else ()) + self.why_never(job_id) if held else ()
-        if held and self.state.services:
-            first += jobs_retry.why_not_lent(job, self.state.now_s)
-        return (*first, *(why for why in held if why not in first))
-
-    def why_never(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
-
-        A limit of its tenant is such a reason.
-        """
-        job = self.state.jobs.get(job_id)
-        if job is None or job.state != JobState.PENDING:
-            return ()
-        return self._whole_fleet(job.tenant).why_never(
-            wish_of(prerun_spec.submitted(job)), job.tenant
-        )
-
-    def _whole_fleet(self, tenant: str) -> Fleet:
-        """The fleet, which knows a tenant: made again only where a node or a setting changed."""
-        fleet = self._views.fleet(Context(self.state, self.settings, self.state.now_s))
-        mark, known = self._fleet_of
-        if self._fleet is None or mark != self._views.fleet_mark or tenant not in known:
-            known = frozenset(self._line.count_by_tenant)
-            self._fleet = Fleet(fleet, tenants=known)
-            self._fleet_of = self._views.fleet_mark, known
-        return self._fleet
-
     def waiting_jobs(self, tenant: str) -> int:
         """How many jobs of a tenant wait."""
         return self._line.count_by_tenant.get(tenant, 0)
-
-    def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
-        """Position in the policy's queue, from 1, and its length; None if the job would start now.
-
-        Jobs that a pass would start now are not counted, because they no longer wait.
-        """
-        held = list(self._held())
-        return (held.index(job_id) + 1, len(held)) if job_id in held else None
-
-    def standing(self, job_id: JobId) -> tuple[str, ...]:
-        """How a job that has GPUs stands by the policy's own measure, if it has one, and where
-        it may have no more."""
-        said = self.policy.standing(self.snapshot(), self._memory(), job_id)
-        job = self.state.jobs.get(job_id)
-        if job is None:
-            return said
-        said += jobs_retry.why_not_growing(job, self.state.now_s)
-        return (
-            said + jobs_retry.why_not_lent(job, self.state.now_s) if self.state.services else said
-        )
-
-    def why_kept(self, name: NodeName) -> tuple[str, ...]:
-        """Why a node that serves is not lent; empty for any other node."""
-        said = self.policy.not_lent_reasons(self.snapshot(), name)
-        if name not in self.recommended():
-            return said
-        return (*said, f"its loan is recommended (aryl loan approve {name})")
-
-    def recommended(self) -> dict[NodeName, Recommendation]:
-        """The recommendations that an approval would carry out now, by node."""
-        if self._standing is None:
-            ctx = Context(self.state, self.settings, self.state.now_s)
-            self._standing = self._standing_at(ctx)
-        return self._standing
-
-    def _standing_at(self, ctx: Context) -> dict[NodeName, Recommendation]:
-        if not self.state.recommendations:
-            return {}
-        return shadow_mode.standing(ctx, self.policy.lend(self._views.asked(ctx)))
-
-    def why_not_approved(self, name: NodeName) -> str:
-        """Why an approval of a recommended loan would be refused now; empty when it would not."""
-        return self._why_not_approved(Context(self.state, self.settings, self.state.now_s), name)
-
-    def _why_not_approved(self, ctx: Context, name: NodeName) -> str:
-        if name in self._standing_at(ctx):
-            return ""
-        kept = self.policy.not_lent_reasons(self._views.asked(ctx), name)[1:]
-        return (
-            loans_lifecycle.why_not_lent(ctx, name)
-            or "; ".join(kept)
-            or "no loan pass would lend it now"
-        )
-
-    def _held(self) -> dict[JobId, tuple[str, ...]]:
-        if self._holds is None:
-            self._holds = {
-                hold.job_id: hold.blockers
-                for hold in self.policy.pending_reasons(self.snapshot(), self._memory())
-            }
-        return self._holds
 
     def check(
         self, *, are_copies_too: bool = True, beside_idle: invariants.BesideIdle | None = None
@@ -532,27 +424,6 @@ class Engine:
         return msgspec.msgpack.encode(self.state)
 
 
-def _settle(ctx: Context) -> None:
-    """Apply the rules that follow from an event beyond the tables that it changed itself."""
-    state = ctx.state
-    if state.doubted_jobs or state.doubted_nodes:
-        lost_records.settle(ctx)
-    if state.awaited:
-        delayed_reclaim.settle(ctx)
-    if state.drains:
-        nodes_maintenance.settle(ctx)
-    if state.closed_until_s:
-        start_failures.settle(ctx)
-    if state.migrating_jobs:
-        migration.settle(ctx)
-    if state.shared_nodes or state.suspended_jobs:
-        gpu_sharing.settle(ctx)
-    if state.closed_until_s and ctx.changed_nodes:
-        loans_recall.settle(ctx)
-    if ctx.settings.idle_return_s is not None and ctx.changed_nodes:
-        loans_recall.note_idle(ctx)
-
-
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
     """Counts of a service's nodes with a lease, and of those that serve; (0, 0) without a lease."""
     leased = [node for node in state.nodes.values() if node.lease is not None]
@@ -567,9 +438,10 @@ def decode_state(blob: bytes) -> ClusterState:
     """The state from `Engine.encode_state`.
 
     Raises:
-        ProtocolError: the bytes are no state of this version.
+        ProtocolError: the bytes are no state, or one of a newer version. An older version is read
+            by `older_forms`.
     """
     try:
-        return msgspec.msgpack.decode(blob, type=ClusterState)
+        return msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
     except UNREADABLE as error:
         raise ProtocolError(f"snapshot: {error}") from error

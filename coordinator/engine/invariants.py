@@ -266,7 +266,7 @@ def _claims(state: ClusterState) -> dict[str, list[WorkerKey]]:
     """The workers of jobs, reservations that were given up, and attempts to come, by GPU."""
     given = [(w.key, w.gpu_uuids) for job in state.live() for w in job.workers.values()]
     for node in state.nodes.values():
-        given += [(left.key, left.gpu_uuids) for left in node.left_reservations]
+        given += [(left.key, left.gpu_uuids) for left in node.ledger.left_reservations]
     given += [(key, _uuids_of(state, key)) for key in _held_for_migrations(state)]
     claims: dict[str, list[WorkerKey]] = {}
     for key, uuids in given:
@@ -309,7 +309,7 @@ def sharing_faults(ctx: Context) -> list[str]:
             packed = gpu_sharing.computing_on(ctx, slot)
             if len(packed) > gpu_sharing.MAX_PACKED:
                 faults.append(f"GPU {slot.uuid}: {len(packed)} jobs compute on it")
-            if len(packed) > 1 and not any(job.is_packed for job in packed):
+            if len(packed) > 1 and not any(job.attempt.is_packed for job in packed):
                 faults.append(f"GPU {slot.uuid}: jobs compute on it that are not packed")
     for job in state.live():
         if (job.state == JobState.SUSPENDED) != (job.job_id in state.suspended_jobs):
@@ -325,7 +325,7 @@ def _overcharges(state: ClusterState) -> list[str]:
     """GPUs for which their computing workers are charged more than once in all, node by node."""
     charged: dict[NodeName, float] = {}
     for job in state.live():
-        if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
+        if job.attempt.ran_at_s is None or job.state == JobState.SUSPENDED:
             continue
         for worker in job.workers.values():
             if worker.order == OrderPhase.RUN and worker.stop is None:
@@ -345,15 +345,19 @@ def lease_faults(ctx: Context) -> list[str]:
     faults: list[str] = []
     for node in ctx.state.nodes.values():
         if node.lease is None:
-            if node.desired_role not in (node.home_role, NodeRole.QUARANTINED):
-                faults.append(f"{node.name} is wanted {node.desired_role} without a lease")
+            if node.desired.role not in (node.home_role, NodeRole.QUARANTINED):
+                faults.append(f"{node.name} is wanted {node.desired.role} without a lease")
             continue
         loan = ctx.state.loans.get(node.lease.lease_id)
-        if loan is None or loan.returned_at_s is not None or node.last_lease_id != loan.lease_id:
+        if (
+            loan is None
+            or loan.returned_at_s is not None
+            or node.homecoming.lease_id != loan.lease_id
+        ):
             faults.append(f"{node.name} has lease {node.lease.lease_id} without an open loan")
-        if node.desired_role != NodeRole.ON_LOAN or node.home_pool != Pool.INFERENCE:
-            faults.append(f"{node.name} of {node.home_pool} has a lease: {node.desired_role}")
-        if not node.is_awaited and (why := nodes_membership.estranged(ctx, node)):
+        if node.desired.role != NodeRole.ON_LOAN or node.home_pool != Pool.INFERENCE:
+            faults.append(f"{node.name} of {node.home_pool} has a lease: {node.desired.role}")
+        if not node.homecoming.is_awaited and (why := nodes_membership.estranged(ctx, node)):
             faults.append(f"{node.name} is lent on: {why}")
     for loan in ctx.state.loans.values():
         node_of = ctx.state.nodes.get(loan.node)
@@ -363,7 +367,7 @@ def lease_faults(ctx: Context) -> list[str]:
 
 
 def _is_of(loan: LoanEntry, node: NodeEntry) -> bool:
-    return node.last_lease_id == loan.lease_id
+    return node.homecoming.lease_id == loan.lease_id
 
 
 def job_faults(state: ClusterState) -> list[str]:
@@ -394,9 +398,9 @@ def size_faults(state: ClusterState) -> list[str]:
     """No job has more workers than it can use; workers on their way out do not count."""
     faults: list[str] = []
     for job in state.live():
-        if job.gpu_type is None:
+        if job.attempt.gpu_type is None:
             continue
-        most = job.spec.workers_on(job.gpu_type).max
+        most = job.spec.workers_on(job.attempt.gpu_type).max
         if job.running_workers > most:
             faults.append(f"job {job.job_id} has {job.running_workers} workers, at most {most}")
     return faults
@@ -421,7 +425,7 @@ def figure_faults(state: ClusterState) -> list[str]:
 def store_faults(state: ClusterState) -> list[str]:
     """A rendezvous store exists only with a live attempt, on the node that it was ordered to."""
     faults: list[str] = []
-    ordered = {key: name for name, node in state.nodes.items() for key in node.stores}
+    ordered = {key: name for name, node in state.nodes.items() for key in node.ledger.stores}
     for job in state.jobs.values():
         if job.store is None:
             continue
@@ -439,9 +443,9 @@ def closure_faults(state: ClusterState) -> list[str]:
     faults: list[str] = []
     for node in state.nodes.values():
         is_due = node.name in state.closed_until_s
-        if is_due != bool(node.closed_reason):
+        if is_due != bool(node.failed_starts.closed_reason):
             state_now = "opens again, and is not closed" if is_due else "is closed for ever"
-            faults.append(f"{node.name} {state_now}: {node.closed_reason!r}")
+            faults.append(f"{node.name} {state_now}: {node.failed_starts.closed_reason!r}")
     known = state.nodes
     faults += [
         f"{name} is closed or drained, and no node of the cell"
@@ -451,7 +455,7 @@ def closure_faults(state: ClusterState) -> list[str]:
     faults += [
         f"{name} has the deadline of a drain, and is not drained"
         for name in state.drains
-        if name in known and not known[name].is_draining
+        if name in known and not known[name].cordon.is_draining
     ]
     return faults
 

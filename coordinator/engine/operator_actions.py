@@ -111,12 +111,12 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
             nodes_maintenance.end(ctx, node)
             start_failures.forget(ctx, node, _said(event))
             gpu_faults.mended(ctx, node, _said(event))
-            node.is_cordoned = False
-            node.cordon_reason = ""
-            if node.desired_role == NodeRole.QUARANTINED:
-                node.desired_role = node.home_role
+            node.cordon.is_cordoned = False
+            node.cordon.reason = ""
+            if node.desired.role == NodeRole.QUARANTINED:
+                node.desired.role = node.home_role
             if node.role == NodeRole.QUARANTINED:
-                node.validation = max(node.validation + 1, int(ctx.now_s))
+                node.desired.validation = max(node.desired.validation + 1, int(ctx.now_s))
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
                 lost_records.confirm_dead(ctx.state, node.name)
@@ -124,8 +124,8 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
         case A.REMOVE:
             nodes_maintenance.remove(ctx, node, _said(event))
         case _:
-            node.is_cordoned = True
-            node.cordon_reason = _said(event)
+            node.cordon.is_cordoned = True
+            node.cordon.reason = _said(event)
             if event.action == A.DRAIN:
                 nodes_maintenance.begin(ctx, node, _said(event), event.deadline_s)
     ctx.touch(node.name)

@@ -30,6 +30,7 @@ from coordinator.engine.state.context import (
     free_slots,
     sick_slots,
 )
+from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.decisions import Decision
@@ -377,9 +378,9 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         is_schedulable=is_schedulable(node),
         service=node.service,
         is_reclaimed=node.role == NodeRole.ON_LOAN
-        and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
-        is_drained_by_operator=node.is_cordoned,
-        takes_nothing=bool(node.ledger_error or node.closed_reason or node.is_out),
+        and (node.homecoming.is_awaited or node.desired.role != NodeRole.ON_LOAN),
+        is_drained_by_operator=node.cordon.is_cordoned,
+        takes_nothing=bool(node.ledger.error or node.failed_starts.closed_reason or node.is_out),
         sick_gpus=len(sick_slots(node)) if barred else 0,
         is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
@@ -412,7 +413,7 @@ def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | 
     if not prerun_spec.is_on(job) or time_s is None:
         return seen
     ran_s = prerun_spec.computed_s(job, ctx.now_s)
-    computes = job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
+    computes = job.attempt.ran_at_s is not None and job.state != JobState.SUSPENDED
     return replace(
         seen,
         remaining_work_s=0.0 if job.retry.is_prerun_over else max(0.0, time_s - ran_s),
@@ -437,9 +438,18 @@ def _behind(job: JobEntry, fleet: reach.FleetGpus) -> Behind | None:
     return Behind(
         workers=workers,
         gpus_per_worker=gang.gpus_per_worker,
-        work_s=job.expected_work_s,
-        estimate_source=job.estimate_source,
+        work_s=job.estimate.expected_work_s,
+        estimate_source=job.estimate.source,
     )
+
+
+_copied = copier(
+    JobView,
+    JobEntry,
+    groups=("attempt", "clock", "spec", "spec.checkpoint"),
+    # the fleet limits the size of a job, and its work is that of the instant of the view
+    computed=("workers", "gpu", "profile", "attempt", "started_at_s", "attained_gpu_s"),
+)
 
 
 def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
@@ -449,25 +459,18 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
     work_s, source = estimates.remaining_work(job, ctx.now_s)
     spec, gpus = job.spec, estimates.computing_gpus(job)
     return JobView(
-        job_id=job.job_id,
-        state=job.state,
-        submitted_at_s=job.submitted_at_s,
+        **_copied(job),
         workers=span.workers,
         most_on=span.most_on,
-        gpus_per_worker=spec.gpus_per_worker,
         gpu=reach.whole_only(fleet, spec.gpu),
-        priority=spec.priority,
-        preemptibility=spec.preemptibility,
         remaining_work_s=work_s,
         estimate_source=source,
-        grace_s=spec.checkpoint.grace_s,
-        gpu_type=job.gpu_type,
         placed=_worker_views(ctx, job),
-        started_at_s=job.attempt_ran_at_s,
-        preemption_count=job.preemption_count,
+        started_at_s=job.attempt.ran_at_s,
+        preemption_count=job.counts.preemptions,
         lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
         as_of_s=ctx.now_s,
-        work_rate=estimates.pace(job) if job.attempt_ran_at_s is not None else 0,
+        work_rate=estimates.pace(job) if job.attempt.ran_at_s is not None else 0,
         least_work_s=estimates.least_work_s(job),
         unsaved_gpus=gpus,
         has_saved=estimates.has_saved(job),
@@ -475,28 +478,19 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         wasted_gpu_s=max(0.0, job.lost_gpu_s - job.resizes.lost_gpu_s),
         last_resized_at_s=job.resized_at_s,
         resize_cost_s=job.resizes.cost_s,
-        tenant=job.tenant,
-        user=job.user,
-        app=spec.app,
         deadline_at_s=None if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
         profile=reach.shortened(spec.profile, longest),
-        cpus_per_worker=spec.cpus_per_worker,
-        memory_bytes_per_worker=spec.memory_bytes_per_worker,
-        whole_work_s=job.expected_work_s,
+        whole_work_s=job.estimate.expected_work_s,
         attained_gpu_s=estimates.attained_gpu_s(job, ctx.now_s),
         computing_gpus=gpus,
-        waiting_since_s=job.pending_since_s if job.state == JobState.PENDING else None,
+        waiting_since_s=job.wait.pending_since_s if job.state == JobState.PENDING else None,
         first_started_at_s=job.started_at_s,
-        attempt=job.attempt,
-        own_fault_count=job.own_fault_count,
+        attempt=job.attempt.number,
+        own_fault_count=job.counts.own_faults,
         avoid_nodes=_avoided(ctx, job),
-        back_off=job.back_off,
         wants_no_loan=job.retry.no_loan_until_s is not None,
-        preempted_at_s=job.preempted_at_s,
-        is_packed=job.is_packed,
-        suspended_at_s=job.suspended_at_s,
+        suspended_at_s=job.suspension.since_s,
         progress_step=None if job.progress is None else job.progress.step,
-        progress_gpu_s=job.progress_gpu_s,
         estimated_left_s=estimates.estimated_left(job, ctx.now_s),
         step_time_s=job.steps.step_time_s,
         step_time_workers=job.steps.workers,

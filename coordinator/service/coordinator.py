@@ -477,7 +477,7 @@ class Coordinator:
         if silent_s > self.settings.lost_after_s:
             return "no report of the node lately"
         entry = self.engine.state.nodes.get(node)
-        if entry is None or not entry.is_heard:
+        if entry is None or not entry.contact.is_heard:
             return "its report is not in the journal yet"
         return ""
 

@@ -168,15 +168,15 @@ def run_figures(stage: Stage, jobs: Sequence[TraceJob], keeper: ReclaimKeeper) -
     rare = [by_name[job.job_id] for job in jobs if is_rare(job)]
     others = [by_name[job.job_id] for job in jobs if not is_rare(job)]
     guests = [job for job in jobs if by_name[job.job_id].was_on_loan]
-    preemptions = sum(entry.preemption_count for entry in entries)
+    preemptions = sum(entry.counts.preemptions for entry in entries)
     found = {
-        "queueing_s": _mean(entry.total_queueing_s for entry in entries),
+        "queueing_s": _mean(entry.wait.queueing_s for entry in entries),
         "jct_s": _mean(map(_jct_s, entries)),
         "preemptions": float(preemptions),
         "preemption_ratio": preemptions / len(entries),
-        "rare_queueing_s": _mean(entry.total_queueing_s for entry in rare),
-        "rare_part_s": sum(entry.total_queueing_s for entry in rare) / len(entries),
-        "others_queueing_s": _mean(entry.total_queueing_s for entry in others),
+        "rare_queueing_s": _mean(entry.wait.queueing_s for entry in rare),
+        "rare_part_s": sum(entry.wait.queueing_s for entry in rare) / len(entries),
+        "others_queueing_s": _mean(entry.wait.queueing_s for entry in others),
         "guests": float(len(guests)),
         "guests_elastic": float(sum(job.is_elastic for job in guests)),
         "reclaims": float(keeper.nodes),

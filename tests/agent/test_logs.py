@@ -270,12 +270,12 @@ def test_an_ended_job_remembers_which_nodes_have_its_logs() -> None:
     job = house.submit(workers=(2, 2), work_s=100.0)
     house.start(job, "t0", "t1")
     house.wait(10.0)
-    assert job.ended_workers == {}
+    assert job.ended.workers == {}
     house.wait(1000.0)
     assert state(job) == JobState.SUCCEEDED
-    nodes = {index: ended.node for index, ended in job.ended_workers.items()}
+    nodes = {index: ended.node for index, ended in job.ended.workers.items()}
     assert nodes == {0: "t0", 1: "t1"}
-    assert {ended.key.attempt for ended in job.ended_workers.values()} == {1}
+    assert {ended.key.attempt for ended in job.ended.workers.values()} == {1}
 
 
 def test_a_new_attempt_replaces_what_is_remembered_of_the_one_before() -> None:
@@ -286,15 +286,15 @@ def test_a_new_attempt_replaces_what_is_remembered_of_the_one_before() -> None:
     house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
     house.settle()
     assert state(job) == JobState.PENDING
-    assert {i: (e.node, e.key.attempt) for i, e in job.ended_workers.items()} == {
+    assert {i: (e.node, e.key.attempt) for i, e in job.ended.workers.items()} == {
         0: ("t0", 1),
         1: ("t1", 1),
     }
     house.start(job, "t1")
-    assert {ended.key.attempt for ended in job.ended_workers.values()} == {1}
+    assert {ended.key.attempt for ended in job.ended.workers.values()} == {1}
     house.wait(2000.0)
     assert state(job) == JobState.SUCCEEDED
-    assert {i: (e.node, e.key.attempt) for i, e in job.ended_workers.items()} == {0: ("t1", 2)}
+    assert {i: (e.node, e.key.attempt) for i, e in job.ended.workers.items()} == {0: ("t1", 2)}
 
 
 def attempts_on(job: JobEntry) -> dict[int, dict[int, str]]:
@@ -340,7 +340,7 @@ def test_a_worker_that_was_never_told_to_run_is_not_remembered() -> None:
     house.start(job, "t0", "t1")
     house.wait(900.0)
     assert house.engine.state.counters.gang_timeouts >= 1
-    assert (state(job), job.ended_workers) == (JobState.PENDING, {})
+    assert (state(job), job.ended.workers) == (JobState.PENDING, {})
 
 
 def test_a_job_that_grows_and_shrinks_for_months_remembers_its_newest_workers_only() -> None:
@@ -356,7 +356,7 @@ def test_a_job_that_grows_and_shrinks_for_months_remembers_its_newest_workers_on
         house.decide(Resize(job_id=job.job_id, removed_workers=(flexible,), reason="needed"))
         house.wait(60.0)
     last = ENDED_WORKERS_KEPT + 5
-    assert list(job.ended_workers) == list(range(last - ENDED_WORKERS_KEPT + 1, last + 1))
+    assert list(job.ended.workers) == list(range(last - ENDED_WORKERS_KEPT + 1, last + 1))
 
 
 # --- a whole cell -----------------------------------------------------------------------------

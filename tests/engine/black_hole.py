@@ -99,7 +99,7 @@ class BlackHole:
                 home_pool=Pool.TRAINING,
                 role=NodeRole.TRAINING,
                 epoch=1,
-                generation=known.generation if known else 0,
+                generation=known.desired.generation if known else 0,
                 gpus=tuple(GpuFact(GpuUuid(f"{name}-{uuid}"), "H100") for uuid in gpus),
                 workers=workers,
                 trespasses=tuple(

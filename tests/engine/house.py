@@ -229,7 +229,7 @@ class House:
             home_pool=node.home_pool,
             role=role,
             epoch=self.engine.state.epoch,
-            generation=node.generation,
+            generation=node.desired.generation,
             gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
             service=node.service,
         )

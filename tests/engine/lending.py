@@ -83,7 +83,7 @@ class Lending:
                 home_pool=Pool.TRAINING if name == T0 else Pool.INFERENCE,
                 role=role,
                 epoch=1,
-                generation=known.generation if known else 0,
+                generation=known.desired.generation if known else 0,
                 gpus=tuple(GpuFact(GpuUuid(f"{name}-{uuid}"), TYPE) for uuid in GPUS),
                 service=None if name == T0 else CHAT,
                 lease_id=lease,

@@ -88,15 +88,15 @@ def gone_report(house: House, job: JobEntry, name: str, **said: Any) -> NodeRepo
     was given up for lost."""
     node = house.node(name)
     there = [(worker.node, worker.key) for worker in job.workers.values()]
-    there += [(ended.node, ended.key) for ended in job.ended_workers.values()]
+    there += [(ended.node, ended.key) for ended in job.ended.workers.values()]
     [key] = [key for place, key in there if place == name]
     return NodeReported(
         node=node.name,
         boot_id=node.boot_id,
         home_pool=node.home_pool,
         role=node.role,
-        epoch=node.reported_epoch,
-        generation=node.generation,
+        epoch=node.contact.epoch,
+        generation=node.desired.generation,
         gpus=(),
         workers=(WorkerFact(key=key, phase=WorkerPhase.EXITED, **said),),
     )

@@ -107,7 +107,7 @@ class Reporting:
                 home_pool=self.pool,
                 role=self.role,
                 epoch=state.epoch if is_current else 0,
-                generation=known.generation if known and is_current else 0,
+                generation=known.desired.generation if known and is_current else 0,
                 gpus=tuple(map(self._gpu, self.gpus)),
                 service=self.service,
                 lease_id=self.lease_id,
@@ -163,7 +163,7 @@ class Reporting:
         """The node is lent and begins its loan, with a job that wants it; its lease."""
         self.loan_pass()
         lease = self.node.lease
-        assert lease is not None, self.engine.why_kept(N)
+        assert lease is not None, self.engine.explain.why_kept(N)
         self.lease_id = lease.lease_id
         for self.role in (NodeRole.DRAINING, NodeRole.ON_LOAN):
             self.report()

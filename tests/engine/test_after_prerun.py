@@ -121,7 +121,7 @@ def test_a_gang_that_succeeds_after_its_pre_run_is_remembered() -> None:
     assert state(job) == JobState.SUCCEEDED
     again = submit(house, "b")
     assert again.spec.prerun.gang is None
-    assert again.expected_work_s == pytest.approx(WORK_S)
+    assert again.estimate.expected_work_s == pytest.approx(WORK_S)
 
 
 def test_work_of_a_pre_run_that_was_all_counts_in_workers_of_the_gang() -> None:
@@ -134,7 +134,7 @@ def test_work_of_a_pre_run_that_was_all_counts_in_workers_of_the_gang() -> None:
     house.sim.nodes[worker.node].exited(worker.key, 0)
     house.settle()
     assert state(job) == JobState.SUCCEEDED
-    assert submit(house, "b").expected_work_s == pytest.approx(100.0)
+    assert submit(house, "b").estimate.expected_work_s == pytest.approx(100.0)
 
 
 def test_a_lost_journal_forgets_no_work_of_the_gang() -> None:
@@ -144,7 +144,7 @@ def test_a_lost_journal_forgets_no_work_of_the_gang() -> None:
     house.start(job, "t0")
     house.wait(10.0)
     house.lose_journal()
-    assert house.engine.state.jobs[JobId("j")].expected_work_s == WORK_S
+    assert house.engine.state.jobs[JobId("j")].estimate.expected_work_s == WORK_S
 
 
 def test_a_pre_run_that_is_over_has_nothing_left_while_it_stops() -> None:

@@ -24,7 +24,7 @@ def closed_and_drained() -> Engine:
         cell.passes()
     cell.handle(OperatorAsked(action=OperatorAction.DRAIN, by="ops/ada", target=T0, deadline_s=1e6))
     state = cell.engine.state
-    assert state.nodes[T0].closed_reason
+    assert state.nodes[T0].failed_starts.closed_reason
     assert set(state.closed_until_s) == set(state.drains) == {T0}
     return cell.engine
 
@@ -34,7 +34,7 @@ def _for_ever(state: ClusterState) -> None:
 
 
 def _without_reason(state: ClusterState) -> None:
-    state.nodes[T0].closed_reason = ""
+    state.nodes[T0].failed_starts.closed_reason = ""
 
 
 def _closed_stranger(state: ClusterState) -> None:
@@ -46,7 +46,7 @@ def _drained_stranger(state: ClusterState) -> None:
 
 
 def _deadline_alone(state: ClusterState) -> None:
-    state.nodes[T0].is_draining = False
+    state.nodes[T0].cordon.is_draining = False
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_its_loan_ends_with_it_and_its_job_waits_again() -> None:
     ask(cell, OperatorAction.CONFIRM_DEAD, N)
     assert loan_row(loan, now_s=cell.now_s).state == "ended"
     assert loan.ended_reason == "its node was confirmed dead by ops/ada"
-    assert (cell.node.lease, cell.node.desired_role) == (None, NodeRole.SERVING)
+    assert (cell.node.lease, cell.node.desired.role) == (None, NodeRole.SERVING)
     job = cell.engine.state.jobs[next(iter(cell.engine.state.jobs))]
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 @pytest.mark.parametrize("is_recalled_first", [False, True])

@@ -28,7 +28,7 @@ def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
         obey(desired)
 
     house.sim.nodes[T0].obey = listen  # type: ignore[method-assign]  # somebody listens in
-    before = house.node("t0").generation
+    before = house.node("t0").desired.generation
     house.wait(60.0)
     assert [order.phase for order in heard[-1].workers] == [OrderPhase.RUN, OrderPhase.RUN]
     assert heard[-1].generation == before + 2
@@ -46,7 +46,7 @@ def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
     )
     assert PushDesired(T0) in outcome.commands
     desired = house.engine.desired(T0)
-    assert desired.generation == house.node("t0").generation
+    assert desired.generation == house.node("t0").desired.generation
     assert desired.workers == ()
     assert [stop.key for stop in desired.stops] == [WorkerKey(job.job_id, 1, 0)]
 
@@ -71,7 +71,7 @@ def test_a_job_that_was_not_marked_has_stale_orders() -> None:
     job = house.submit("a", gpus_per_worker=2)
     house.start(job, "t0")
     assert house.engine.desired(T0).workers
-    job.endpoint = "elsewhere:1"
+    job.attempt.endpoint = "elsewhere:1"
     assert any("stale orders" in fault for fault in house.engine.check())
 
 

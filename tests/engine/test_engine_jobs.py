@@ -73,7 +73,7 @@ def test_a_job_goes_from_submit_to_success_through_ready() -> None:
             if phase == WorkerPhase.READY:
                 assert job.state == JobState.STARTING
             engine.handle(
-                report(worker.node, generation=node.generation, workers=(fact,)), now_s=4.0
+                report(worker.node, generation=node.desired.generation, workers=(fact,)), now_s=4.0
             )
             assert engine.check() == []
         assert job.state == state
@@ -93,7 +93,7 @@ def running_again() -> Engine:
     engine.handle(rebooted(), now_s=7.0)
     run(engine, "n2")
     job = engine.state.jobs[JOB]
-    assert (job.state, job.attempt, job.node_fault_count) == (JobState.RUNNING, 2, 1)
+    assert (job.state, job.attempt.number, job.counts.node_faults) == (JobState.RUNNING, 2, 1)
     return engine
 
 
@@ -120,7 +120,7 @@ def test_word_of_an_older_attempt_is_not_taken_for_the_present_one(phase: Worker
     old = WorkerFact(key=WorkerKey(JOB, 1, 0), phase=phase, exit_code=1)
     engine.handle(rebooted(old), now_s=8.0)
     job, desired = engine.state.jobs[JOB], engine.desired(NodeName("n1"))
-    assert (job.state, job.attempt, job.own_fault_count) == (JobState.RUNNING, 2, 0)
+    assert (job.state, job.attempt.number, job.counts.own_faults) == (JobState.RUNNING, 2, 0)
     assert job.workers[0].phase == WorkerPhase.RUNNING
     is_over = phase == WorkerPhase.EXITED
     assert [stop.key for stop in desired.stops] == ([] if is_over else [old.key])
@@ -134,9 +134,9 @@ def test_an_attempt_newer_than_ours_is_asked_for_and_not_taken_for_ours() -> Non
     newer = WorkerFact(key=WorkerKey(JOB, 7, 0), phase=WorkerPhase.EXITED, exit_code=1)
     outcome = engine.handle(rebooted(newer), now_s=8.0)
     assert AskLedger(NodeName("n1")) in outcome.commands
-    assert engine.state.nodes[NodeName("n1")].unknown_workers == [newer.key]
+    assert engine.state.nodes[NodeName("n1")].ledger.unknown_workers == [newer.key]
     job = engine.state.jobs[JOB]
-    assert (job.state, job.attempt, job.own_fault_count) == (JobState.RUNNING, 2, 0)
+    assert (job.state, job.attempt.number, job.counts.own_faults) == (JobState.RUNNING, 2, 0)
     assert engine.check() == []
 
 

@@ -54,8 +54,8 @@ def _submission(*, nodes: int, jobs: int) -> int:
     """Calls for one more submission, and for what it warns of."""
     engine = _engine(nodes=nodes)
     for number in range(jobs):
-        engine.why_never(_submit(engine, number, workers=nodes + 1))
-    return calls(lambda: engine.why_never(_submit(engine, jobs, workers=nodes + 1)))
+        engine.explain.why_never(_submit(engine, number, workers=nodes + 1))
+    return calls(lambda: engine.explain.why_never(_submit(engine, jobs, workers=nodes + 1)))
 
 
 def test_a_submission_costs_the_same_however_many_jobs_wait() -> None:
@@ -73,7 +73,7 @@ def _fault(*, nodes: int) -> int:
     node = engine.state.nodes[worker.node]
     report = NodeReported(
         node=node.name, boot_id="b", home_pool=Pool.TRAINING, role=NodeRole.TRAINING,
-        epoch=1, generation=node.generation,
+        epoch=1, generation=node.desired.generation,
         gpus=tuple(GpuFact(slot.uuid, "H100") for slot in node.gpus),
     )  # fmt: skip
     count = calls(lambda: engine.handle(report, now_s=NOW_S + 1.0))

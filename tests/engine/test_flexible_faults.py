@@ -72,8 +72,8 @@ def ends(
             boot_id=node.boot_id,
             home_pool=node.home_pool,
             role=node.role,
-            epoch=node.reported_epoch,
-            generation=node.reported_generation,
+            epoch=node.contact.epoch,
+            generation=node.contact.generation,
             gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
             workers=(gone,),
         )
@@ -88,8 +88,8 @@ def test_a_worker_whose_node_is_to_blame_did_not_succeed_whatever_its_exit_code(
     house = House()
     job = grown(house)
     ends(house, name, job, error="", exit_code=0, fault=Fault.SHIM_LOST)
-    assert job.succeeded_workers == []
-    assert job.node_fault_count == 1
+    assert job.attempt.succeeded_workers == []
+    assert job.counts.node_faults == 1
     house.settle()
     assert state(job) != JobState.SUCCEEDED
     assert house.engine.check() == []
@@ -125,11 +125,11 @@ def test_a_lost_flexible_worker_only_shrinks_its_gang(how: str) -> None:
     """The attempt goes on with its base, which is told the new worker count; nobody is charged."""
     house = House()
     job = grown(house, launcher=Launcher.TORCHRUN)
-    store, endpoint = job.store, job.endpoint
+    store, endpoint = job.store, job.attempt.endpoint
     strike(house, FLEXIBLE, job, how)
-    assert (state(job), job.attempt, job.running_workers) == (JobState.RUNNING, 1, 1)
-    assert (job.node_fault_count, job.own_fault_count, job.preemption_count) == (1, 0, 0)
-    assert (job.store, job.endpoint) == (store, endpoint)
+    assert (state(job), job.attempt.number, job.running_workers) == (JobState.RUNNING, 1, 1)
+    assert (job.counts.node_faults, job.counts.own_faults, job.counts.preemptions) == (1, 0, 0)
+    assert (job.store, job.attempt.endpoint) == (store, endpoint)
     house.settle()
     (order,) = (o for o in house.engine.desired(BASE).workers if not o.key.is_store)
     assert (order.phase, order.worker_count) == (OrderPhase.RUN, 1)
@@ -155,7 +155,7 @@ def test_a_lost_base_worker_ends_the_attempt(how: str) -> None:
     job = grown(house)
     strike(house, BASE, job, how)
     house.wait(1.0)
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
     assert house.sim.nodes[FLEXIBLE].keys(WorkerPhase.RUNNING) == []
 
 
@@ -166,7 +166,7 @@ def test_a_flexible_worker_that_fails_by_itself_is_its_jobs_own_fault(error: str
     job = grown(house)
     ends(house, FLEXIBLE, job, error=error, exit_code=1)
     house.wait(1.0)
-    assert (state(job), job.own_fault_count, job.node_fault_count) == (JobState.FAILED, 1, 0)
+    assert (state(job), job.counts.own_faults, job.counts.node_faults) == (JobState.FAILED, 1, 0)
 
 
 def test_a_flexible_worker_that_is_lost_while_it_comes_ends_the_resize() -> None:
@@ -179,8 +179,8 @@ def test_a_flexible_worker_that_is_lost_while_it_comes_ends_the_resize() -> None
     assert state(job) == JobState.RESIZING
     strike(house, FLEXIBLE, job, "rebooted")
     house.wait(1.0)
-    assert (state(job), job.attempt, job.running_workers) == (JobState.RUNNING, 1, 1)
-    assert job.gang_deadline_s is None
+    assert (state(job), job.attempt.number, job.running_workers) == (JobState.RUNNING, 1, 1)
+    assert job.attempt.gang_deadline_s is None
 
 
 def test_a_gang_that_never_ran_is_requeued_without_its_flexible_worker() -> None:
@@ -191,7 +191,7 @@ def test_a_gang_that_never_ran_is_requeued_without_its_flexible_worker() -> None
     house.wait(1.0)
     strike(house, FLEXIBLE, job, "rebooted")
     house.wait(6.0)
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 # --- a flexible worker that finished by itself ----------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_failed(
     ends(house, FLEXIBLE, job, exit_code=0)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
     ends(house, BASE, job, exit_code=1)
-    assert (state(job), job.own_fault_count) == (after, 1)
+    assert (state(job), job.counts.own_faults) == (after, 1)
     assert house.engine.check() == []
 
 
@@ -227,7 +227,7 @@ def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_was_pree
         ends(house, FLEXIBLE, job, exit_code=0)
     assert state(job) == JobState.PREEMPTING
     ends(house, BASE, job, exit_code=0, stop_reason=StopReason.PREEMPT)
-    assert (state(job), job.succeeded_workers) == (JobState.PENDING, [])
+    assert (state(job), job.attempt.succeeded_workers) == (JobState.PENDING, [])
 
 
 def test_the_next_attempt_of_a_grown_job_counts_its_own_finished_workers_only() -> None:
@@ -238,14 +238,14 @@ def test_the_next_attempt_of_a_grown_job_counts_its_own_finished_workers_only() 
     house.decide(Resize(job_id=job.job_id, added=(on(NodeName("t2")),), reason="room"))
     house.wait(10.0)
     ends(house, BASE, job, exit_code=0)
-    assert job.succeeded_workers == [0]
+    assert job.attempt.succeeded_workers == [0]
     ends(house, FLEXIBLE, job, exit_code=1)
     house.wait(1.0)
-    assert (state(job), job.succeeded_workers) == (JobState.PENDING, [])
+    assert (state(job), job.attempt.succeeded_workers) == (JobState.PENDING, [])
     house.wait(60.0)
     house.start(job, BASE, FLEXIBLE)
     house.wait(10.0)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     ends(house, BASE, job, exit_code=0)
     assert state(job) == JobState.RUNNING
     ends(house, FLEXIBLE, job, exit_code=0)
@@ -259,4 +259,4 @@ def test_a_base_that_finished_ends_its_flexible_worker_well() -> None:
     house.toggle_deaf(FLEXIBLE)
     ends(house, BASE, job, exit_code=0)
     ends(house, FLEXIBLE, job, exit_code=1)
-    assert (state(job), job.own_fault_count) == (JobState.SUCCEEDED, 0)
+    assert (state(job), job.counts.own_faults) == (JobState.SUCCEEDED, 0)

@@ -40,7 +40,7 @@ def test_a_lost_journal_finds_a_packed_pair_as_packed(delays: Delays | None) -> 
     assert found(house, "host").state == JobState.RUNNING
     house.wait(100.0)
     pair = [found(house, name) for name in ("host", "guest")]
-    assert [(job.state, job.is_packed) for job in pair] == [(JobState.RUNNING, True)] * 2
+    assert [(job.state, job.attempt.is_packed) for job in pair] == [(JobState.RUNNING, True)] * 2
     assert [job.workers[0].share for job in pair] == [0.5, 0.5]
     assert len(house.sim.nodes[NodeName("t0")].keys(WorkerPhase.RUNNING)) == 2
     assert house.engine.check() == []
@@ -58,7 +58,7 @@ def test_jobs_that_take_turns_are_not_found_as_packed() -> None:
     house.lose_journal()
     assert found(house, "first").state == JobState.SUSPENDED
     assert found(house, "second").state == JobState.RUNNING
-    assert not any(job.is_packed for job in house.engine.state.jobs.values())
+    assert not any(job.attempt.is_packed for job in house.engine.state.jobs.values())
 
 
 @pytest.mark.parametrize(("deaf", "shared"), [("t0", "t1"), ("t1", "t0")])
@@ -78,7 +78,7 @@ def test_a_gang_of_which_one_node_missed_the_suspension_is_put_aside(
     house.lose_journal()
     assert found(house, "wide").state == JobState.SUSPENDED
     assert found(house, "narrow").state == JobState.RUNNING
-    assert not any(job.is_packed for job in house.engine.state.jobs.values())
+    assert not any(job.attempt.is_packed for job in house.engine.state.jobs.values())
     [computing] = [
         key for node in house.sim.nodes.values() for key in node.keys(WorkerPhase.RUNNING)
     ]
@@ -95,4 +95,4 @@ def test_who_was_there_before_a_ledger_was_read_is_not_packed_by_it() -> None:
     house.wait(5.0)
     orders = house.sim.nodes[NodeName("t0")].orders()
     house.sim.handle(OrdersRecovered(node=NodeName("t0"), orders=orders))
-    assert (host.is_packed, found(house, "guest").is_packed) == (False, True)
+    assert (host.attempt.is_packed, found(house, "guest").attempt.is_packed) == (False, True)

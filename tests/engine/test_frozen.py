@@ -36,7 +36,7 @@ def test_a_service_gets_back_what_its_load_needs_while_the_cell_is_frozen() -> N
     freeze(cell)
     outcome = loaded(cell, 5.0)
     assert [type(decision) for decision in outcome.decisions] == [Preempt, Reclaim]
-    assert cell.node.desired_role == NodeRole.SERVING
+    assert cell.node.desired.role == NodeRole.SERVING
     assert cell.engine.may_renew(cell.node.name, lease_id) == "the loan was called back"
     assert state(job) == JobState.PREEMPTING
 

@@ -33,7 +33,7 @@ def test_a_job_is_not_put_on_a_gpu_that_did_not_come_back_from_a_reboot() -> Non
     outcome = cell.reboot(Pool.TRAINING, NodeRole.TRAINING, gpus=LEFT)
     assert outcome.needs_pass
     assert cell.passes().decisions == ()
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
     assert [slot.uuid for slot in cell.node.gpus] == list(LEFT)
     assert f"GPU {GONE} is gone" in cell.told()
 
@@ -90,7 +90,7 @@ def test_a_refusal_for_want_of_a_gpu_is_its_nodes_fault(
     cell.gpus = gpus
     cell.workers = facts(job.workers.values(), WorkerPhase.REFUSED, error="it cannot be")
     cell.report()
-    assert (job.node_fault_count, job.own_fault_count) == faults
+    assert (job.counts.node_faults, job.counts.own_faults) == faults
     assert state(job) == (JobState.PENDING if gpus == LEFT else JobState.FAILED)
 
 

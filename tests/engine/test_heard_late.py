@@ -34,18 +34,18 @@ def test_a_job_computed_until_its_worker_ended_however_late_that_was_heard(
     job = house.submit(work_s=1e6, max_restarts=1)
     house.start(job, T0)
     house.wait(5.0)
-    assert job.attempt_ran_at_s is not None
-    house.wait(400.0 - (house.sim.loop.now_s - job.attempt_ran_at_s))
+    assert job.attempt.ran_at_s is not None
+    house.wait(400.0 - (house.sim.loop.now_s - job.attempt.ran_at_s))
     ends: dict[str, dict[str, Any]] = {
         "success": {"exit_code": 0},
         "failure": {"exit_code": 1},
         "home": {"stop_reason": StopReason.PREEMPT},
     }
-    ran_s = house.sim.loop.now_s - job.attempt_ran_at_s
+    ran_s = house.sim.loop.now_s - job.attempt.ran_at_s
     house.sim.handle(gone_report(house, job, T0, ended_ago_s=ended_ago_s, **ends[end]))
     assert state(job) == (JobState.SUCCEEDED if end == "success" else JobState.PENDING)
-    assert job.attained_gpu_s == pytest.approx(GPUS * (counted_s + ran_s - 400.0), abs=1e-6)
-    assert job.worker_s == pytest.approx(counted_s + ran_s - 400.0, abs=1e-6)
+    assert job.clock.attained_gpu_s == pytest.approx(GPUS * (counted_s + ran_s - 400.0), abs=1e-6)
+    assert job.clock.worker_s == pytest.approx(counted_s + ran_s - 400.0, abs=1e-6)
     assert house.engine.check() == []
 
 
@@ -56,15 +56,15 @@ def test_of_a_gang_it_is_taken_back_once_for_each_worker(exit_code: int) -> None
     job = house.submit(workers=(2, 2), work_s=1e6, max_restarts=1)
     house.start(job, T0, T1)
     house.wait(400.0)
-    assert job.attempt_ran_at_s is not None
-    ran_s = house.sim.loop.now_s - job.attempt_ran_at_s
+    assert job.attempt.ran_at_s is not None
+    ran_s = house.sim.loop.now_s - job.attempt.ran_at_s
     for name in (T0, T1):
         gone = gone_report(house, job, name, ended_ago_s=200.0, exit_code=exit_code)
         house.engine.handle(gone, now_s=house.sim.loop.now_s)
     assert state(job) == (JobState.PENDING if exit_code else JobState.SUCCEEDED)
-    assert job.attained_gpu_s == pytest.approx(2 * GPUS * (ran_s - 200.0), abs=1e-6)
+    assert job.clock.attained_gpu_s == pytest.approx(2 * GPUS * (ran_s - 200.0), abs=1e-6)
     if not exit_code:
-        assert job.worker_s == pytest.approx(2 * (ran_s - 200.0), abs=1e-6)
+        assert job.clock.worker_s == pytest.approx(2 * (ran_s - 200.0), abs=1e-6)
     assert house.engine.check() == []
 
 
@@ -135,7 +135,7 @@ def test_work_of_a_gang_that_had_ended_before_its_stop_is_taken_back_once(
         gone = gone_report(house, job, name, ended_ago_s=50.0, stop_reason=StopReason.PREEMPT)
         house.engine.handle(gone, now_s=house.sim.loop.now_s)
     assert state(job) == JobState.PENDING
-    assert was_s - job.worker_s == pytest.approx(50.0 * 2, abs=1e-6)
+    assert was_s - job.clock.worker_s == pytest.approx(50.0 * 2, abs=1e-6)
     assert house.engine.check() == []
 
 

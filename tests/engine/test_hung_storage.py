@@ -85,7 +85,7 @@ def test_many_jobs_of_one_directory_close_no_node() -> None:
     cell = cell_of(1)
     for number in range(2 * MOST):
         hangs(cell, submit(cell, f"j{number}", workdir="/data/a"))
-    assert not cell.node("t0").closed_reason
+    assert not cell.node("t0").failed_starts.closed_reason
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,11 @@ def test_two_directories_that_hang_on_one_node_close_it(
     cell = cell_of(1)
     for number in range(MOST):
         where = second if number == MOST - 1 else first
-        assert not cell.node("t0").closed_reason
+        assert not cell.node("t0").failed_starts.closed_reason
         hangs(cell, submit(cell, f"j{number}", **where))
-    assert cell.node("t0").closed_reason.startswith(f"it refused {MOST} starts in a row")
+    assert cell.node("t0").failed_starts.closed_reason.startswith(
+        f"it refused {MOST} starts in a row"
+    )
 
 
 def test_two_directories_that_hang_long_after_each_other_prove_nothing() -> None:
@@ -119,7 +121,7 @@ def test_two_directories_that_hang_long_after_each_other_prove_nothing() -> None
         cell.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
     cell.now_s += REST_S
     hangs(cell, submit(cell, "b", workdir="/data/b"))
-    assert not cell.node("t0").closed_reason
+    assert not cell.node("t0").failed_starts.closed_reason
 
 
 def test_what_hangs_adds_nothing_to_what_the_node_refused_by_itself() -> None:
@@ -129,9 +131,9 @@ def test_what_hangs_adds_nothing_to_what_the_node_refused_by_itself() -> None:
         hangs(cell, submit(cell, f"j{number}"), BROKEN)
     hangs(cell, submit(cell, "a", workdir="/data/a"))
     hangs(cell, submit(cell, "again", workdir="/data/a"))
-    assert not cell.node("t0").closed_reason
+    assert not cell.node("t0").failed_starts.closed_reason
     hangs(cell, submit(cell, "last"), BROKEN)
-    assert cell.node("t0").closed_reason
+    assert cell.node("t0").failed_starts.closed_reason
 
 
 @pytest.mark.parametrize("path", ["", "/usr/local/bin:/usr/bin:/bin"])
@@ -140,7 +142,7 @@ def test_a_start_that_hangs_with_nothing_of_the_job_s_own_is_the_node_s(path: st
     cell = cell_of(1)
     for number in range(MOST):
         hangs(cell, submit(cell, f"j{number}", path=path))
-    assert cell.node("t0").closed_reason
+    assert cell.node("t0").failed_starts.closed_reason
 
 
 def test_a_start_that_goes_well_makes_an_end_of_it() -> None:
@@ -159,9 +161,9 @@ def test_a_start_that_goes_well_makes_an_end_of_it() -> None:
     ]
     cell.report("t0", *ended)
     cell.report("t0")
-    assert cell.node("t0").hung_starts == []
+    assert cell.node("t0").failed_starts.hung == []
     hangs(cell, submit(cell, "b", workdir="/data/b"))
-    assert not cell.node("t0").closed_reason
+    assert not cell.node("t0").failed_starts.closed_reason
 
 
 def test_what_hung_outlives_the_leader() -> None:
@@ -172,4 +174,4 @@ def test_what_hung_outlives_the_leader() -> None:
     settings = cell.engine.settings
     cell.engine = Engine(settings, decode_state(cell.engine.encode_state()))
     hangs(cell, submit(cell, "b", workdir="/data/b"))
-    assert cell.node("t0").closed_reason
+    assert cell.node("t0").failed_starts.closed_reason

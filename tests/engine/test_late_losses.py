@@ -77,7 +77,7 @@ def test_a_job_that_saved_all_before_its_node_went_home_has_lost_nothing() -> No
     )
     house.wait(35.0)
     house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
-    assert (state(job), job.preemption_count, lost(house, job)) == (JobState.PENDING, 1, 0.0)
+    assert (state(job), job.counts.preemptions, lost(house, job)) == (JobState.PENDING, 1, 0.0)
 
 
 def test_a_save_counts_from_when_it_was_made() -> None:
@@ -86,7 +86,7 @@ def test_a_save_counts_from_when_it_was_made() -> None:
     job = running(house, "t0")
     house.wait(4.0)
     says(house, job, 5, saved_ago_s=4.0)
-    assert job.checkpoint_at_s == RAN_S
+    assert job.saves.at_s == RAN_S
     stop(house, job)
     house.wait(STOP_S)
     assert lost(house, job) == 4.0 * 8 + GRACE
@@ -132,4 +132,4 @@ def test_a_late_end_with_a_save_takes_the_booking_back() -> None:
     )
     house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
     assert lost(house, job) == 0.0
-    assert job.checkpoint is not None
+    assert job.saves.checkpoint is not None

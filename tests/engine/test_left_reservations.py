@@ -80,17 +80,17 @@ def test_a_gang_whose_node_died_before_it_was_ready_goes_elsewhere(
         lose(house)
     assert state(job) == JobState.STARTING
     house.wait(TIMEOUT_S)
-    assert (state(job), job.workers, job.node_fault_count) == (JobState.PENDING, {}, 0)
+    assert (state(job), job.workers, job.counts.node_faults) == (JobState.PENDING, {}, 0)
     assert (held(house), held(house, "t1")) == (8, 0)
     assert any(
         "8 GPUs stay held for j" in said for said in explain_node(house.engine, house.node("t0"))
     )
     house.start(job, "t1", "t2")
     house.wait(3.0)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     boot(house)
-    assert (held(house), house.node("t0").left_reservations) == (0, [])
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (held(house), house.node("t0").ledger.left_reservations) == (0, [])
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
 
 
 def test_a_cancel_of_a_gang_that_never_ran_ends_at_once() -> None:
@@ -148,7 +148,7 @@ def test_a_release_of_a_worker_that_never_ran_ends_its_resize() -> None:
     house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
     lose(house)
     house.decide(Resize(job_id=job.job_id, removed_workers=(1,), reason="no room"))
-    assert (state(job), job.gang_deadline_s) == (JobState.RUNNING, None)
+    assert (state(job), job.attempt.gang_deadline_s) == (JobState.RUNNING, None)
 
 
 def test_what_was_ordered_to_run_is_waited_for() -> None:
@@ -190,8 +190,8 @@ def test_a_node_that_goes_on_is_told_to_stop_what_it_reserved() -> None:
     assert held(house) == 8  # the order to stop has not reached it
     house.toggle_deaf(T0)
     house.wait(2.0)
-    assert (pretend.keys(), held(house), house.node("t0").left_reservations) == ([], 0, [])
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (pretend.keys(), held(house), house.node("t0").ledger.left_reservations) == ([], 0, [])
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
 
 
 def test_an_operator_frees_the_gpus_by_vouching_for_the_node() -> None:
@@ -200,7 +200,7 @@ def test_an_operator_frees_the_gpus_by_vouching_for_the_node() -> None:
     lose(house)
     cancel(house, job)
     operate(house, OperatorAction.CONFIRM_DEAD)
-    assert (held(house), house.node("t0").left_reservations) == (0, [])
+    assert (held(house), house.node("t0").ledger.left_reservations) == (0, [])
     house, job = dying()
     lose(house)
     cancel(house, job)
@@ -216,7 +216,7 @@ def test_a_confirmed_death_ends_every_reservation_of_a_gang_there() -> None:
     house.start(job, "t0", "t0")
     lose(house)
     operate(house, OperatorAction.CONFIRM_DEAD)
-    assert (state(job), held(house), job.node_fault_count) == (JobState.PENDING, 0, 1)
+    assert (state(job), held(house), job.counts.node_faults) == (JobState.PENDING, 0, 1)
 
 
 def test_another_leader_knows_what_was_left_behind() -> None:
@@ -285,11 +285,11 @@ def test_a_doubted_gang_is_left_only_when_every_node_was_heard() -> None:
     house.wait(2 * TIMEOUT_S)
     assert state(job) == JobState.STARTING
     cancel(house, job)
-    assert (list(job.workers), house.node("t0").left_reservations) == ([0], [])
+    assert (list(job.workers), house.node("t0").ledger.left_reservations) == ([0], [])
     house.sim.nodes[T0].boot()
     house.wait(2.0)
     assert state(job) == JobState.CANCELLED
-    assert [left.key.attempt for left in house.node("t0").left_reservations] == [1]
+    assert [left.key.attempt for left in house.node("t0").ledger.left_reservations] == [1]
     assert house.engine.check() == []
 
 
@@ -317,4 +317,4 @@ def test_a_worker_that_its_node_reports_as_running_is_not_left() -> None:
         house.toggle_deaf(name)
     cancel(house, job)
     assert len(job.workers) == 2
-    assert house.engine.state.nodes[T0].left_reservations == []
+    assert house.engine.state.nodes[T0].ledger.left_reservations == []

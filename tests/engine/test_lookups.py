@@ -21,7 +21,7 @@ def test_workers_of_a_node_are_those_of_present_attempts(*, is_present: bool) ->
     house.wait(5.0)
     [worker] = job.workers.values()
     assert house.workers_on(worker.node) == [(job, worker)]
-    left = replace(worker.key, attempt=job.attempt - (0 if is_present else 1))
+    left = replace(worker.key, attempt=job.attempt.number - (0 if is_present else 1))
     house.node("t0").gpus[0].holder = left
     assert house.workers_on(house.node("t0").name) == ([(job, worker)] if is_present else [])
 

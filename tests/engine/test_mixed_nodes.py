@@ -74,7 +74,7 @@ class Mixed:
                 home_pool=Pool.TRAINING,
                 role=NodeRole.TRAINING,
                 epoch=1,
-                generation=known.generation if known else 0,
+                generation=known.desired.generation if known else 0,
                 gpus=tuple(
                     GpuFact(GpuUuid(f"{name}-{at}"), kind)
                     for at, kind in enumerate(self.nodes[name])

@@ -178,8 +178,8 @@ def claim(house: House, name: str, *facts: WorkerFact) -> None:
         boot_id=entry.boot_id,
         home_pool=entry.home_pool,
         role=entry.role,
-        epoch=entry.reported_epoch,
-        generation=entry.reported_generation,
+        epoch=entry.contact.epoch,
+        generation=entry.contact.generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
         workers=facts,
     )
@@ -200,8 +200,8 @@ def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
     assert msgspec.msgpack.encode(job) == before
     other = house.node("t1")
     is_over = phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
-    assert other.acknowledged == ([key] if is_over else [])
-    assert other.stale_stops == ([] if is_over else [key])
+    assert other.ledger.acknowledged == ([key] if is_over else [])
+    assert other.ledger.stale_stops == ([] if is_over else [key])
     told = [line for line in house.engine.state.stories if line.what == f"stale worker {key}"]
     assert [(line.subject, line.reason) for line in told] == (
         [] if is_over else [("t1", "it was given to t0")]
@@ -227,10 +227,10 @@ def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
         boot_id=entry.boot_id,
         home_pool=entry.home_pool,
         role=entry.role,
-        epoch=entry.reported_epoch + epoch,
-        generation=entry.reported_generation + generation,
+        epoch=entry.contact.epoch + epoch,
+        generation=entry.contact.generation + generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
     )
     house.engine.handle(event, now_s=house.sim.loop.now_s)
     assert house.engine.check() == []
-    assert (job.node_fault_count, state(job) == JobState.RUNNING) == (int(is_lost), not is_lost)
+    assert (job.counts.node_faults, state(job) == JobState.RUNNING) == (int(is_lost), not is_lost)

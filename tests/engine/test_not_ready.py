@@ -57,7 +57,7 @@ def gives_up(cell: BlackHole, job: JobEntry) -> None:
     assert state(job) == JobState.PENDING
     for name in cell.boots:
         cell.report(name)
-        assert cell.node(name).left_reservations == []
+        assert cell.node(name).ledger.left_reservations == []
     cell.operate(OperatorAction.THAW)
 
 
@@ -77,7 +77,7 @@ def test_a_job_whose_node_was_not_ready_goes_to_another() -> None:
     assert job.error == f"not ready: t0 ({IN_USE})"
     told = [line.reason for line in cell.engine.state.stories if line.what.startswith("gang_")]
     assert told == [job.error]
-    counts = (job.node_fault_count, job.own_fault_count, job.preemption_count)
+    counts = (job.counts.node_faults, job.counts.own_faults, job.counts.preemptions)
     assert counts == (0, 0, 0)
     cell.passes()
     assert (state(job), {w.node for w in job.workers.values()}) == (JobState.RUNNING, {"t1"})
@@ -90,7 +90,7 @@ def test_only_nodes_that_were_not_ready_are_left_alone() -> None:
     assert makes_ready(cell, job, "t0") == ["t0", "t1"]
     gives_up(cell, job)
     assert job.retry.avoid_nodes == ["t0"]
-    assert [cell.node(name).closed_reason for name in ("t0", "t1")] == ["", ""]
+    assert [cell.node(name).failed_starts.closed_reason for name in ("t0", "t1")] == ["", ""]
     other = cell.submit("other", workers=3)
     assert makes_ready(cell, job) == ["t1", "t2"]
     assert state(job) == JobState.RUNNING
@@ -152,7 +152,7 @@ def test_a_job_does_not_grow_onto_a_node_that_was_not_ready_again_at_once() -> N
     assert job.retry.avoid_nodes == ["t1"]
     house.toggle_deaf(NodeName("t1"))
     house.wait(2.0)
-    assert (state(job), job.running_workers, job.node_fault_count) == (JobState.RUNNING, 1, 0)
+    assert (state(job), job.running_workers, job.counts.node_faults) == (JobState.RUNNING, 1, 0)
     told = [line.reason for line in house.engine.state.stories if line.what == "does not grow"]
     assert told == ["not ready: t1"]
     house.wait(BACK_OFF_S)

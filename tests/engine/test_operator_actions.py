@@ -102,13 +102,13 @@ def test_only_a_node_that_is_lost_can_be_confirmed_dead() -> None:
     cell.run(job)
     held = [slot.holder for slot in cell.node.gpus]
     ask(cell, A.CONFIRM_DEAD, N)
-    assert (state(job), job.attempt, job.node_fault_count) == (JobState.RUNNING, 1, 0)
+    assert (state(job), job.attempt.number, job.counts.node_faults) == (JobState.RUNNING, 1, 0)
     assert [slot.holder for slot in cell.node.gpus] == held
     assert (cell.node.role, cell.node.lease) == (NodeRole.TRAINING, None)
     cell.handle(NodeSilent(node=N, silent_s=20.0))
     assert cell.node.role == NodeRole.LOST
     ask(cell, A.CONFIRM_DEAD, N)
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 def test_the_revocation_of_a_loan_that_is_over_changes_nothing() -> None:

@@ -120,7 +120,7 @@ def test_explain_says_nothing_of_growth_where_a_job_has_all_that_it_can_use() ->
     house = cell(training=3)
     job = submit(house, replace(SPEC, workers=WorkerRange(min=2, max=3)))
     passes(house, 30.0)
-    assert (job.running_workers, house.engine.standing(job.job_id)) == (3, ())
+    assert (job.running_workers, house.engine.explain.standing(job.job_id)) == (3, ())
 
 
 def test_what_an_attempt_showed_of_a_jobs_length_holds_for_the_next() -> None:

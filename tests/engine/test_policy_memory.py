@@ -43,4 +43,4 @@ def test_who_asks_why_a_job_waits_gets_the_same_memory() -> None:
     """`explain` before the first pass after a switch does not read the old bytes either."""
     state = ClusterState(policy_memory=b"\xc1", policy_memory_of="gandiva")
     engine = Engine(EngineSettings(policy="tiresias"), state)
-    assert engine.queue_place(JobId("j1")) is None
+    assert engine.explain.queue_place(JobId("j1")) is None

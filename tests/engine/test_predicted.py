@@ -43,7 +43,7 @@ def test_a_revoke_says_what_it_is_predicted_to_cost() -> None:
     job = house.submit()
     house.start(job, "i0")
     house.wait(RAN_S)
-    ran_s = house.sim.loop.now_s - (job.attempt_ran_at_s or 0.0)
+    ran_s = house.sim.loop.now_s - (job.attempt.ran_at_s or 0.0)
     [loan] = loans(house)
     [order] = asked(house, OperatorAction.REVOKE_LOAN, loan.lease_id)
     assert order.predicted_preemptions == 1

@@ -64,7 +64,7 @@ def test_an_order_during_a_wait_moves_no_promise(how: str) -> None:
         order(house, recall if how == "recall" else revoke)
     assert (loan.reclaim_ordered_at_s, loan.reclaim_deadline_s) == (ordered_at_s, PROMISE_S)
     assert (loan.called_home_at_s, loan.decide_s) == (ordered_at_s + 20.0, decide_s)
-    assert house.node("i0").reclaim_at_s == ordered_at_s + PROMISE_S
+    assert house.node("i0").homecoming.reclaim_at_s == ordered_at_s + PROMISE_S
     assert house.engine.desired(I0).reclaim_in_s == pytest.approx(PROMISE_S - 20.0)
     assert not house.engine.state.awaited
     house.wait(30.0)
@@ -110,7 +110,7 @@ def test_an_order_with_less_time_brings_the_promise_forward() -> None:
     ordered_at_s = house.engine.state.now_s
     house.wait(10.0)
     house.decide(replace(waits(), wait_s=0.0, deadline_s=15.0), lend=True)
-    assert due_s(loan) == house.node("i0").reclaim_at_s == ordered_at_s + 25.0
+    assert due_s(loan) == house.node("i0").homecoming.reclaim_at_s == ordered_at_s + 25.0
 
 
 @pytest.mark.parametrize("ends", ["lost", "dead"])
@@ -190,8 +190,8 @@ def test_the_promise_of_a_reclaim_never_moves_later(
         assert due_s(loan) <= promised_s + OVER_S
         promised_s = due_s(loan)
         node = house.node("i0")
-        if loan.returned_at_s is None and node.reclaim_at_s is not None:
-            assert node.reclaim_at_s <= promised_s + OVER_S
+        if loan.returned_at_s is None and node.homecoming.reclaim_at_s is not None:
+            assert node.homecoming.reclaim_at_s <= promised_s + OVER_S
         assert counted(house) == told(house)
 
 

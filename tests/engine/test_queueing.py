@@ -81,13 +81,13 @@ def test_a_start_that_came_to_nothing_is_part_of_the_wait(
     house.wait(100.0)
     undone(house, job)
     house.wait(house.engine.settings.retry_backoff_s + 1.0)
-    assert (state(job), job.attempt_ran_at_s) == (JobState.PENDING, None)
+    assert (state(job), job.attempt.ran_at_s) == (JobState.PENDING, None)
     assert seen(house, job).waiting_since_s == SUBMITTED_S
     house.start(job, "t1")
     house.wait(5.0)
     assert state(job) == JobState.RUNNING
     assert job.started_at_s is not None
-    assert job.total_queueing_s == job.started_at_s - SUBMITTED_S > 100.0
+    assert job.wait.queueing_s == job.started_at_s - SUBMITTED_S > 100.0
 
 
 def test_an_attempt_that_ran_is_no_wait() -> None:
@@ -129,7 +129,7 @@ def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
     house.wait(30.0)
     house.start(job, I0)
     now_s = hears_late(house, job, ended_ago_s)
-    assert (state(job), job.attempt_ran_at_s) == (JobState.PENDING, None)
+    assert (state(job), job.attempt.ran_at_s) == (JobState.PENDING, None)
     assert seen(house, job).waiting_since_s == now_s - waited_s
     assert queueing_s(job, now_s + 10.0) == 30.0 + waited_s + 10.0
     assert house.engine.check() == []

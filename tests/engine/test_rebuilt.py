@@ -49,10 +49,10 @@ def test_a_gang_that_was_getting_ready_runs_when_all_of_it_is() -> None:
     house.wait(5.0)
     house.lose_journal()
     assert running(house) == []
-    assert found(house).gang_deadline_s is not None
+    assert found(house).attempt.gang_deadline_s is not None
     house.wait(20.0)
     assert running(house) == ["t0", "t1"]
-    assert (found(house).state, found(house).attempt) == (JobState.RUNNING, 1)
+    assert (found(house).state, found(house).attempt.number) == (JobState.RUNNING, 1)
     assert house.engine.check() == []
 
 
@@ -68,7 +68,7 @@ def test_a_gang_that_was_told_to_run_in_part_runs_whole() -> None:
     house.deaf.clear()
     house.lose_journal()
     assert running(house) == ["t0", "t1"]
-    assert (found(house).state, found(house).attempt) == (JobState.RUNNING, 1)
+    assert (found(house).state, found(house).attempt.number) == (JobState.RUNNING, 1)
     assert house.engine.check() == []
 
 
@@ -88,7 +88,7 @@ def test_a_job_whose_workers_were_told_of_its_cancel_does_not_run_again(deaf: st
         house.toggle_deaf(NodeName(deaf))
     assert found(house).state == JobState.RUNNING
     house.wait(50.0)
-    assert (found(house).state, found(house).preemption_count) == (JobState.CANCELLED, 0)
+    assert (found(house).state, found(house).counts.preemptions) == (JobState.CANCELLED, 0)
     assert found(house).cancelled_by == "an order to t0"
     assert house.engine.check() == []
 
@@ -112,7 +112,7 @@ def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
         house.toggle_deaf(NodeName(deaf))
     assert found(house).state == JobState.RUNNING
     house.wait(50.0)
-    assert (found(house).state, found(house).preemption_count) == (JobState.FAILED, 0)
+    assert (found(house).state, found(house).counts.preemptions) == (JobState.FAILED, 0)
     assert found(house).error == "ran into its time_limit_s of 60 s"
     assert house.engine.check() == []
 
@@ -129,7 +129,7 @@ def test_a_gang_that_was_given_up_before_it_was_ready_is_told_so_and_went_nowher
     told = [line.reason for line in house.engine.state.stories if line.subject == JOB]
     assert not [said for said in told if "went home" in said]
     assert "its gang was not ready in time, by an earlier order to t0" in told
-    assert (found(house).preemption_count, found(house).node_fault_count) == (0, 0)
+    assert (found(house).counts.preemptions, found(house).counts.node_faults) == (0, 0)
     assert found(house).after_vacating in (None, AfterVacating.REQUEUE)
     assert house.engine.check() == []
 
@@ -145,7 +145,7 @@ def test_a_worker_that_was_not_ready_in_time_was_not_released(reason: StopReason
     house.wait(30.0)
     assert running(house) == ["t0", "t1"]
     house.sim.handle(gone_report(house, job, "t1", stop_reason=reason))
-    assert (job.running_workers, job.preemption_count) == (1, 0)
+    assert (job.running_workers, job.counts.preemptions) == (1, 0)
     is_released = reason != StopReason.GANG_TIMEOUT
     assert house.engine.state.counters.flexible_workers_released == is_released
     assert house.engine.check() == []

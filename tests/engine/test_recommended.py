@@ -65,7 +65,7 @@ class Recommending(House):
         self.load(1.0)
         self.sim.handle(LoanPassDue())
         self.settle()
-        return list(self.engine.recommended())
+        return list(self.engine.explain.recommended())
 
     def ask(self, action: OperatorAction, target: str = "", value: str = "") -> None:
         """An operator's order."""
@@ -181,7 +181,7 @@ def test_what_is_told_to_be_recommended_can_be_approved_now_and_nothing_else(
             is_lent = lends(house, name)
             assert offers(house, name) == {is_lent}, (what, name)
             if NodeName(name) in house.engine.state.recommendations:
-                assert (house.engine.why_not_approved(NodeName(name)) == "") == is_lent
+                assert (house.engine.explain.why_not_approved(NodeName(name)) == "") == is_lent
             assert is_lent or name not in waiting_job_is_told(house)
 
 
@@ -201,7 +201,7 @@ def test_an_approved_loan_is_not_told_as_withdrawn() -> None:
     assert house.node(first).role == NodeRole.ON_LOAN
     assert house.told(first).count("recommend lend") == 1
     assert "recommendation withdrawn" not in house.told(first)
-    assert list(house.engine.recommended()) == [second]
+    assert list(house.engine.explain.recommended()) == [second]
 
 
 def test_a_loan_by_another_mode_is_not_told_as_withdrawn_either() -> None:
@@ -220,7 +220,7 @@ def test_a_refused_approval_says_why_and_changes_nothing() -> None:
     house = Recommending()
     names = house.recommends()
     house.load(29.0)
-    assert "no node of chat is spare" in house.engine.why_not_approved(names[0])
+    assert "no node of chat is spare" in house.engine.explain.why_not_approved(names[0])
     house.ask(OperatorAction.APPROVE_LOAN, names[0])
     assert (house.node(names[0]).lease, house.told(names[0])[-1]) == (None, "not lent")
     house.sim.handle(LoanPassDue())

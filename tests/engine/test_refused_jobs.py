@@ -49,7 +49,7 @@ def test_what_one_node_does_not_find_is_tried_on_another() -> None:
     cell = cell_of(2)
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
-    assert (job.node_fault_count, job.own_fault_count) == (1, 0)
+    assert (job.counts.node_faults, job.counts.own_faults) == (1, 0)
     assert job.retry.avoid_nodes == ["t0"]
     assert job.error == f"{WORKDIR} (t0)"
     told = [line.reason for line in cell.engine.state.stories if line.subject == job.job_id]
@@ -64,8 +64,8 @@ def test_what_two_nodes_do_not_find_is_the_jobs_own_fault() -> None:
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
     assert refused_on(cell, job) == ["t1"]
-    assert (state(job), job.attempt) == (JobState.FAILED, 2)
-    assert (job.node_fault_count, job.own_fault_count) == (1, 1)
+    assert (state(job), job.attempt.number) == (JobState.FAILED, 2)
+    assert (job.counts.node_faults, job.counts.own_faults) == (1, 1)
     assert job.error == f"{WORKDIR} (t0, t1)"
 
 
@@ -75,7 +75,7 @@ def test_two_nodes_that_miss_different_things_prove_nothing() -> None:
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
     assert refused_on(cell, job, NO_COMMAND) == ["t1"]
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 2)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 2)
     assert refused_on(cell, job, NO_COMMAND) == ["t2"]
     assert (state(job), job.error) == (JobState.FAILED, f"{COMMAND} (t1, t2)")
 
@@ -86,7 +86,7 @@ def test_what_the_only_node_that_fits_does_not_find_is_the_jobs_own_fault() -> N
     cell.operate(OperatorAction.CORDON, "t1")
     job = cell.submit("j")
     assert refused_on(cell, job) == ["t0"]
-    assert (state(job), job.own_fault_count) == (JobState.FAILED, 1)
+    assert (state(job), job.counts.own_faults) == (JobState.FAILED, 1)
     assert job.error == f"{WORKDIR} (t0; the job fits nowhere else)"
 
 
@@ -108,7 +108,7 @@ def test_two_workers_on_one_node_say_it_once() -> None:
     cell.handle(PassDue())
     assert [worker.node for worker in job.workers.values()] == ["t0", "t0"]
     refuse(cell, job, "t0")
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
 
 
 def test_one_node_that_says_it_twice_is_still_one() -> None:
@@ -120,7 +120,7 @@ def test_one_node_that_says_it_twice_is_still_one() -> None:
     job = cell.submit("j")
     for faults in (1, 2, 3):
         assert refused_on(cell, job) == ["t1"]
-        assert (state(job), job.node_fault_count, job.own_fault_count) == (
+        assert (state(job), job.counts.node_faults, job.counts.own_faults) == (
             JobState.PENDING, faults, 0,
         )  # fmt: skip
         cell.handle(PassDue())
@@ -141,7 +141,7 @@ def test_two_nodes_of_one_gang_that_say_the_same_are_two(
     cell.handle(PassDue())
     assert {worker.node for worker in job.workers.values()} == {"t0", "t1"}
     refuse(cell, job, *names)
-    assert (job.node_fault_count, job.own_fault_count) == (0, 1)
+    assert (job.counts.node_faults, job.counts.own_faults) == (0, 1)
     assert state(job) == (JobState.PENDING if restarts else JobState.FAILED)
     assert job.error == f"{WORKDIR} ({names[0]}, {names[1]})"
 
@@ -152,7 +152,7 @@ def test_a_gang_of_which_one_node_misses_a_path_starts_elsewhere() -> None:
     job = cell.submit("j", workers=2)
     cell.handle(PassDue())
     refuse(cell, job, "t1")
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
     cell.passes()
     assert {w.node for w in job.workers.values()} == {"t0", "t2"}
 
@@ -166,7 +166,7 @@ def test_a_job_that_was_preempted_is_called_wrong_by_nobody() -> None:
     [worker] = job.workers.values()
     cell.operate(OperatorAction.DRAIN, worker.node)
     refuse(cell, job, worker.node)
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
 
 
 def test_a_job_that_ran_since_begins_anew() -> None:
@@ -179,7 +179,7 @@ def test_a_job_that_ran_since_begins_anew() -> None:
     cell.boots[NodeName("t1")] = "b2"
     cell.report("t1")
     assert refused_on(cell, job) == ["t2"]
-    assert (state(job), job.own_fault_count) == (JobState.PENDING, 0)
+    assert (state(job), job.counts.own_faults) == (JobState.PENDING, 0)
 
 
 def test_a_job_that_runs_is_not_ended_by_nodes_that_it_could_grow_onto() -> None:
@@ -202,7 +202,7 @@ def test_a_job_that_runs_is_not_ended_by_nodes_that_it_could_grow_onto() -> None
         cell.report(name, *map(NO_WORKDIR.of, here))
         cell.report(name)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
-    assert (job.own_fault_count, job.node_fault_count) == (0, 2)
+    assert (job.counts.own_faults, job.counts.node_faults) == (0, 2)
     assert job.retry.avoid_nodes == ["t1", "t2"]
     cell.now_s += 10 * COOLDOWN_S
     cell.handle(PassDue())
@@ -217,4 +217,4 @@ def test_what_was_refused_outlives_the_leader() -> None:
     cell.engine = Engine(SETTINGS, decode_state(cell.engine.encode_state()))
     again = cell.engine.state.jobs[job.job_id]
     assert refused_on(cell, again) == ["t1"]
-    assert (state(again), again.own_fault_count) == (JobState.FAILED, 1)
+    assert (state(again), again.counts.own_faults) == (JobState.FAILED, 1)

@@ -50,7 +50,7 @@ def test_a_promise_is_of_the_first_start(at_first: bool, later: bool) -> None:
     house.decide(Preempt(job_id=job.job_id, reason="the test says so"))
     house.wait(60.0)
     house.decide(structs.replace(start(job, "t0"), is_promised=later))
-    assert (job.attempt, job.is_promised) == (2, at_first)
+    assert (job.attempt.number, job.is_promised) == (2, at_first)
 
 
 def test_a_job_that_runs_is_not_rejected() -> None:

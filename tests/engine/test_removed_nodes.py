@@ -79,7 +79,7 @@ def unread_and_lost() -> Reporting:
 def awaited_and_lost() -> Reporting:
     """A gang that was rebuilt from the ledgers of others waits for its word."""
     cell = lost()
-    cell.submit("j").awaited_nodes = [N]
+    cell.submit("j").attempt.awaited_nodes = [N]
     return cell
 
 
@@ -187,7 +187,7 @@ def test_nothing_that_was_ordered_of_it_is_left() -> None:
     cell = lost()
     ordered = OperatorAsked(action=A.DRAIN, by="ops/ada", target=N, deadline_s=50.0)
     cell.handle(ordered)
-    cell.node.closed_reason = "it refused 3 starts"
+    cell.node.failed_starts.closed_reason = "it refused 3 starts"
     cell.engine.state.closed_until_s[N] = cell.now_s + 50.0
     ask(cell, A.REMOVE)
     state = cell.engine.state
@@ -202,13 +202,13 @@ def test_one_that_reports_again_joins_anew_and_is_ordered_what_it_obeys() -> Non
     cell = Reporting(Pool.TRAINING, service())
     for action in (A.CORDON, A.UNCORDON, A.CORDON):
         ask(cell, action)
-    known = cell.node.generation
+    known = cell.node.desired.generation
     cell.handle(NodeSilent(node=N, silent_s=20.0))
     ask(cell, A.REMOVE)
     outcome = cell.report(is_current=False)
     assert PushDesired(N) in outcome.commands
     assert cell.engine.desired(N).generation > known
-    assert not cell.node.is_cordoned
+    assert not cell.node.cordon.is_cordoned
     assert cell.told().count("node joined") == 2
     job = cell.submit("j")
     cell.run(job)

@@ -20,7 +20,7 @@ def report(house: House, name: str, ledger_error: str) -> Outcome:
         home_pool=node.home_pool,
         role=node.role,
         epoch=house.engine.state.epoch,
-        generation=node.generation,
+        generation=node.desired.generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         service=node.service,
         detail=ledger_error,
@@ -87,7 +87,7 @@ def test_what_runs_there_and_what_is_lent_stays() -> None:
     house.start(job, "t0")
     house.wait(1.0)
     for name in ("i0", "t0"):
-        house.node(name).ledger_error = FULL
+        house.node(name).ledger.error = FULL
     house.engine.handle(LoanPassDue(), now_s=house.engine.state.now_s)
     house.wait(10.0)
     assert state(job) == JobState.RUNNING

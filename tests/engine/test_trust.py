@@ -58,7 +58,7 @@ class Watched(House):
 
     def orders(self) -> list[int]:
         """How often each inference node was ordered something."""
-        return [self.node(f"i{n}").generation for n in range(3)]
+        return [self.node(f"i{n}").desired.generation for n in range(3)]
 
     def is_untouched(self) -> bool:
         """Whether no inference node was ordered anything since the beginning."""

@@ -94,7 +94,7 @@ def test_a_turn_back_before_the_server_was_stopped_is_counted_and_has_no_time() 
     assert (loan.turned_back, loan.turn_back_s, loan.returned_at_s) == (WHY, None, 0.0)
     found = figures(house.engine.state)
     assert (counts(found), found.turn_back_s) == (((1, 0), (0, 0), (0, 0)), ReclaimTimes())
-    assert (house.node("i0").lease, house.node("i0").desired_role) == (None, NodeRole.SERVING)
+    assert (house.node("i0").lease, house.node("i0").desired.role) == (None, NodeRole.SERVING)
 
 
 def test_what_a_node_says_of_an_earlier_loan_is_not_taken_for_this_one() -> None:

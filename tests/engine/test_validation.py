@@ -36,10 +36,10 @@ def quarantined(pool: Pool = Pool.INFERENCE) -> Reporting:
 def test_an_uncordon_of_a_node_in_quarantine_is_an_order_to_it(pool: Pool) -> None:
     """A new desired state carries it, until the node is heard in another role."""
     cell = quarantined(pool)
-    generation = cell.node.generation
+    generation = cell.node.desired.generation
     assert told(cell) is UNSET
     ask(cell, A.UNCORDON)
-    assert cell.node.generation > generation
+    assert cell.node.desired.generation > generation
     assert told(cell) is not UNSET
     cell.role = cell.node.home_role
     cell.report()

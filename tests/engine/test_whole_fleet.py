@@ -10,17 +10,17 @@ def test_what_could_never_run_can_when_a_node_joins() -> None:
     """Who asked before is answered by the fleet as it is now."""
     cell = BlackHole(nodes=1)
     job = cell.submit("gang", workers=2, gpus=2)
-    [why] = cell.engine.why_never(job.job_id)
+    [why] = cell.engine.explain.why_never(job.job_id)
     assert why.startswith("can never run here")
     cell.boots[NodeName("t1")] = "b1"
     cell.report("t1")
-    assert cell.engine.why_never(job.job_id) == ()
+    assert cell.engine.explain.why_never(job.job_id) == ()
 
 
 def test_what_could_never_run_can_when_a_node_has_more_gpus() -> None:
     """One that was added to it, or that it did not see before."""
     cell = BlackHole(nodes=1)
     job = cell.submit("large", gpus=3)
-    assert cell.engine.why_never(job.job_id)
+    assert cell.engine.explain.why_never(job.job_id)
     cell.report("t0", gpus=("x0", "x1", "x2"))
-    assert cell.engine.why_never(job.job_id) == ()
+    assert cell.engine.explain.why_never(job.job_id) == ()

@@ -76,7 +76,7 @@ def test_under_every_policy_the_lesser_jobs_of_a_borrower_give_way(name: str) ->
     played.ask([*asked, Asked(tenant="a", gpus=4, work_s=1000.0, at_s=1000.0, priority=1000)])
     played.run(until_s=2000.0)
     jobs = played.engine.state.jobs
-    counts = [jobs[JobId(f"b{n}")].preemption_count for n in range(8)]
+    counts = [jobs[JobId(f"b{n}")].counts.preemptions for n in range(8)]
     assert jobs[JobId("a8")].started_at_s is not None
     assert counts[5:] == [0, 0, 0]
     assert name in ROUNDS or sum(counts) == 4

@@ -264,7 +264,7 @@ class Cell:
 
         def is_ready() -> bool:
             nodes = coordinator.engine.state.nodes
-            heard = {name for name, node in nodes.items() if node.is_heard}
+            heard = {name for name, node in nodes.items() if node.contact.is_heard}
             wanted = {a.name for a in self.agents.values() if not a.is_silent}
             return coordinator.is_leading and wanted <= heard and self.is_obeyed(coordinator)
 
@@ -275,7 +275,7 @@ class Cell:
         """Whether every node acts on the newest desired state."""
         nodes = coordinator.engine.state.nodes
         return all(
-            agent.is_silent or agent.generation == nodes[agent.name].generation
+            agent.is_silent or agent.generation == nodes[agent.name].desired.generation
             for agent in self.agents.values()
         )
 

@@ -101,8 +101,8 @@ def says(house: House, *found: Trespass, boot: str = "") -> None:
         sequence=1,
         home_pool=Pool.TRAINING,
         role=entry.role,
-        epoch=entry.reported_epoch,
-        generation=entry.reported_generation,
+        epoch=entry.contact.epoch,
+        generation=entry.contact.generation,
         instance="one",
         period_s=1.0,
         trespasses=found,
@@ -142,8 +142,8 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
         sequence=1,
         home_pool=Pool.TRAINING,
         role=entry.role,
-        epoch=entry.reported_epoch,
-        generation=entry.reported_generation,
+        epoch=entry.contact.epoch,
+        generation=entry.contact.generation,
         instance="one",
         period_s=1.0,
         workers=(worker,),
@@ -154,4 +154,4 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
     house.engine.handle(ended, now_s=house.sim.loop.now_s)
     assert job.state == "succeeded"
     assert job.progress == Progress(step=100, total_steps=100)
-    assert job.checkpoint == Checkpoint(step=90, path="/c", is_verified=True)
+    assert job.saves.checkpoint == Checkpoint(step=90, path="/c", is_verified=True)

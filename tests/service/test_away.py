@@ -131,7 +131,7 @@ async def test_a_leader_whose_lease_outlives_its_pause_calls_nobody_lost() -> No
         await cell.clock.advance(SETTINGS.lost_after_s)
         assert said_silent(cell) == [dead.name]
         assert leader.engine.state.nodes[dead.name].role == NodeRole.LOST
-        assert (job.state, job.attempt) == (JobState.RUNNING, 1)
+        assert (job.state, job.attempt.number) == (JobState.RUNNING, 1)
 
 
 async def test_a_leader_that_slept_through_its_lease_steps_down_before_it_commands() -> None:
@@ -148,5 +148,5 @@ async def test_a_leader_that_slept_through_its_lease_steps_down_before_it_comman
         again = await cell.lead("again")
         await cell.until(lambda: cell.is_obeyed(again) and again.engine.state.epoch == 2)
         found = again.engine.state.jobs[job.job_id]
-        assert (found.state, found.attempt) == (JobState.RUNNING, 1)
+        assert (found.state, found.attempt.number) == (JobState.RUNNING, 1)
         assert said_silent(cell) == []

@@ -33,7 +33,7 @@ def closed_cell() -> BlackHole:
     for number in range(MOST):
         cell.submit(f"j{number}")
         cell.passes()
-    assert cell.engine.state.nodes[T0].closed_reason
+    assert cell.engine.state.nodes[T0].failed_starts.closed_reason
     return cell
 
 
@@ -56,7 +56,7 @@ def test_a_row_tells_why_a_node_is_closed_and_for_how_long_yet() -> None:
     assert row.closed.left_s == left_s - 1.0
     assert f"it refused {MOST} starts in a row" in row.closed.why
     assert row.detail == row.closed.why
-    cell.engine.state.nodes[T0].closed_reason = ""
+    cell.engine.state.nodes[T0].failed_starts.closed_reason = ""
     assert row_of(cell).closed is msgspec.UNSET
     assert b"closed" not in msgspec.json.encode(row_of(cell))
 
@@ -65,7 +65,7 @@ def test_a_node_that_cannot_write_its_ledger_is_closed_until_that_is_mended() ->
     """It takes nothing new either, and nobody knows for how long; a lost node is only lost."""
     cell = closed_cell()
     node = cell.engine.state.nodes[T0]
-    node.ledger_error = "disk full"
+    node.ledger.error = "disk full"
     assert row_of(cell).closed == ClosedRow(why="disk full", left_s=None)
     node.role = NodeRole.LOST
     assert row_of(cell).closed is msgspec.UNSET
@@ -85,7 +85,7 @@ def test_the_status_counts_closed_nodes() -> None:
         return found.nodes_closed
 
     assert counted() == 1
-    cell.engine.state.nodes[T0].closed_reason = ""
+    cell.engine.state.nodes[T0].failed_starts.closed_reason = ""
     assert counted() is msgspec.UNSET
 
 

@@ -233,7 +233,7 @@ async def test_a_gang_that_is_not_ready_times_out_at_its_own_instant() -> None:
         cell.agents["t0"].node._make_ready = lambda key: None  # type: ignore[method-assign]
         job_id = await submit(cell)
         await cell.until(lambda: job(coordinator, job_id).state == JobState.STARTING)
-        deadline_s = job(coordinator, job_id).gang_deadline_s
+        deadline_s = job(coordinator, job_id).attempt.gang_deadline_s
         assert deadline_s is not None
         await cell.until(lambda: coordinator.engine.state.counters.gang_timeouts == 1)
         assert 0.0 <= cell.clock.wall_s() - deadline_s < 2.0

@@ -176,7 +176,7 @@ async def limited(cell: Cell, coordinator: Coordinator) -> JobId:
     reply = await cell.ask(Submit(spec=spec, request_id="limited"))
     assert isinstance(reply, Submitted)
     job_id = JobId(reply.job_id)
-    await cell.until(lambda: job(coordinator, job_id).attempt_ran_at_s is not None)
+    await cell.until(lambda: job(coordinator, job_id).attempt.ran_at_s is not None)
     return job_id
 
 

@@ -73,7 +73,7 @@ async def bring_home(cell: Cell, coordinator: Coordinator) -> None:
     """Recall the service until its node serves."""
     await cell.ask(Operate(action="recall", target=CHAT), tenant="ops")
     node = coordinator.engine.state.nodes[NodeName("i0")]
-    await cell.until(lambda: node.role == NodeRole.SERVING and node.last_lease_id is None)
+    await cell.until(lambda: node.role == NodeRole.SERVING and node.homecoming.lease_id is None)
 
 
 async def test_the_cell_has_events_of_its_own() -> None:

@@ -74,7 +74,7 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     house.decide(suspend(first), beside(second, first))
     house.wait(10.0)
 
-    since_s = first.suspended_at_s or 0.0
+    since_s = first.suspension.since_s or 0.0
 
     def said(after_s: float) -> str:
         return columns.why(rows.job_row(house.engine, first, now_s=since_s + after_s))

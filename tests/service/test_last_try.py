@@ -116,4 +116,4 @@ def test_a_new_leader_knows_it_as_well() -> None:
     """It is part of the state that a leader begins with."""
     cell, job = on_two_nodes()
     new = Engine(SETTINGS, decode_state(cell.engine.encode_state()))
-    assert new.blockers(job.job_id)[0] == cell.engine.blockers(job.job_id)[0]
+    assert new.explain.blockers(job.job_id)[0] == cell.engine.explain.blockers(job.job_id)[0]

@@ -108,7 +108,7 @@ async def at_home(stuck: Stuck) -> None:
     """The leader hears that it serves."""
     leader = stuck.cell.leaders[-1].coordinator
     node = leader.engine.state.nodes[I0]
-    await stuck.cell.until(lambda: node.is_heard and node.role == NodeRole.SERVING)
+    await stuck.cell.until(lambda: node.contact.is_heard and node.role == NodeRole.SERVING)
 
 
 @pytest.mark.parametrize(("away_s", "expected"), [(50.0, CANCELLED), (75.0, LATE)])

@@ -85,7 +85,7 @@ async def test_a_job_that_may_run_unseen_is_not_started_again() -> None:
         assert f"waits for {holder.name}" in found.why[0]
         holder.is_silent = False
         await cell.until(lambda: job(coordinator, job_id).state == JobState.RUNNING)
-        assert job(coordinator, job_id).attempt == 1
+        assert job(coordinator, job_id).attempt.number == 1
         assert [len(agent.running()) for agent in cell.agents.values()].count(1) == 1
         assert coordinator.engine.check() == []
 
@@ -116,7 +116,7 @@ async def test_a_gang_that_runs_is_not_timed_out_for_a_record_that_was_lost(node
         silent.is_silent = False
         await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
         await cell.clock.advance(SETTINGS.engine.gang_ready_timeout_s)
-        assert job(again, job_id).attempt == 1
+        assert job(again, job_id).attempt.number == 1
         assert {agent.name: agent.running() for agent in cell.agents.values()} == keys
         assert again.engine.check() == []
 
@@ -139,7 +139,7 @@ async def test_a_job_that_came_later_does_not_wait() -> None:
     async with Cell(training=2) as cell:
         old, coordinator = await orphaned(cell)
         new = await running(cell, coordinator, "new")
-        assert job(coordinator, new).attempt == 1
+        assert job(coordinator, new).attempt.number == 1
         assert job(coordinator, old).state == JobState.PENDING
 
 
@@ -238,7 +238,7 @@ async def test_losses_found_in_mid_lead_run_no_job_twice() -> None:
         await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
         await cell.clock.advance(2 * SETTINGS.pass_period_s)
         assert sum(len(agent.started) for agent in cell.agents.values()) == 1
-        assert job(again, job_id).attempt == 1
+        assert job(again, job_id).attempt.number == 1
         assert len(told(again)) == 1
 
 

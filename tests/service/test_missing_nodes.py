@@ -59,9 +59,9 @@ async def test_a_rebuilt_gang_names_the_node_that_it_waits_for() -> None:
         again, job_id = await rebuilt_without(cell, MISSING)
         assert MISSING not in again.engine.state.nodes
         assert f"aryl node confirm-dead {MISSING}" in await why(cell, "job", job_id)
-        attempt = job(again, job_id).attempt
+        attempt = job(again, job_id).attempt.number
         await cell.clock.advance(100.0)
-        assert job(again, job_id).attempt == attempt
+        assert job(again, job_id).attempt.number == attempt
         assert again.engine.check() == []
 
 
@@ -72,7 +72,7 @@ async def test_confirming_its_death_lets_the_gang_queue_again() -> None:
         assert isinstance(await confirm_dead(cell, MISSING), Done)
         await cell.until(lambda: job(again, job_id).state == JobState.PENDING)
         entry = job(again, job_id)
-        assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+        assert (entry.counts.node_faults, entry.counts.own_faults) == (1, 0)
         assert "confirm-dead" not in await why(cell, "job", job_id)
         assert again.engine.check() == []
         refused = await confirm_dead(cell, MISSING)
@@ -100,7 +100,7 @@ async def test_a_node_that_comes_back_after_all_completes_its_gang() -> None:
         again, job_id = await rebuilt_without(cell, MISSING)
         cell.agents[MISSING].is_silent = False
         await cell.until(lambda: len(job(again, job_id).workers) == 2)
-        assert job(again, job_id).awaited_nodes == []
+        assert job(again, job_id).attempt.awaited_nodes == []
         assert job(again, job_id).state == JobState.RUNNING
         assert "confirm-dead" not in await why(cell, "job", job_id)
         assert again.engine.check() == []
@@ -110,13 +110,13 @@ async def test_a_node_that_comes_back_without_its_worker_ends_the_wait() -> None
     """What an agent does not report does not run: the gang is a node fault and starts anew."""
     async with Cell(training=2) as cell:
         again, job_id = await rebuilt_without(cell, MISSING)
-        attempt = job(again, job_id).attempt
+        attempt = job(again, job_id).attempt.number
         cell.agents[MISSING].node.crash()
         cell.agents[MISSING].node.boot()
         cell.agents[MISSING].is_silent = False
-        await cell.until(lambda: job(again, job_id).attempt == attempt + 1)
+        await cell.until(lambda: job(again, job_id).attempt.number == attempt + 1)
         entry = job(again, job_id)
-        assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+        assert (entry.counts.node_faults, entry.counts.own_faults) == (1, 0)
         await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
         assert again.engine.state.awaiting_jobs == {}
         assert again.engine.check() == []

@@ -248,7 +248,7 @@ async def test_a_ledger_that_broke_the_engine_is_asked_for_again() -> None:
         await cell.until(lambda: again.decider.quarantine.count == 1)
         assert job_id not in again.engine.state.jobs
         await cell.until(lambda: job_id in again.engine.state.jobs)
-        assert job(again, job_id).attempt == 1
+        assert job(again, job_id).attempt.number == 1
         assert len(agent.started) == 1
 
 

@@ -231,8 +231,8 @@ def test_a_ledger_whose_worker_has_not_its_gpus_is_not_adopted(gpus: tuple[str, 
     engine.handle(recovered, now_s=11.0)
     node = engine.state.nodes[NodeName("t0")]
     assert engine.state.jobs == {}
-    assert node.unknown_workers == [WorkerKey(JobId("j"), 1, 0)]
-    assert (node.stale_stops, node.acknowledged) == ([], [])
+    assert node.ledger.unknown_workers == [WorkerKey(JobId("j"), 1, 0)]
+    assert (node.ledger.stale_stops, node.ledger.acknowledged) == ([], [])
     assert engine.check() == []
 
 
@@ -245,10 +245,10 @@ def test_a_ledger_does_not_bring_back_an_attempt_that_is_over() -> None:
         order = make_order(node, "g0", "g1", attempt=attempt)
         engine.handle(OrdersRecovered(node=NodeName(node), orders=(order,)), now_s=11.0)
     job = engine.state.jobs[JobId("j")]
-    assert (job.attempt, [w.node for w in job.workers.values()]) == (2, ["t1"])
+    assert (job.attempt.number, [w.node for w in job.workers.values()]) == (2, ["t1"])
     assert engine.check() == []
     hold(engine, "t0", 1)
-    assert engine.state.nodes[NodeName("t0")].stale_stops == [WorkerKey(JobId("j"), 1, 0)]
+    assert engine.state.nodes[NodeName("t0")].ledger.stale_stops == [WorkerKey(JobId("j"), 1, 0)]
 
 
 # --- folding --------------------------------------------------------------------------------

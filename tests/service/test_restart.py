@@ -203,7 +203,7 @@ async def test_a_restarted_leader_goes_on_with_running_jobs() -> None:
         again = await cell.lead("two")
         await cell.clock.advance(30.0)
         assert [key for agent in cell.agents.values() for key in agent.running()] == keys
-        assert job(again, job_id).attempt == 1
+        assert job(again, job_id).attempt.number == 1
         assert not any(d.stops for agent in cell.agents.values() for d in agent.desired)
 
 
@@ -250,8 +250,8 @@ async def test_a_standby_does_not_take_old_news_for_new() -> None:
         await cell.until(lambda: standby.is_leading)
         await cell.clock.advance(SETTINGS.coalesce_s)
         nodes = standby.engine.state.nodes
-        assert nodes[NodeName("t0")].is_heard
-        assert not nodes[NodeName("t1")].is_heard
+        assert nodes[NodeName("t0")].contact.is_heard
+        assert not nodes[NodeName("t1")].contact.is_heard
 
 
 @pytest.mark.parametrize("snapshot_records", [2, 500], ids=["snapshot", "records"])

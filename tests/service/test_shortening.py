@@ -238,7 +238,7 @@ async def test_a_restart_on_a_shortened_journal_knows_all() -> None:
         assert again.engine.encode_state() == before
         await cell.until(lambda: again.is_leading)
         await cell.clock.advance(30.0)
-        assert job(again, job_id).attempt == 1
+        assert job(again, job_id).attempt.number == 1
         assert len(again.engine.state.jobs) == 9
 
 

@@ -71,13 +71,13 @@ async def test_a_job_restarts_elsewhere_when_its_node_was_silent_long_enough() -
         job = await running(cell, leader)
         first = silence(cell, job)
         await cell.clock.advance(BOUND_S - SLACK_S)
-        assert (job.state, job.attempt) == (JobState.RUNNING, 1)
+        assert (job.state, job.attempt.number) == (JobState.RUNNING, 1)
         answer = await cell.ask(Describe(kind="job", name=job.job_id))
         assert isinstance(answer, Description)
         assert any("count as ended in" in said for said in answer.why)
-        await cell.until(lambda: job.attempt == 2 and job.state == JobState.RUNNING)
+        await cell.until(lambda: job.attempt.number == 2 and job.state == JobState.RUNNING)
         assert job.workers[0].node != first.name
-        assert job.node_fault_count == 1
+        assert job.counts.node_faults == 1
 
 
 async def test_a_leader_that_is_new_counts_from_when_it_began_to_lead() -> None:
@@ -94,8 +94,8 @@ async def test_a_leader_that_is_new_counts_from_when_it_began_to_lead() -> None:
         began_s = cell.clock.now_s()
         again = standby.engine.state.jobs[job.job_id]
         await cell.clock.advance(BOUND_S - SLACK_S)
-        assert (again.state, again.attempt) == (JobState.RUNNING, 1)
-        await cell.until(lambda: standby.engine.state.jobs[job.job_id].attempt == 2)
+        assert (again.state, again.attempt.number) == (JobState.RUNNING, 1)
+        await cell.until(lambda: standby.engine.state.jobs[job.job_id].attempt.number == 2)
         assert cell.clock.now_s() - began_s >= BOUND_S
 
 
@@ -111,4 +111,4 @@ async def test_a_node_that_comes_back_in_time_goes_on(silent_s: float) -> None:
             agent.is_silent = False
             agent.bus.heal()
             await cell.clock.advance(5.0)
-        assert (job.state, job.attempt, job.node_fault_count) == (JobState.RUNNING, 1, 0)
+        assert (job.state, job.attempt.number, job.counts.node_faults) == (JobState.RUNNING, 1, 0)

@@ -24,7 +24,7 @@ def test_a_report_of_a_turn_back_is_one_in_status_and_of_its_service() -> None:
         home_pool=Pool.INFERENCE,
         role=NodeRole.VACATING,
         epoch=house.engine.state.epoch,
-        generation=entry.generation,
+        generation=entry.desired.generation,
         instance="one",
         period_s=1.0,
         service=CHAT,

@@ -38,7 +38,7 @@ def found(stage: Stage) -> Found:
     assert stage.sim.failing is not None
     assert all(job.state in (JobState.SUCCEEDED, JobState.FAILED) for job in jobs)
     failed = tuple(sorted(job.job_id for job in jobs if job.state == JobState.FAILED))
-    cuts = sum(job.preemption_count + job.suspension_count for job in jobs)
+    cuts = sum(job.counts.preemptions + job.counts.suspensions for job in jobs)
     return Found(stage.sim.failing.figures(), failed, cuts)
 
 
@@ -125,4 +125,4 @@ def test_the_warm_up_after_a_pre_run_makes_nobody_fail(prerun_s: float | None) -
     trouble = Trouble(reason=FOR_GOOD, trials=None, times_s=(20.0,))
     fail(stage, {job.job_id: trouble}, {job.job_id: 18.0})
     assert found(stage).figures.trials == 0
-    assert stage.sim.engine.state.jobs[job.job_id].attempt == (1 if prerun_s is None else 2)
+    assert stage.sim.engine.state.jobs[job.job_id].attempt.number == (1 if prerun_s is None else 2)

@@ -184,7 +184,7 @@ def test_a_gang_that_computes_on_while_it_leaves_does_not_fail() -> None:
     assert figures(made).trials == 0
     made.toggle_deaf(NodeName("t1"))
     made.wait(30.0)
-    assert job.preemption_count == 1
+    assert job.counts.preemptions == 1
     made.start(job, "t0", "t1")
     fails_in(made, 300.0, 16 * 300.0 + 8 * 20.0)  # t1 was held longer than the gang was whole
 

@@ -83,7 +83,7 @@ def test_a_crash_that_takes_flexible_workers_only_costs_no_attempt(
     run.loop.at(200.0, crash)
     to_the_end(run)
     job = run.engine.state.jobs[JobId("a")]
-    assert (job.state, job.attempt, job.node_fault_count) == (JobState.SUCCEEDED, 1, 1)
+    assert (job.state, job.attempt.number, job.counts.node_faults) == (JobState.SUCCEEDED, 1, 1)
     assert run.engine.state.counters.preemptions == 0
     assert run.runtime.lost_gpu_s == 0.0
     assert (job.finished_at_s or 0.0) < 850.0  # 1200 s and more with the work of a new attempt

@@ -90,7 +90,7 @@ def test_a_node_that_is_called_again_while_it_waits_is_one_node() -> None:
     now = Reclaim(node=NodeName("i0"), service=CHAT, deadline_s=60.0, reason="load")
     cell.house.decide(stop, now, lend=True)
     cell.house.wait(600.0)
-    assert entry.preemption_count == 1
+    assert entry.counts.preemptions == 1
     assert cell.keeper.toll() == Toll(gentle_ratio=0.0, collateral_ratio=1.0)
 
 

@@ -32,7 +32,7 @@ APART_S = 86_400.0
 def called_back(ctx: Context, job: JobEntry, tenant: str) -> None:
     """A job is about to be stopped for a tenant's guarantee. A gang that has not run yet lost
     nothing, and does not count."""
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return
     before = job.back_off
     if before is not None and _did_well(job, before, ctx.now_s):

@@ -77,8 +77,8 @@ class Deadlines:
 
 def deadline_s(job: JobEntry) -> float | None:
     """The next instant at which time alone changes something about a job."""
-    if job.gang_deadline_s is not None:
-        return job.gang_deadline_s
+    if job.attempt.gang_deadline_s is not None:
+        return job.attempt.gang_deadline_s
     retry_s = jobs_retry.deadline_s(job)
     if job.state == JobState.PENDING:
         return retry_s
@@ -89,7 +89,7 @@ def deadline_s(job: JobEntry) -> float | None:
 
 def _limit_s(job: JobEntry) -> float | None:
     """When a job runs into its own limit."""
-    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
+    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt.ran_at_s
     if limit_s is None or ran_at_s is None or job.after_vacating is not None:
         return None
     return ran_at_s + limit_s
@@ -97,7 +97,7 @@ def _limit_s(job: JobEntry) -> float | None:
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:
     """A job's deadline is over: its gang was not ready in time, or it ran into its own limit."""
-    if job.gang_deadline_s is not None and job.gang_deadline_s <= ctx.now_s:
+    if job.attempt.gang_deadline_s is not None and job.attempt.gang_deadline_s <= ctx.now_s:
         _gang_timeout(ctx, job)
     jobs_retry.time_is_up(ctx, job)
     prerun.time_is_up(ctx, job)
@@ -116,7 +116,7 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
     """
     if lost_records.may_run_unseen(ctx.state, job):
         return
-    job.gang_deadline_s = None
+    job.attempt.gang_deadline_s = None
     ctx.changed_jobs[job.job_id] = None
     if job.state == JobState.STARTING:
         ctx.state.counters.gang_timeouts += 1

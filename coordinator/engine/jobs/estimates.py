@@ -99,24 +99,25 @@ def _computing(job: JobEntry, at_s: float = inf) -> list[WorkerEntry]:
 
 def _pace_of(job: JobEntry, computing: Sequence[WorkerEntry]) -> float:
     """As `pace`, of these workers of a job."""
-    multiplier = job.spec.gpu.worker_multiplier.get(job.gpu_type or "", 1)
+    multiplier = job.spec.gpu.worker_multiplier.get(job.attempt.gpu_type or "", 1)
     workers = len(computing) if multiplier == 1 else len(computing) / multiplier
     if job.spec.profile.speedup:
         workers = job.spec.profile.rate(workers, base=job.spec.workers.min)
     ratio = job.spec.gpu.heterogeneous_speed_ratio
     spans = ratio > 0 and any(worker.is_other_type for worker in computing)
-    if job.packed_speed_ratio != 1.0:
-        workers *= job.packed_speed_ratio
+    if job.attempt.packed_speed_ratio != 1.0:
+        workers *= job.attempt.packed_speed_ratio
     return workers * ratio if spans else workers
 
 
 def settle_work(job: JobEntry, now_s: float) -> None:
-    """Bring `worker_s` up to now; call it before the number of running workers changes."""
-    elapsed_s = now_s - job.worker_s_at_s
-    if job.attempt_ran_at_s is not None and elapsed_s > 0:  # a gang's workers end together
-        job.worker_s += pace(job) * elapsed_s
-        job.attained_gpu_s += computing_gpus(job) * elapsed_s
-    job.worker_s_at_s = now_s
+    """Bring the clock of a job up to now; call it before the number of running workers changes."""
+    clock = job.clock
+    elapsed_s = now_s - clock.at_s
+    if job.attempt.ran_at_s is not None and elapsed_s > 0:  # a gang's workers end together
+        clock.worker_s += pace(job) * elapsed_s
+        clock.attained_gpu_s += computing_gpus(job) * elapsed_s
+    clock.at_s = now_s
 
 
 def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_s: float) -> None:
@@ -129,21 +130,21 @@ def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_
     until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
     counted = _computing(job, until_s)
     del job.workers[worker.key.worker_index]
-    if job.attempt_ran_at_s is None or worker.order != OrderPhase.RUN:
+    if job.attempt.ran_at_s is None or worker.order != OrderPhase.RUN:
         return
-    over_s = until_s - max(ended_at_s, job.attempt_ran_at_s)
+    over_s = until_s - max(ended_at_s, job.attempt.ran_at_s)
     if over_s <= 0 or now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
         return
     over_gpu_s = len(worker.gpu_uuids) * worker.share * over_s
-    job.attained_gpu_s = max(0.0, job.attained_gpu_s - over_gpu_s)
+    job.clock.attained_gpu_s = max(0.0, job.clock.attained_gpu_s - over_gpu_s)
     others = [other for other in counted if other is not worker]
     over_pace = _pace_of(job, counted) - _pace_of(job, others)
-    job.worker_s = max(0.0, job.worker_s - over_pace * over_s)
+    job.clock.worker_s = max(0.0, job.clock.worker_s - over_pace * over_s)
 
 
 def computing_gpus(job: JobEntry) -> float:
     """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
-    if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
+    if job.attempt.ran_at_s is None or job.state == JobState.SUSPENDED:
         return 0
     gpus = 0.0
     for worker in _computing(job):
@@ -153,28 +154,25 @@ def computing_gpus(job: JobEntry) -> float:
 
 def attained_gpu_s(job: JobEntry, now_s: float) -> float:
     """GPU-seconds of computing in all attempts until now (attained service; Tiresias, NSDI'19)."""
-    elapsed_s = now_s - job.worker_s_at_s
+    elapsed_s = now_s - job.clock.at_s
     if elapsed_s <= 0:
-        return job.attained_gpu_s
-    return job.attained_gpu_s + computing_gpus(job) * elapsed_s
+        return job.clock.attained_gpu_s
+    return job.clock.attained_gpu_s + computing_gpus(job) * elapsed_s
 
 
 def attempt_worker_s(job: JobEntry, now_s: float) -> float:
     """Worker-seconds of this attempt until now, without changing anything."""
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return 0.0
-    return job.worker_s + pace(job) * max(0.0, now_s - job.worker_s_at_s)
+    return job.clock.worker_s + pace(job) * max(0.0, now_s - job.clock.at_s)
 
 
 def _done_ratio(job: JobEntry) -> float:
     """The share of the job that its present (or else its next) attempt does not repeat."""
-    progress, checkpoint = job.progress, job.checkpoint
+    progress = job.progress
     if progress is None or not progress.total_steps:
         return 0.0
-    if job.attempt_ran_at_s is not None:
-        step = job.progress_at_start
-    else:
-        step = checkpoint.step if checkpoint is not None and checkpoint.is_verified else 0
+    step = job.saves.step if job.attempt.ran_at_s is None else job.attempt.start_step
     return min(1.0, step / progress.total_steps)
 
 
@@ -187,48 +185,51 @@ def measure(job: JobEntry, now_s: float) -> None:
     earlier measurement.
     """
     settle_work(job, now_s)
-    progress = job.progress
-    if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
+    progress, estimate = job.progress, job.estimate
+    if job.attempt.ran_at_s is None or progress is None or not progress.total_steps:
         return
     is_same_gang = job.steps.told(
         progress.step,
         now_s,
-        of=(job.attempt, job.resize_count + job.suspension_count),
+        of=(job.attempt.number, job.counts.resizes + job.counts.suspensions),
         workers=job.running_workers if job.state == JobState.RUNNING else 0,
-        gpu_type=job.gpu_type or "",
+        gpu_type=job.attempt.gpu_type or "",
     )
-    steps, spent_s = progress.step - job.progress_at_start, job.worker_s
+    steps, spent_s = progress.step - job.attempt.start_step, job.clock.worker_s
     if steps <= 0 or spent_s <= 0:
         return
     is_declared = job.spec.expected_runtime_s is not None
     if job.state == JobState.PREEMPTING:
-        if is_declared or job.measured_work_s is not None:
+        if is_declared or estimate.measured_work_s is not None:
             return
         # It may have computed since the order to stop.
-        spent_s = max(spent_s, (now_s - job.attempt_ran_at_s) * job.spec.workers.min)
-    is_first = job.measured_left_s is None
+        spent_s = max(spent_s, (now_s - job.attempt.ran_at_s) * job.spec.workers.min)
+    is_first = estimate.measured_left_s is None
     if is_first:
-        _measured_from(job, progress.step, job.measured_work_s)
-    told_steps, told_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
+        _measured_from(job, progress.step, estimate.measured_work_s)
+    told_steps = progress.step - estimate.first_step
+    told_s = job.clock.worker_s - estimate.first_worker_s
     is_told = told_steps > 0 and told_s >= TELLING_S * job.spec.workers.min
     if is_told:
         work_s = progress.total_steps * told_s / told_steps
     else:
         work_s = progress.total_steps * spent_s / steps
-        work_s = work_s if job.first_work_s is None else min(work_s, job.first_work_s)
+        work_s = work_s if estimate.first_work_s is None else min(work_s, estimate.first_work_s)
     if not (is_first or is_same_gang):
         _measured_from(job, progress.step, work_s)
-    job.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
-    job.measured_worker_s = job.worker_s
+    estimate.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
+    estimate.measured_worker_s = job.clock.worker_s
     # Warming up counts as work until then. For later attempts that is better than a guess by other
     # jobs, and worse than the declared runtime.
     if is_told or not is_declared:
-        job.measured_work_s = work_s
+        estimate.measured_work_s = work_s
 
 
 def _measured_from(job: JobEntry, step: int, work_s: float | None) -> None:
     """From here on its pace is that of this gang; what the job takes by its pace before."""
-    job.first_step, job.first_worker_s, job.first_work_s = step, job.worker_s, work_s
+    estimate = job.estimate
+    estimate.first_step, estimate.first_worker_s = step, job.clock.worker_s
+    estimate.first_work_s = work_s
 
 
 def steps_left(job: JobEntry, now_s: float) -> float | None:
@@ -236,9 +237,9 @@ def steps_left(job: JobEntry, now_s: float) -> float | None:
     progress, measured = job.progress, job.steps
     if measured.step_time_s is None or progress is None or not progress.total_steps:
         return None
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return (1.0 - _done_ratio(job)) * progress.total_steps
-    since_s = max(0.0, now_s - max(measured.told_at_s, job.attempt_ran_at_s))
+    since_s = max(0.0, now_s - max(measured.told_at_s, job.attempt.ran_at_s))
     return max(0.0, progress.total_steps - progress.step - since_s / measured.step_time_s)
 
 
@@ -248,16 +249,16 @@ def attempt_ended(job: JobEntry) -> None:
     Otherwise the job would be as short again as its first estimate, and orders by remaining time
     would stop two jobs for each other for ever.
     """
-    if job.attempt_ran_at_s is not None:
-        done_s = job.worker_s + _work_s(job) * _done_ratio(job)
-        job.longest_work_s = max(job.longest_work_s, done_s)
-    job.attempt_ran_at_s = None
-    job.measured_left_s = None
+    if job.attempt.ran_at_s is not None:
+        done_s = job.clock.worker_s + _work_s(job) * _done_ratio(job)
+        job.estimate.longest_work_s = max(job.estimate.longest_work_s, done_s)
+    job.attempt.ran_at_s = None
+    job.estimate.measured_left_s = None
 
 
 def forget_measured(job: JobEntry) -> None:
     """Forget the measured length, because the next attempt has another gang."""
-    job.measured_work_s, job.longest_work_s, job.steps = None, 0.0, StepTimes()
+    job.estimate.measured_work_s, job.estimate.longest_work_s, job.steps = None, 0.0, StepTimes()
     job.resizes, job.gaps = ResizeCosts(lost_gpu_s=job.resizes.lost_gpu_s), StepGaps()
 
 
@@ -265,16 +266,16 @@ def _work_s(job: JobEntry) -> float:
     """Worker-seconds of the whole job: by the latest progress of an attempt, else by its estimate.
     Not less than an attempt took that did not end it.
     """
-    if job.measured_work_s is not None:
-        return job.measured_work_s
-    return max(job.expected_work_s, job.longest_work_s)
+    if job.estimate.measured_work_s is not None:
+        return job.estimate.measured_work_s
+    return max(job.estimate.expected_work_s, job.estimate.longest_work_s)
 
 
 def estimated_left(job: JobEntry, now_s: float) -> float:
     """Worker-seconds left by the estimate alone; below zero when the job has outlived it."""
     done_s = attempt_worker_s(job, now_s)
-    if job.measured_left_s is not None:
-        return job.measured_left_s - (done_s - job.measured_worker_s)
+    if job.estimate.measured_left_s is not None:
+        return job.estimate.measured_left_s - (done_s - job.estimate.measured_worker_s)
     return _work_s(job) * (1.0 - _done_ratio(job)) - done_s
 
 
@@ -286,13 +287,13 @@ def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
 
 
 def _source(job: JobEntry) -> str:
-    if job.measured_left_s is not None:
+    if job.estimate.measured_left_s is not None:
         return Source.LIVE
-    if job.measured_work_s is not None:
+    if job.estimate.measured_work_s is not None:
         return Source.EARLIER
-    if job.longest_work_s > job.expected_work_s:
-        return f"{Source.OUTLIVED} ({job.estimate_source})"
-    return job.estimate_source
+    if job.estimate.longest_work_s > job.estimate.expected_work_s:
+        return f"{Source.OUTLIVED} ({job.estimate.source})"
+    return job.estimate.source
 
 
 def outlived_s(job: JobEntry, now_s: float) -> float:
@@ -308,10 +309,10 @@ def least_work_s(job: JobEntry) -> float:
 
     Work before this attempt is known, so this is a share of the rest only.
     """
-    if job.measured_left_s is not None:
+    if job.estimate.measured_left_s is not None:
         progress = job.progress
         steps = 0 if progress is None else (progress.total_steps or 0) - progress.step
-        return job.measured_left_s / steps if steps > 0 else 0.0
+        return job.estimate.measured_left_s / steps if steps > 0 else 0.0
     return _work_s(job) * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
 
 
@@ -328,15 +329,15 @@ def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
 
     at_s: not after `now_s`; from then until now it had as many GPUs as now.
     """
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return Stake(0.0, 0.0, at_s)
-    gpu_s = _attained_at(job, now_s, at_s) - job.saved_gpu_s
+    gpu_s = _attained_at(job, now_s, at_s) - job.saves.attained_gpu_s
     return Stake(max(0.0, gpu_s), _held_gpus(job), at_s)
 
 
 def saved(job: JobEntry, now_s: float, at_s: float) -> None:
     """A verified save was made at an instant: it contains all work attained until then."""
-    job.saved_gpu_s = max(job.saved_gpu_s, _attained_at(job, now_s, at_s))
+    job.saves.attained_gpu_s = max(job.saves.attained_gpu_s, _attained_at(job, now_s, at_s))
 
 
 def _attained_at(job: JobEntry, now_s: float, at_s: float) -> float:
@@ -346,28 +347,32 @@ def _attained_at(job: JobEntry, now_s: float, at_s: float) -> float:
 
 def lost_if_preempted(job: JobEntry, now_s: float) -> float:
     """GPU-seconds that a preemption now throws away: since the last verified checkpoint."""
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return 0.0
-    return max(0.0, attained_gpu_s(job, now_s) - job.saved_gpu_s)
+    return max(0.0, attained_gpu_s(job, now_s) - job.saves.attained_gpu_s)
 
 
 def has_saved(job: JobEntry) -> bool:
     """Whether its present attempt has verified a checkpoint."""
-    if job.attempt_ran_at_s is None or job.checkpoint is None or not job.checkpoint.is_verified:
+    if (
+        job.attempt.ran_at_s is None
+        or job.saves.checkpoint is None
+        or not job.saves.checkpoint.is_verified
+    ):
         return False
-    return (job.checkpoint_at_s or 0.0) > job.attempt_ran_at_s
+    return (job.saves.at_s or 0.0) > job.attempt.ran_at_s
 
 
 def is_all_saved(job: JobEntry) -> bool:
     """Whether a verified checkpoint holds every step that the job says it did."""
-    progress, checkpoint = job.progress, job.checkpoint
+    progress, checkpoint = job.progress, job.saves.checkpoint
     if progress is None or checkpoint is None or not checkpoint.is_verified:
         return False
     return progress.step <= checkpoint.step
 
 
 def _held_gpus(job: JobEntry) -> float:
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return 0
     gpus = 0.0
     for worker in job.workers.values():

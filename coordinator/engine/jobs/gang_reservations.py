@@ -21,11 +21,11 @@ from common.model import NodeRole, StopReason, WorkerKey
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.context import Context, release_gpus
 from coordinator.engine.state.events import NodeReported
+from coordinator.engine.state.node_groups import LeftReservation
 from coordinator.engine.state.tables import (
     AfterVacating,
     ClusterState,
     JobEntry,
-    LeftReservation,
     NodeEntry,
     WorkerEntry,
 )
@@ -69,12 +69,12 @@ def leave(ctx: Context, job: JobEntry) -> bool:
 
 
 def _hold(ctx: Context, node: NodeEntry, worker: WorkerEntry) -> None:
-    node.left_reservations.append(
+    node.ledger.left_reservations.append(
         LeftReservation(
             key=worker.key,
             gpu_uuids=worker.gpu_uuids,
             reason=worker.stop or StopReason.STALE,
-            generation=node.generation + 1,
+            generation=node.desired.generation + 1,
         )
     )
     ctx.changed_nodes[node.name] = None
@@ -83,7 +83,7 @@ def _hold(ctx: Context, node: NodeEntry, worker: WorkerEntry) -> None:
 
 def is_left(node: NodeEntry, key: WorkerKey) -> bool:
     """Whether a node was left with this reservation."""
-    return any(left.key == key for left in node.left_reservations)
+    return any(left.key == key for left in node.ledger.left_reservations)
 
 
 def heard(
@@ -100,7 +100,7 @@ def heard(
     order to reserve may be on its way to the node until then.
     """
     is_current = event.epoch == ctx.state.epoch
-    for left in list(node.left_reservations):
+    for left in list(node.ledger.left_reservations):
         is_told = is_current and event.generation >= left.generation
         if left.key not in reported and (is_told or is_new_boot):
             release(ctx, node, left.key)
@@ -108,14 +108,16 @@ def heard(
 
 def release(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
     """Free the GPUs of one reservation: its node does not hold it any more."""
-    node.left_reservations = [left for left in node.left_reservations if left.key != key]
+    node.ledger.left_reservations = [
+        left for left in node.ledger.left_reservations if left.key != key
+    ]
     release_gpus(ctx, node.name, key)
     ctx.touch(node.name)
 
 
 def release_all(ctx: Context, node: NodeEntry) -> None:
     """Free the GPUs of all of them: an operator confirms that the node runs nothing."""
-    for left in list(node.left_reservations):
+    for left in list(node.ledger.left_reservations):
         release(ctx, node, left.key)
 
 
@@ -124,5 +126,5 @@ def told(node: NodeEntry) -> list[str]:
     return [
         f"{counted(len(left.gpu_uuids), 'GPU stays', 'GPUs stay')} held for {left.key}, which was "
         "ordered to stop before it ran, until the node reports its release"
-        for left in node.left_reservations
+        for left in node.ledger.left_reservations
     ]

@@ -16,6 +16,7 @@ from coordinator.engine.jobs import (
 )
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, free_slots
+from coordinator.engine.state.job_groups import AttemptEntry
 from coordinator.engine.state.tables import JobEntry, NodeEntry
 from coordinator.policies.contract.decisions import Placement, Start, placed_count
 
@@ -23,13 +24,13 @@ from coordinator.policies.contract.decisions import Placement, Start, placed_cou
 def is_schedulable(node: NodeEntry) -> bool:
     """Whether workers may start on a node now."""
     return (
-        node.is_heard
-        and not node.is_cordoned
-        and not node.ledger_error
-        and not node.closed_reason
+        node.contact.is_heard
+        and not node.cordon.is_cordoned
+        and not node.ledger.error
+        and not node.failed_starts.closed_reason
         and not node.is_out
-        and not node.unknown_workers
-        and not node.is_awaited
+        and not node.ledger.unknown_workers
+        and not node.homecoming.is_awaited
         and (
             (node.role == NodeRole.TRAINING and node.home_pool == Pool.TRAINING)
             or (node.role == NodeRole.ON_LOAN and node.lease is not None)
@@ -136,19 +137,18 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
     if why:
         return why
     preemption_loss.close(job)
-    if job.attempt == 0:
+    if job.attempt.number == 0:
         # a job that has begun is not refused, with or without a promise
         job.is_promised = decision.is_promised
-    job.attempt += 1
     # They belong to the attempt before; its events have them.
     job.exit_code, job.error, job.retry.failed_on = None, "", []
-    job.next_worker_index = 0
     job.workers = {}
-    job.succeeded_workers = []
-    job.gpu_type = decision.gpu_type
-    job.is_packed = decision.is_packed
-    job.packed_speed_ratio = 1.0
-    job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+    job.attempt = AttemptEntry(
+        number=job.attempt.number + 1,
+        gpu_type=decision.gpu_type,
+        gang_deadline_s=ctx.now_s + ctx.settings.gang_ready_timeout_s,
+        is_packed=decision.is_packed,
+    )
     add(ctx, job, in_order(decision.placements))
     rendezvous.add(ctx, job)
     jobs_lifecycle.fire(ctx, job, JobEvent.START, decision.reason)
@@ -165,7 +165,7 @@ def add(ctx: Context, job: JobEntry, placements: Iterable[Placement]) -> None:
     for placement in placements:
         node, kind = mixed_nodes.there(ctx.state, placement.node)
         job.was_on_loan |= node.role == NodeRole.ON_LOAN
-        each = gpus_each(job, kind, job.gpu_type or "")
+        each = gpus_each(job, kind, job.attempt.gpu_type or "")
         for number in range(placement.worker_count):
             shared = placement.gpu_uuids[number * each : (number + 1) * each]
             jobs_lifecycle.add_worker(

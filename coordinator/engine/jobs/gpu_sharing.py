@@ -112,7 +112,7 @@ def suspend(ctx: Context, decision: Suspend) -> str:
     if job is None or job.state != JobState.RUNNING or job.after_vacating is not None:
         return f"{decision.job_id} does not run"
     put_aside(ctx, job, decision.reason)
-    job.suspension_count += 1
+    job.counts.suspensions += 1
     ctx.state.counters.suspensions += 1
     return ""
 
@@ -121,9 +121,9 @@ def put_aside(ctx: Context, job: JobEntry, reason: str) -> None:
     """A running job keeps its GPUs and computes no more."""
     estimates.settle_work(job, ctx.now_s)
     jobs_lifecycle.fire(ctx, job, JobEvent.SUSPEND, reason)
-    job.suspended_at_s = ctx.now_s
+    job.suspension.since_s = ctx.now_s
     job.resizes.forget()
-    job.is_packed = False
+    job.attempt.is_packed = False
     ctx.state.suspended_jobs[job.job_id] = None
     _order_anew(ctx, job)
 
@@ -140,7 +140,7 @@ def resume(ctx: Context, decision: Resume) -> str:
             return why
     estimates.settle_work(job, ctx.now_s)  # nothing was computed until now
     jobs_lifecycle.fire(ctx, job, JobEvent.RESUME, decision.reason)
-    job.is_packed = decision.is_packed
+    job.attempt.is_packed = decision.is_packed
     _order_anew(ctx, job)
     return ""
 
@@ -171,8 +171,8 @@ def found_together(
                 put_aside(ctx, job, f"it had been suspended on {node.name}")
         packed = computing_on(ctx, slot)
         for job in packed if len(packed) > 1 else ():
-            if job.job_id in found and not job.is_packed:
-                job.is_packed = True
+            if job.job_id in found and not job.attempt.is_packed:
+                job.attempt.is_packed = True
                 ctx.changed_jobs[job.job_id] = None
 
 
@@ -211,8 +211,8 @@ def settle(ctx: Context) -> None:
 
 def _count_pause(ctx: Context, job: JobEntry) -> None:
     """It goes on, or its attempt is over: the time that it was suspended is known."""
-    job.suspended_s += ctx.now_s - (job.suspended_at_s or ctx.now_s)
-    job.suspended_at_s = None
+    job.suspension.total_s += ctx.now_s - (job.suspension.since_s or ctx.now_s)
+    job.suspension.since_s = None
 
 
 def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) -> None:
@@ -246,9 +246,9 @@ def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) ->
 def _slow_down(ctx: Context, job: JobEntry) -> None:
     """A gang is as slow as its slowest worker."""
     ratio = min((_packed_ratio(ctx, job, worker) for worker in job.workers.values()), default=1.0)
-    if ratio != job.packed_speed_ratio:
+    if ratio != job.attempt.packed_speed_ratio:
         estimates.settle_work(job, ctx.now_s)
-        job.packed_speed_ratio = ratio
+        job.attempt.packed_speed_ratio = ratio
         ctx.changed_jobs[job.job_id] = None
 
 

@@ -32,6 +32,7 @@ from coordinator.engine.jobs import (
 from coordinator.engine.state import context as state_context
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
+from coordinator.engine.state.job_groups import WaitEntry, WorkEstimate
 from coordinator.engine.state.tables import (
     AfterVacating,
     ClusterState,
@@ -173,7 +174,7 @@ def gang_changes(ctx: Context, job: JobEntry) -> None:
     Call it when its work up to now is settled and before its workers are others.
     """
     job.gaps.changed(ctx.now_s)
-    price = job.resizes.changes(ctx.now_s, job.attained_gpu_s, attempt=job.attempt)
+    price = job.resizes.changes(ctx.now_s, job.clock.attained_gpu_s, attempt=job.attempt.number)
     if price is not None:
         preemption_loss.resized(ctx, job, price)
 
@@ -189,9 +190,8 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
         tenant=event.tenant,
         user=event.user,
         submitted_at_s=ctx.now_s,
-        pending_since_s=ctx.now_s,
-        expected_work_s=work_s,
-        estimate_source=source,
+        wait=WaitEntry(pending_since_s=ctx.now_s),
+        estimate=WorkEstimate(expected_work_s=work_s, source=source),
     )
     ctx.state.live_jobs[event.job_id] = None
     ctx.changed_jobs[event.job_id] = None
@@ -229,25 +229,27 @@ def add_worker(
     shared: the GPUs that it has together with others; empty: free ones.
     """
     key = next_key(job)
-    gpus = job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(kind, job.gpu_type or "") or 1)
+    gpus = job.spec.gpus_per_worker * (
+        job.spec.gpu.gpus_for_one(kind, job.attempt.gpu_type or "") or 1
+    )
     worker = WorkerEntry(
         key=key,
         node=node.name,
         gpu_uuids=hold_gpus(ctx, node, gpus, key, shared=shared, kind=kind),
         is_flexible=is_flexible,
-        is_other_type=kind != job.gpu_type,
-        generation=node.generation + 1,
+        is_other_type=kind != job.attempt.gpu_type,
+        generation=node.desired.generation + 1,
     )
     job.workers[key.worker_index] = worker
     ctx.changed_jobs[job.job_id] = None
-    job.next_worker_index += 1
+    job.attempt.next_worker_index += 1
     ctx.touch(node.name)
     return worker
 
 
 def next_key(job: JobEntry) -> WorkerKey:
     """The key of the next worker of the present attempt."""
-    return WorkerKey(job.job_id, job.attempt, job.next_worker_index)
+    return WorkerKey(job.job_id, job.attempt.number, job.attempt.next_worker_index)
 
 
 def stop_workers(
@@ -302,7 +304,7 @@ def preempt(
     """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
         return
-    if job.attempt_ran_at_s is not None:
+    if job.attempt.ran_at_s is not None:
         preemption_loss.ordered(ctx, job, loan, stake)
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
@@ -326,7 +328,7 @@ def is_ready(worker: WorkerEntry) -> bool:
 def is_base_there(job: JobEntry) -> bool:
     """Whether as many base workers are placed as the gang needs; of a rebuilt one some may miss."""
     base = sum(1 for worker in job.workers.values() if not worker.is_flexible)
-    return base >= job.spec.workers_on(job.gpu_type or "").min
+    return base >= job.spec.workers_on(job.attempt.gpu_type or "").min
 
 
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
@@ -336,19 +338,18 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
         return
     if not rendezvous.is_ready(job):
         return
-    job.endpoint = (job.store or job.workers[min(job.workers)]).endpoint
-    job.gang_deadline_s = None
-    job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
-    job.worker_s = 0.0
-    job.saved_gpu_s = job.attained_gpu_s
-    job.measured_left_s = None
-    job.suspended_before_s = job.suspended_s
-    job.succeeded_workers, job.retry.refused_by = [], {}
-    job.total_queueing_s += ctx.now_s - job.pending_since_s
+    job.attempt.endpoint = (job.store or job.workers[min(job.workers)]).endpoint
+    job.attempt.gang_deadline_s = None
+    job.attempt.ran_at_s = job.clock.at_s = ctx.now_s
+    job.clock.worker_s = 0.0
+    job.saves.attained_gpu_s = job.clock.attained_gpu_s
+    job.estimate.measured_left_s = None
+    job.suspension.before_attempt_s = job.suspension.total_s
+    job.attempt.succeeded_workers, job.retry.refused_by = [], {}
+    job.wait.queueing_s += ctx.now_s - job.wait.pending_since_s
     if job.started_at_s is None:
         job.started_at_s = ctx.now_s
-    step = job.checkpoint.step if job.checkpoint and job.checkpoint.is_verified else 0
-    job.progress_at_start = step
+    job.attempt.start_step = job.saves.step
     for worker in job.workers.values():
         worker.order = OrderPhase.RUN
         ctx.touch(worker.node)
@@ -368,7 +369,7 @@ def end_resize_when_done(ctx: Context, job: JobEntry) -> None:
             ctx.touch(worker.node)
         added = []
     if not added and all(worker.stop is None for worker in job.workers.values()):
-        job.gang_deadline_s = None
+        job.attempt.gang_deadline_s = None
         fire(ctx, job, JobEvent.RESIZED, f"{job.running_workers} workers")
         ctx.needs_pass = True
 
@@ -391,14 +392,14 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         ctx.touch(other.node)
     if _has_finished(ending):
         if not worker.is_flexible:  # the base alone says when the work is done
-            job.succeeded_workers.append(worker.key.worker_index)
+            job.attempt.succeeded_workers.append(worker.key.worker_index)
     elif worker.stop is not None:
         _count_release(ctx, job, worker)
         jobs_retry.learned(ctx, job, worker.node, ending)
     elif ending.said_reason is not None:
         _sent_home(ctx, job, worker, ending.said_reason, stake)
     elif (ending.is_node_fault or ending.refused) and _goes_on_without(job, worker):
-        job.node_fault_count += 1
+        job.counts.node_faults += 1
         if ending.refused:
             jobs_retry.left_alone(ctx, job, worker.node)
         elif not ending.has_begun:
@@ -434,7 +435,7 @@ def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending)
         preempt(ctx, job, why, loan=ctx.loan_of(store.node))
         return
     code = ending.exit_code
-    was_killed = code is not None and code < 0 and job.attempt_ran_at_s is not None
+    was_killed = code is not None and code < 0 and job.attempt.ran_at_s is not None
     is_free = ending.is_node_fault or was_killed or code == PORT_TAKEN_EXIT_CODE
     error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
     _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
@@ -506,7 +507,7 @@ def _fault(
     ending = jobs_retry.judged(ctx, job, node, ending)
     job.exit_code, job.error = ending.exit_code, ending.in_words
     if ending.is_node_fault:
-        job.node_fault_count += 1
+        job.counts.node_faults += 1
         jobs_retry.node_fault(ctx, job, node, is_in_vain=not ending.has_begun)
         may_retry = True
     else:
@@ -540,9 +541,9 @@ def _is_done(job: JobEntry) -> bool:
     if job.after_vacating not in (None, AfterVacating.REQUEUE):
         return False
     base_left = any(not worker.is_flexible for worker in job.workers.values())
-    base = job.spec.workers_on(job.gpu_type or "").min
+    base = job.spec.workers_on(job.attempt.gpu_type or "").min
     is_active = job.state in ACTIVE_JOB_STATES or job.state == JobState.PREEMPTING
-    return is_active and not base_left and len(job.succeeded_workers) >= base
+    return is_active and not base_left and len(job.attempt.succeeded_workers) >= base
 
 
 def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
@@ -553,9 +554,9 @@ def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
     after = job.after_vacating
     if after == AfterVacating.SUCCEED:
         job.exit_code, job.error = 0, ""
-        if job.attempt_ran_at_s is not None and job.attempt - job.retry.prerun_attempts <= 1:
+        if job.attempt.ran_at_s is not None and job.attempt.number - job.retry.prerun_attempts <= 1:
             kept = ctx.settings.job_histories_kept
-            estimates.record(ctx.state, job, job.worker_s, kept=kept)
+            estimates.record(ctx.state, job, job.clock.worker_s, kept=kept)
         end(ctx, job, JobEvent.SUCCEED)
     elif after == AfterVacating.FAIL:
         end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
@@ -568,16 +569,16 @@ def finish_attempt_if_empty(ctx: Context, job: JobEntry) -> None:
 def _requeue(ctx: Context, job: JobEntry) -> None:
     rendezvous.leave(ctx, job)
     job.after_vacating = None
-    job.succeeded_workers = []
+    job.attempt.succeeded_workers = []
     # else the job has waited all the time, because its nodes were never used
-    if job.attempt_ran_at_s is not None:
-        job.pending_since_s = ended_workers.waits_since_s(job, ctx.now_s)
+    if job.attempt.ran_at_s is not None:
+        job.wait.pending_since_s = ended_workers.waits_since_s(job, ctx.now_s)
     estimates.attempt_ended(job)
     prerun_spec.settled(ctx, job)
-    job.gang_deadline_s = None
-    job.awaited_nodes = []
-    job.gpu_type = None
-    job.endpoint = ""
+    job.attempt.gang_deadline_s = None
+    job.attempt.awaited_nodes = []
+    job.attempt.gpu_type = None
+    job.attempt.endpoint = ""
     fire(ctx, job, JobEvent.VACATED, "waits again")
     ctx.needs_pass = True
 

@@ -29,16 +29,16 @@ def migrate(ctx: Context, decision: Migrate) -> str:
     job = ctx.job(decision.job_id)
     if job is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
         return f"{decision.job_id} does not run"
-    if job.after_vacating is not None or job.gpu_type is None:
+    if job.after_vacating is not None or job.attempt.gpu_type is None:
         return f"{decision.job_id} is ending"
     start = _start_of(job, decision)
     why = gang_start.why_not(ctx, job, start)
     if why:
         return why
     _hold(ctx, job, decision)
-    if job.attempt_ran_at_s is not None:
+    if job.attempt.ran_at_s is not None:
         preemption_loss.ordered(ctx, job, None, is_migration=True)
-    job.migration_count += 1
+    job.counts.migrations += 1
     ctx.state.counters.migrations += 1
     jobs_lifecycle.fire(ctx, job, JobEvent.MIGRATE, decision.reason)
     job.after_vacating = AfterVacating.REQUEUE
@@ -49,10 +49,10 @@ def migrate(ctx: Context, decision: Migrate) -> str:
 def _start_of(job: JobEntry, decision: Migrate) -> Start:
     return Start(
         job_id=job.job_id,
-        gpu_type=job.gpu_type or "",
+        gpu_type=job.attempt.gpu_type or "",
         placements=decision.placements,
         estimated_runtime_s=0.0,
-        estimate_source=job.estimate_source,
+        estimate_source=job.estimate.source,
         is_packed=decision.is_packed,
         reason=decision.reason,
     )
@@ -63,9 +63,9 @@ def _hold(ctx: Context, job: JobEntry, decision: Migrate) -> None:
     index, held = 0, list[tuple[NodeName, WorkerKey]]()
     for placement in gang_start.in_order(decision.placements):
         node, kind = mixed_nodes.there(ctx.state, placement.node)
-        each = gang_start.gpus_each(job, kind, job.gpu_type or "")
+        each = gang_start.gpus_each(job, kind, job.attempt.gpu_type or "")
         for number in range(placement.worker_count):
-            key = WorkerKey(job.job_id, job.attempt + 1, index)
+            key = WorkerKey(job.job_id, job.attempt.number + 1, index)
             shared = placement.gpu_uuids[number * each : (number + 1) * each]
             hold_gpus(ctx, node, each, key, shared=shared, kind=kind)
             held.append((node.name, key))
@@ -123,7 +123,7 @@ def _arrive(ctx: Context, job: JobEntry, migration: Migration) -> None:
     job.migration = None
     why = "it ended meanwhile"
     if job.state == JobState.PENDING:
-        job.gpu_type = job.gpu_type or _type_of(ctx, migration)
+        job.attempt.gpu_type = job.attempt.gpu_type or _type_of(ctx, migration)
         start = _start_of(job, migration.decision)
         why = gang_start.start(ctx, start, held=[key for _, key in migration.gpus])
     if why:

@@ -46,7 +46,7 @@ def ordered(
     is_migration: it goes on elsewhere at once: the loss counts, the stop is no preemption.
     """
     if not is_migration:
-        job.preemption_count += 1
+        job.counts.preemptions += 1
         job.preempted_at_s = ctx.now_s
         ctx.state.counters.preemptions += 1
     if loan is not None:
@@ -67,7 +67,7 @@ def _is_whole(job: JobEntry) -> bool:
     """True if all its base workers compute, as their nodes report."""
     base = [worker for worker in job.workers.values() if not worker.is_flexible]
     computing = sum(1 for worker in base if worker.phase in COMPUTING)
-    return computing >= job.spec.workers_on(job.gpu_type or "").min
+    return computing >= job.spec.workers_on(job.attempt.gpu_type or "").min
 
 
 def ceased(job: JobEntry, worker: WorkerEntry, at_s: float) -> None:
@@ -136,9 +136,9 @@ def resized(ctx: Context, job: JobEntry, price: Price) -> None:
     ctx.changed_jobs[job.job_id] = None
     job.lost_gpu_s += price.gpu_s
     ctx.state.counters.resize_cost_gpu_s += price.gpu_s
-    if job.saved_gpu_s <= price.since_gpu_s:
-        at_stake_gpu_s = max(0.0, job.attained_gpu_s - job.saved_gpu_s)
-        job.saved_gpu_s += min(price.gpu_s, at_stake_gpu_s)
+    if job.saves.attained_gpu_s <= price.since_gpu_s:
+        at_stake_gpu_s = max(0.0, job.clock.attained_gpu_s - job.saves.attained_gpu_s)
+        job.saves.attained_gpu_s += min(price.gpu_s, at_stake_gpu_s)
     ctx.log_event(
         job.job_id,
         "resize measured",

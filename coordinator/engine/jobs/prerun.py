@@ -21,12 +21,12 @@ from coordinator.engine.state.tables import AfterVacating, JobEntry
 
 def deadline_s(job: JobEntry) -> float | None:
     """When a computing pre-run is over; None for any other job, also for a suspended one."""
-    time_s, ran_at_s = job.spec.prerun.time_s, job.attempt_ran_at_s
+    time_s, ran_at_s = job.spec.prerun.time_s, job.attempt.ran_at_s
     if not is_on(job) or time_s is None or ran_at_s is None or job.after_vacating is not None:
         return None
     if job.state == JobState.SUSPENDED:
         return None  # as far off as the policy likes
-    return ran_at_s + time_s + (job.suspended_s - job.suspended_before_s)
+    return ran_at_s + time_s + (job.suspension.total_s - job.suspension.before_attempt_s)
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:

@@ -38,11 +38,11 @@ def is_on(job: JobEntry) -> bool:
 
 def computed_s(job: JobEntry, now_s: float) -> float:
     """Seconds that its present attempt has computed until now: none while it was suspended."""
-    if job.attempt_ran_at_s is None:
+    if job.attempt.ran_at_s is None:
         return 0.0
-    until_s = now_s if job.suspended_at_s is None else job.suspended_at_s
-    paused_s = job.suspended_s - job.suspended_before_s
-    return max(0.0, until_s - job.attempt_ran_at_s - paused_s)
+    until_s = now_s if job.suspension.since_s is None else job.suspension.since_s
+    paused_s = job.suspension.total_s - job.suspension.before_attempt_s
+    return max(0.0, until_s - job.attempt.ran_at_s - paused_s)
 
 
 def settled(ctx: Context, job: JobEntry) -> None:
@@ -54,7 +54,7 @@ def settled(ctx: Context, job: JobEntry) -> None:
     if not job.retry.is_prerun_over:
         return
     job.retry.is_prerun_over = False
-    job.retry.prerun_attempts = job.attempt
+    job.retry.prerun_attempts = job.attempt.number
     job.spec = submitted(job)
     estimates.forget_measured(job)
     jobs_retry.asks_for_more(ctx, job)

@@ -20,18 +20,18 @@ from coordinator.engine.state.tables import JobEntry
 def reported(ctx: Context, event: ProgressReported) -> None:
     """A running attempt says how far it is; a stale attempt's word is dropped."""
     job = ctx.job(event.job_id)
-    if job is None or event.attempt != job.attempt:
+    if job is None or event.attempt != job.attempt.number:
         return
     ctx.changed_jobs[job.job_id] = None
     _word(ctx, job, event)
     if event.progress is not None:
-        if job.attempt_ran_at_s is not None and job.progress is not None:
-            resumed_below = event.progress.step < job.progress_at_start
+        if job.attempt.ran_at_s is not None and job.progress is not None:
+            resumed_below = event.progress.step < job.attempt.start_step
             if resumed_below:  # the checkpoint was worse than claimed: no credit
-                job.progress_at_start = event.progress.step
+                job.attempt.start_step = event.progress.step
         job.progress = event.progress
         estimates.measure(job, ctx.now_s)
-        job.progress_gpu_s = job.attained_gpu_s
+        job.clock.progress_gpu_s = job.clock.attained_gpu_s
     if event.checkpoint is not None:
         _checkpoint(ctx, job, event.checkpoint, ctx.ago(event.saved_ago_s))
 
@@ -42,25 +42,25 @@ def _word(ctx: Context, job: JobEntry, event: ProgressReported) -> None:
     The same again, as to a new leader, is no news.
     """
     is_step = event.progress is not None and event.progress != job.progress
-    is_save = event.checkpoint is not None and event.checkpoint != job.checkpoint
-    if job.attempt_ran_at_s is None or not (is_step or is_save):
+    is_save = event.checkpoint is not None and event.checkpoint != job.saves.checkpoint
+    if job.attempt.ran_at_s is None or not (is_step or is_save):
         return
-    at_s = max(ctx.ago(event.told_ago_s), job.attempt_ran_at_s)
+    at_s = max(ctx.ago(event.told_ago_s), job.attempt.ran_at_s)
     if job.gaps.stalled_since_s is not None:
         jobs_lifecycle.stall_over(
             ctx, job, "it reported a step" if is_step else "it reported a save"
         )
-    job.gaps.told(at_s, attempt=job.attempt)
+    job.gaps.told(at_s, attempt=job.attempt.number)
     if event.progress is None or not is_step or job.state == JobState.PREEMPTING:
         return
     estimates.settle_work(job, ctx.now_s)
     price = job.resizes.told(
         event.progress.step,
         at_s,
-        attempt=job.attempt,
+        attempt=job.attempt.number,
         is_settled=job.state == JobState.RUNNING and _is_settled(job),
         now_s=ctx.now_s,
-        attained_gpu_s=job.attained_gpu_s,
+        attained_gpu_s=job.clock.attained_gpu_s,
     )
     if price is not None:
         preemption_loss.resized(ctx, job, price)
@@ -80,10 +80,10 @@ def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s:
 
     Work between the save and its report is not in the save.
     """
-    is_new = checkpoint != job.checkpoint
+    is_new = checkpoint != job.saves.checkpoint
     if is_new:
-        job.checkpoint = checkpoint
-        job.checkpoint_at_s = saved_at_s
+        job.saves.checkpoint = checkpoint
+        job.saves.at_s = saved_at_s
         if checkpoint.is_verified:
             estimates.saved(job, ctx.now_s, saved_at_s)
     if checkpoint.is_verified:
@@ -100,7 +100,7 @@ def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:
     A worker that lagged behind its gang takes nothing back.
     """
     step = job.progress.step if job.progress is not None else -1
-    saved = job.checkpoint.step if job.checkpoint is not None else -1
+    saved = job.saves.checkpoint.step if job.saves.checkpoint is not None else -1
     progress, checkpoint = fact.progress, fact.checkpoint
     event = ProgressReported(
         job_id=job.job_id,

@@ -25,11 +25,11 @@ def add(ctx: Context, job: JobEntry) -> None:
         job,
         node,
         WorkerEntry(
-            key=WorkerKey(job.job_id, job.attempt, STORE_INDEX),
+            key=WorkerKey(job.job_id, job.attempt.number, STORE_INDEX),
             node=node.name,
             gpu_uuids=(),
             is_flexible=False,
-            generation=node.generation + 1,
+            generation=node.desired.generation + 1,
         ),
     )
     ctx.touch(node.name)
@@ -38,7 +38,7 @@ def add(ctx: Context, job: JobEntry) -> None:
 def hold(job: JobEntry, node: NodeEntry, store: WorkerEntry) -> None:
     """Note where an attempt's store is."""
     job.store = store
-    node.stores.append(store.key)
+    node.ledger.stores.append(store.key)
 
 
 def is_ready(job: JobEntry) -> bool:
@@ -55,8 +55,8 @@ def ended(ctx: Context, job: JobEntry) -> None:
     remember(job, store)
     ctx.changed_jobs[job.job_id] = None
     node = ctx.state.nodes.get(store.node)
-    if node is not None and store.key in node.stores:
-        node.stores.remove(store.key)
+    if node is not None and store.key in node.ledger.stores:
+        node.ledger.stores.remove(store.key)
         ctx.changed_nodes[node.name] = None
 
 
@@ -71,5 +71,5 @@ def leave(ctx: Context, job: JobEntry) -> None:
     ended(ctx, job)
     node = ctx.state.nodes.get(store.node)
     if node is not None:
-        node.stale_stops.append(store.key)
+        node.ledger.stale_stops.append(store.key)
         ctx.touch(node.name)

@@ -133,7 +133,7 @@ def own_fault(
 ) -> bool:
     """Count a fault of the job's own, on a node; whether the job is tried again."""
     retry, uses_class, failure = job.retry, ctx.settings.retry_by_failure_class, ending.failure
-    retry.failure, retry.attempt = failure, job.attempt
+    retry.failure, retry.attempt = failure, job.attempt.number
     retry.at_s, retry.avoided, retry.node_faults = None, {}, 0
     retry.failed_on = [node]
     # Only a word of the log makes a fault free: any program can end by a signal of its own.
@@ -143,8 +143,8 @@ def own_fault(
     if ran_s >= ctx.settings.retry_reset_s:
         retry.in_a_row = 0
     if reset_after_s is not UNSET and ran_s >= reset_after_s:
-        retry.forgiven = job.own_fault_count
-    job.own_fault_count += retry.is_charged
+        retry.forgiven = job.counts.own_faults
+    job.counts.own_faults += retry.is_charged
     retry.in_a_row += 1
     if failure is not None:
         retry.counts[failure.reason] = retry.counts.get(failure.reason, 0) + 1
@@ -157,7 +157,7 @@ def own_fault(
 
 def _ran_s(ctx: Context, job: JobEntry) -> float:
     """How long the attempt that fails now ran."""
-    ran_at_s = job.attempt_ran_at_s
+    ran_at_s = job.attempt.ran_at_s
     return 0.0 if ran_at_s is None else ended_workers.waits_since_s(job, ctx.now_s) - ran_at_s
 
 
@@ -172,7 +172,7 @@ def _follows_a_peer(ctx: Context, job: JobEntry) -> bool:
 
     A broken connection alone proves nothing: a peer that fails by itself breaks it as well.
     """
-    retry, ran_at_s = job.retry, job.attempt_ran_at_s
+    retry, ran_at_s = job.retry, job.attempt.ran_at_s
     if retry.failure is None or retry.failure.retry != RetryClass.BACK_OFF or ran_at_s is None:
         return False
     if any(worker.stop == StopReason.RELEASE for worker in job.workers.values()):
@@ -186,14 +186,14 @@ def _follows_a_peer(ctx: Context, job: JobEntry) -> bool:
 def restarts_used(job: JobEntry) -> int:
     """How many of its `retry.max_restarts` are spent; its latest fault is one more than it has when
     that ended it."""
-    return job.own_fault_count - job.retry.forgiven
+    return job.counts.own_faults - job.retry.forgiven
 
 
 def why_ended(job: JobEntry, settings: EngineSettings) -> str:
     """In words, the rule by which a job's own fault was its last, and the way out; empty for a job
     that another thing ended, or that is tried again."""
     failed = job.state == JobState.FAILED or job.after_vacating == AfterVacating.FAIL
-    if not failed or job.retry.attempt != job.attempt or job.retry.node_faults:
+    if not failed or job.retry.attempt != job.attempt.number or job.retry.node_faults:
         return ""
     return _why_no_more(job, settings, job.exit_code)
 
@@ -274,7 +274,7 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool 
     is_in_vain: the node could not start the worker. The cause may be the job's own storage, which
         follows the job: during the back-off no further node is lent for it.
     """
-    ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
+    ran_s = 0.0 if job.attempt.ran_at_s is None else ctx.now_s - job.attempt.ran_at_s
     if ran_s > ctx.settings.retry_backoff_max_s:
         job.retry.node_faults = 0  # it was well there for long: this is another matter
     _go_elsewhere(ctx, job, [node], took_s=ran_s, is_in_vain=is_in_vain)
@@ -335,7 +335,7 @@ def judged(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> Endin
         return replace(ending, error=_both(ending.error, first, node))
     if not _fits_without(ctx, job, set(retry.refused_by.values())):
         return replace(ending, error=f"{ending.error} ({node}; the job fits nowhere else)")
-    retry.refused_attempt = job.attempt
+    retry.refused_attempt = job.attempt.number
     return replace(ending, error=f"{ending.error} ({node})", is_node_fault=True)
 
 
@@ -388,20 +388,25 @@ def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) ->
 
 def _may_take(node: NodeEntry) -> bool:
     is_training = node.role == node.home_role and node.service is None
-    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason or node.is_out)
+    is_open = not (
+        node.cordon.is_cordoned
+        or node.ledger.error
+        or node.failed_starts.closed_reason
+        or node.is_out
+    )
     return is_training and is_open
 
 
 def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> None:
     """Close faulty hardware to other jobs, where the operator wants that."""
     node = ctx.state.nodes.get(name)
-    if node is None or not failure.suspects_node or node.is_cordoned:
+    if node is None or not failure.suspects_node or node.cordon.is_cordoned:
         return
     why = f"{failure.title} in job {job.job_id}"
     if not ctx.settings.cordon_suspect_nodes:
         ctx.log_event(node.name, "cordon recommended", why)
         return
-    node.is_cordoned, node.cordon_reason = True, why
+    node.cordon.is_cordoned, node.cordon.reason = True, why
     ctx.log_event(node.name, "cordoned", why)
     ctx.touch(node.name)
 
@@ -416,12 +421,16 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None
         _refused_too(ctx, job, node, ending)
     elif ending.is_node_fault:
         _node_was_gone(ctx, job, node, ending)
-    if failure is None or retry.attempt != job.attempt or job.after_vacating not in REVISABLE:
+    if (
+        failure is None
+        or retry.attempt != job.attempt.number
+        or job.after_vacating not in REVISABLE
+    ):
         return
     first = retry.failure
     if not is_more_telling(failure, first):
         return
-    job.own_fault_count -= retry.is_charged
+    job.counts.own_faults -= retry.is_charged
     retry.in_a_row -= 1
     if first is not None:
         retry.counts[first.reason] -= 1  # it is counted as this one
@@ -435,16 +444,16 @@ def _node_was_gone(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) 
     reported first, because a node is LOST only after a timeout.
     """
     retry, first = job.retry, job.retry.failure
-    is_its_own = retry.attempt == job.attempt and retry.is_charged and not retry.node_faults
+    is_its_own = retry.attempt == job.attempt.number and retry.is_charged and not retry.node_faults
     if not is_its_own or job.after_vacating not in REVISABLE:
         return
     if first is None or first.retry != RetryClass.BACK_OFF:
         return
-    job.own_fault_count -= 1
+    job.counts.own_faults -= 1
     retry.in_a_row -= 1
     retry.counts[first.reason] = max(0, retry.counts.get(first.reason, 0) - 1)
     retry.is_charged = False
-    job.node_fault_count += 1
+    job.counts.node_faults += 1
     job.error = ending.in_words
     node_fault(ctx, job, node)
     job.after_vacating = AfterVacating.REQUEUE
@@ -455,11 +464,11 @@ def _refused_too(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) ->
     """A second node of a gang that is ending refused it for the same: it is no node's fault."""
     retry = job.retry
     first = retry.refused_by.setdefault(ending.refused, node)
-    is_ending_for_it = retry.refused_attempt == job.attempt
+    is_ending_for_it = retry.refused_attempt == job.attempt.number
     if first == node or not is_ending_for_it or job.after_vacating != AfterVacating.REQUEUE:
         return
     retry.refused_attempt = 0
-    job.node_fault_count -= 1
+    job.counts.node_faults -= 1
     job.error = _both(ending.error, first, node)
     may_retry = own_fault(ctx, job, node, Ending(error=job.error))
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL

@@ -47,14 +47,14 @@ def watched(state: ClusterState, settings: EngineSettings, now_s: float) -> dict
         if after_s is None or _quiet_at_most_s(job, now_s) < after_s:
             continue
         workers = tuple((worker.key, worker.node) for worker in job.workers.values())
-        found[job_id] = Watch(job.attempt, after_s, workers)
+        found[job_id] = Watch(job.attempt.number, after_s, workers)
     return found
 
 
 def stopped(ctx: Context, event: ProgressStopped) -> None:
     """A job tells no progress, though all its nodes are heard: it is STALLED, or to start again."""
     job = ctx.job(event.job_id)
-    if job is None or event.attempt != job.attempt or job.state != JobState.RUNNING:
+    if job is None or event.attempt != job.attempt.number or job.state != JobState.RUNNING:
         return
     if job.after_vacating is not None:
         return
@@ -91,7 +91,7 @@ def _next_s(job: JobEntry, settings: EngineSettings) -> float | None:
 def _after_s(job: JobEntry, settings: EngineSettings) -> float | None:
     cost_s = job.resizes.cost_s
     return job.gaps.stall_after_s(
-        job.attempt,
+        job.attempt.number,
         floor_s=settings.stalled_after_s,
         resize_s=settings.resize_p99_s if cost_s is None else max(cost_s, settings.resize_p99_s),
         start_s=settings.start_p99_s + settings.restart_p99_s,

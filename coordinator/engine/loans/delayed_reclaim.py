@@ -18,13 +18,13 @@ from coordinator.policies.contract.decisions import Reclaim
 def begin(ctx: Context, decision: Reclaim) -> str:
     """Commit a reclaim that waits; returns why not, or an empty string."""
     node = ctx.state.nodes.get(decision.node)
-    if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
+    if node is None or node.lease is None or node.desired.role != NodeRole.ON_LOAN:
         return f"{decision.node} is not lent"
-    if node.is_awaited:
+    if node.homecoming.is_awaited:
         return f"{decision.node} is on its way home"
     loan = ctx.state.loans[node.lease.lease_id]
     loans_lifecycle.note_order(ctx, loan, decision)
-    node.is_awaited = True
+    node.homecoming.is_awaited = True
     ctx.state.awaited[node.name] = Awaited(
         decision=decision, began_at_s=ctx.now_s, until_s=ctx.now_s + decision.wait_s
     )
@@ -53,7 +53,7 @@ def _end(ctx: Context, name: NodeName) -> None:
     del ctx.state.awaited[name]
     node = ctx.state.nodes.get(name)
     if node is not None:
-        node.is_awaited = False
+        node.homecoming.is_awaited = False
         ctx.changed_nodes[name] = None
 
 

@@ -101,8 +101,8 @@ def lend(ctx: Context, decision: Loan) -> str:
     lease_id = LeaseId(f"l{ctx.state.epoch}-{ctx.state.next_lease_number}")
     ctx.state.next_lease_number += 1
     node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)
-    node.desired_role = NodeRole.ON_LOAN
-    node.last_lease_id = lease_id
+    node.desired.role = NodeRole.ON_LOAN
+    node.homecoming.lease_id = lease_id
     ctx.state.loans[lease_id] = LoanEntry(
         lease_id=lease_id,
         node=node.name,
@@ -119,19 +119,19 @@ def lend(ctx: Context, decision: Loan) -> str:
 def why_not_lent(ctx: Context, name: NodeName) -> str:
     """Why a node cannot be lent now, whichever policy decides; empty if it can be."""
     node = ctx.state.nodes.get(name)
-    if node is None or not node.is_heard:
+    if node is None or not node.contact.is_heard:
         return f"{name} was not heard"
     return _why_not(ctx, node)
 
 
 def _why_not(ctx: Context, node: NodeEntry) -> str:
     """Why a node that was heard is not lent; empty when it may be."""
-    if node.role != NodeRole.SERVING or node.desired_role != NodeRole.SERVING:
+    if node.role != NodeRole.SERVING or node.desired.role != NodeRole.SERVING:
         return f"{node.name} is {node.role}"
-    if node.is_cordoned:
+    if node.cordon.is_cordoned:
         return f"{node.name} is cordoned"
-    if node.ledger_error or node.closed_reason:
-        return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
+    if closed := node.ledger.error or node.failed_starts.closed_reason:
+        return f"{node.name} takes nothing new: {closed}"
     if not node.gpus:
         return f"{node.name} has no GPU that a worker could have"
     if node.is_out:
@@ -151,9 +151,9 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         return (
             f"{node.name} is not lent: its GPU {uuid} is used by {who}, which is not its server's"
         )
-    if node.last_lease_id is not None and _is_open(ctx, node.last_lease_id):
+    if node.homecoming.lease_id is not None and _is_open(ctx, node.homecoming.lease_id):
         # It may not know yet that it was recalled: two loans of a node could not be told apart.
-        return f"{node.name} was not heard to have ended loan {node.last_lease_id}"
+        return f"{node.name} was not heard to have ended loan {node.homecoming.lease_id}"
     return ""
 
 
@@ -165,12 +165,12 @@ def _is_open(ctx: Context, lease_id: LeaseId) -> bool:
 def reclaim(ctx: Context, decision: Reclaim) -> str:
     """Commit a reclaim; what still runs there is released or preempted, never left."""
     node = ctx.state.nodes.get(decision.node)
-    if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
+    if node is None or node.lease is None or node.desired.role != NodeRole.ON_LOAN:
         return f"{decision.node} is not lent"
     loan = ctx.state.loans[node.lease.lease_id]
-    node.reclaim_at_s = note_order(ctx, loan, decision)
+    node.homecoming.reclaim_at_s = note_order(ctx, loan, decision)
     loan.called_home_at_s, loan.called_home_boot_id = ctx.now_s, node.boot_id
-    node.desired_role = NodeRole.SERVING
+    node.desired.role = NodeRole.SERVING
     node.lease = None
     ctx.log_event(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
     clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
@@ -203,8 +203,8 @@ def close(ctx: Context, node: NodeEntry, why: str) -> None:
 
     The caller sets the node's desired state from now on.
     """
-    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
-    node.lease = node.last_lease_id = node.reclaim_at_s = None
+    loan = ctx.state.latest_loan(node)
+    node.lease = node.homecoming.lease_id = node.homecoming.reclaim_at_s = None
     if loan is None or loan.returned_at_s is not None:
         return
     loan.returned_at_s, loan.ended_reason = ctx.now_s, why
@@ -219,7 +219,7 @@ def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntr
     all_jobs = ctx.state.jobs
     for key in sorted(keys_on(node)):
         job = all_jobs.get(key.job_id)
-        if job is not None and job.attempt == key.attempt:  # as `Context.worker` has it
+        if job is not None and job.attempt.number == key.attempt:  # as `Context.worker` has it
             worker = job.workers.get(key.worker_index)
             if worker is not None:
                 found.append((job, worker))
@@ -229,7 +229,7 @@ def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntr
 def held_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
     """As `workers_on`, followed by the rendezvous stores of the node, by job id."""
     found = workers_on(ctx, node)
-    for key in sorted(node.stores):
+    for key in sorted(node.ledger.stores):
         job = ctx.state.jobs.get(key.job_id)
         if job is not None and job.store is not None and job.store.key == key:
             found.append((job, job.store))
@@ -262,9 +262,9 @@ def role_reported(
     ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole
 ) -> None:
     """A lent node moved: the loan began, ended by itself, or is home."""
-    if node.last_lease_id is not None:
+    if node.homecoming.lease_id is not None:
         _note_left(ctx, node, event, old_role=old_role)
-    node.stage_durations_s = event.stage_durations_s
+    node.homecoming.stage_durations_s = event.stage_durations_s
     if node.lease is not None:
         loan = ctx.state.loans[node.lease.lease_id]
         if node.role == _ON_LOAN and event.lease_id == loan.lease_id:
@@ -274,7 +274,7 @@ def role_reported(
                 ctx.log_event(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
         elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
             _went_home(ctx, node, loan, event)
-    elif node.role == _ON_LOAN and node.desired_role == _SERVING:
+    elif node.role == _ON_LOAN and node.desired.role == _SERVING:
         _adopt_lease(ctx, node, event)
     if node.role == _SERVING and (old_role != _SERVING or _never_left(ctx, node, event)):
         _home(ctx, node, event)
@@ -295,7 +295,7 @@ def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: 
     loan.is_server_stopped = (
         node.role in (NodeRole.ON_LOAN, NodeRole.VACATING)
         or (node.role == NodeRole.WARMING and old_role not in _NOT_LENT)
-        or ("device_free" in stages_s and stages_s != node.stage_durations_s)
+        or ("device_free" in stages_s and stages_s != node.homecoming.stage_durations_s)
     )
     if node.role == _DRAINING or (old_role == _DRAINING and event.is_move_heard):
         loan.is_drain_late = overdue_s(loan, ctx.now_s) > 0
@@ -315,7 +315,7 @@ def drained(ctx: Context, node: NodeEntry, *, until_s: float) -> None:
 
 def _not_begun(ctx: Context, node: NodeEntry) -> LoanEntry | None:
     """The open loan of a node that is not known to have left its service for it."""
-    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    loan = ctx.state.latest_loan(node)
     return None if loan is None or loan.returned_at_s is not None or has_left(loan) else loan
 
 
@@ -331,7 +331,9 @@ def _never_left(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
 
     The call may overtake the order to go, and a way there and back fit between two reports.
     """
-    return node.lease is None and node.last_lease_id is not None and _lets_go(ctx, node, event)
+    return (
+        node.lease is None and node.homecoming.lease_id is not None and _lets_go(ctx, node, event)
+    )
 
 
 def _has_let_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
@@ -344,7 +346,7 @@ def _has_let_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
 
 def _lets_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
     """Whether a node that acts on our latest order holds no lease."""
-    is_current = event.epoch == ctx.state.epoch and event.generation >= node.generation
+    is_current = event.epoch == ctx.state.epoch and event.generation >= node.desired.generation
     return is_current and event.lease_id is None
 
 
@@ -356,8 +358,8 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     if service is None:
         return
     node.lease = Lease(lease_id=event.lease_id, service=service, ttl_s=ctx.settings.lease_ttl_s)
-    node.desired_role = NodeRole.ON_LOAN
-    node.last_lease_id = event.lease_id
+    node.desired.role = NodeRole.ON_LOAN
+    node.homecoming.lease_id = event.lease_id
     ctx.state.loans[event.lease_id] = LoanEntry(
         lease_id=event.lease_id,
         node=node.name,
@@ -389,18 +391,18 @@ def _went_home(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReport
         ctx.state.counters.leases_lapsed += loan.reclaim_ordered_at_s is None
         ctx.log_event(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
     node.lease = None
-    node.desired_role = NodeRole.SERVING
+    node.desired.role = NodeRole.SERVING
     clear_node(ctx, node, f"{node.name} went home by itself", loan)
     ctx.touch(node.name)
 
 
 def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     """The node serves again: close its loan and compare with the deadline."""
-    node.reclaim_at_s = None
-    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    node.homecoming.reclaim_at_s = None
+    loan = ctx.state.latest_loan(node)
     if loan is None or loan.returned_at_s is not None or node.lease is not None:
         return
-    node.last_lease_id = None
+    node.homecoming.lease_id = None
     loan.returned_at_s = ctx.now_s
     state_context.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)

@@ -29,10 +29,10 @@ def settle(ctx: Context) -> None:
     """Call home whichever of the nodes that this event has changed is so now."""
     for name in sorted(ctx.changed_nodes):
         node = ctx.state.nodes.get(name)
-        if node is None or node.lease is None or not node.closed_reason:
+        if node is None or node.lease is None or not node.failed_starts.closed_reason:
             continue
         if _is_idle(node):
-            call_home(ctx, node, f"nothing runs on it: {node.closed_reason}")
+            call_home(ctx, node, f"nothing runs on it: {node.failed_starts.closed_reason}")
 
 
 def note_idle(ctx: Context) -> None:
@@ -66,12 +66,17 @@ def give_back(ctx: Context) -> None:
 
 def _is_lent(node: NodeEntry) -> bool:
     """True if the node is on loan, reachable, and not recalled."""
-    is_there = node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.ON_LOAN
-    return node.lease is not None and is_there and not node.is_awaited
+    is_there = node.role == NodeRole.ON_LOAN and node.desired.role == NodeRole.ON_LOAN
+    return node.lease is not None and is_there and not node.homecoming.is_awaited
 
 
 def _is_idle(node: NodeEntry) -> bool:
-    return not (node.is_cordoned or keys_on(node) or node.stores or node.unknown_workers)
+    return not (
+        node.cordon.is_cordoned
+        or keys_on(node)
+        or node.ledger.stores
+        or node.ledger.unknown_workers
+    )
 
 
 def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
@@ -107,6 +112,6 @@ def _hit(ctx: Context, node: NodeEntry) -> tuple[list[JobEntry], int]:
             continue
         if worker.is_flexible:
             released += 1
-        elif job.state in jobs_lifecycle.ACTIVE_JOB_STATES and job.attempt_ran_at_s is not None:
+        elif job.state in jobs_lifecycle.ACTIVE_JOB_STATES and job.attempt.ran_at_s is not None:
             hit[job.job_id] = job
     return list(hit.values()), released

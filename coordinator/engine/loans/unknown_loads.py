@@ -103,7 +103,7 @@ def _call_home(ctx: Context, found: tuple[UnknownLoad, ...], limit_s: float) -> 
 def _serves(node: NodeEntry | None, service: ServiceName) -> bool:
     return (
         node is not None
-        and node.is_heard
+        and node.contact.is_heard
         and node.service == service
         and node.role == NodeRole.SERVING
     )

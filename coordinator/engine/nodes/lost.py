@@ -59,7 +59,7 @@ def _lose(ctx: Context, node: NodeEntry, event: NodeSilent) -> None:
     loans_lifecycle.drained(ctx, node, until_s=ctx.ago(event.silent_s))
     node.role = advance(NODE_TRANSITIONS, node.role, NodeEvent.SILENT, who=f"node {node.name}")
     node.serving_since_s = None
-    node.silent_since_s = ctx.now_s - event.silent_s
+    node.contact.silent_since_s = ctx.now_s - event.silent_s
     ctx.changed_nodes[node.name] = None
     ctx.log_event(node.name, "lost", f"no report for {event.silent_s:.1f} s")
     ctx.needs_loan_pass = True
@@ -87,8 +87,8 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
     node = ctx.state.nodes[node_name]
     ctx.log_event(node_name, "confirmed dead", f"by {by}")
     loans_lifecycle.close(ctx, node, f"its node was confirmed dead by {by}")
-    node.desired_role = node.home_role
-    node.unknown_workers = []
+    node.desired.role = node.home_role
+    node.ledger.unknown_workers = []
     for job, worker in loans_lifecycle.held_on(ctx, node):
         node_fault(ctx, job, worker, f"{node.name} was confirmed dead by {by}")
     gang_reservations.release_all(ctx, node)

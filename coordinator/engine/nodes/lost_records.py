@@ -105,11 +105,11 @@ def settle(ctx: Context) -> None:
     state = ctx.state
     for name in list(state.doubted_nodes):
         node = state.nodes.get(name)
-        if node is None or node.is_heard:
+        if node is None or node.contact.is_heard:
             del state.doubted_nodes[name]
     if state.doubted_nodes:
         return
-    unread = {key.job_id for node in state.nodes.values() for key in node.unknown_workers}
+    unread = {key.job_id for node in state.nodes.values() for key in node.ledger.unknown_workers}
     for job_id in [job_id for job_id in state.doubted_jobs if job_id not in unread]:
         del state.doubted_jobs[job_id]
         job = ctx.job(job_id)

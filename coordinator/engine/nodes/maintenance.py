@@ -38,7 +38,7 @@ def why_not(state: ClusterState, node: NodeEntry) -> str:
 
 
 def _held(state: ClusterState, node: NodeEntry) -> str:
-    left = {left.key for left in node.left_reservations}  # these never run
+    left = {left.key for left in node.ledger.left_reservations}  # these never run
     job_ids = {key.job_id for key in keys_on(node) - left}  # also of workers that are still to come
     for job in state.live():
         workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
@@ -58,9 +58,9 @@ def _unread(state: ClusterState, node: NodeEntry) -> str:
     """Work that only its ledger tells of: the journal was lost, and it fell silent since."""
     if node.name in state.doubted_nodes:
         return "journal records were lost, and it has not shown since what it runs"
-    job_ids = {key.job_id for key in node.unknown_workers}
+    job_ids = {key.job_id for key in node.ledger.unknown_workers}
     for job in state.live():
-        if node.name in job.awaited_nodes:
+        if node.name in job.attempt.awaited_nodes:
             job_ids.add(job.job_id)
     jobs = some(sorted(job_ids), NAMED)
     return f"only its ledger knows what it runs of {jobs}" if jobs else ""
@@ -78,7 +78,7 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
         return
     state, name = ctx.state, node.name
     # An agent of this name may be alive after all, and obeys nothing that is older than its orders.
-    state.least_generation = max(state.least_generation, node.generation)
+    state.least_generation = max(state.least_generation, node.desired.generation)
     del state.nodes[name]
     # Its loan recommendations go with the next loan pass, as for any lost node.
     state.drains.pop(name, None)
@@ -99,7 +99,7 @@ def begin(ctx: Context, node: NodeEntry, said: str, deadline_s: float | None) ->
         deadline_s: seconds for which base workers may go on; None: they are preempted at once.
     """
     reason = f"{node.name} is drained {said}"
-    node.is_draining = True
+    node.cordon.is_draining = True
     ctx.state.drains.pop(node.name, None)
     if deadline_s is None:
         loans_lifecycle.clear_node(ctx, node, reason)
@@ -110,7 +110,7 @@ def begin(ctx: Context, node: NodeEntry, said: str, deadline_s: float | None) ->
 
 def end(ctx: Context, node: NodeEntry) -> None:
     """The node may be used again; workers that still run there run on."""
-    node.is_draining = False
+    node.cordon.is_draining = False
     ctx.state.drains.pop(node.name, None)
 
 

@@ -66,7 +66,7 @@ def _other_pool(ctx: Context, node: NodeEntry, old_pool: Pool) -> None:
         node.name, f"moved: {old_pool} -> {node.home_pool}", "its agent's settings say so"
     )
     loans_lifecycle.close(ctx, node, f"its node moved to the {node.home_pool} pool")
-    node.desired_role = node.home_role
+    node.desired.role = node.home_role
     if node.role != NodeRole.TRAINING:
         loans_lifecycle.clear_node(ctx, node, f"{node.name} moved to the {node.home_pool} pool")
     ctx.touch(node.name)
@@ -78,7 +78,7 @@ def settle(ctx: Context, node: NodeEntry) -> None:
 
     One that waits for its jobs was called already.
     """
-    if node.lease is None or node.is_awaited:
+    if node.lease is None or node.homecoming.is_awaited:
         return
     why = estranged(ctx, node)
     if why:

@@ -19,25 +19,27 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 
 def gang_nodes(job: JobEntry) -> tuple[NodeName, ...]:
     """Nodes of a job's workers, and the missing nodes that it waits for."""
-    if len(job.workers) == 1 and not job.awaited_nodes:
+    if len(job.workers) == 1 and not job.attempt.awaited_nodes:
         return tuple([worker.node for worker in job.workers.values()])
-    return tuple(sorted({*(worker.node for worker in job.workers.values()), *job.awaited_nodes}))
+    return tuple(
+        sorted({*(worker.node for worker in job.workers.values()), *job.attempt.awaited_nodes})
+    )
 
 
 def adopted(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
     """A worker was found in a ledger: the rest of its gang is awaited until the base is there."""
     if jobs_lifecycle.is_base_there(job):
-        job.awaited_nodes = []
+        job.attempt.awaited_nodes = []
         return
     ctx.state.awaiting_jobs[job.job_id] = None
     here = {worker.node for worker in job.workers.values()}
-    awaited = {*job.awaited_nodes, *(NodeName(name) for name in order.gang_nodes)}
-    job.awaited_nodes = sorted(awaited - here)
+    awaited = {*job.attempt.awaited_nodes, *(NodeName(name) for name in order.gang_nodes)}
+    job.attempt.awaited_nodes = sorted(awaited - here)
 
 
 def is_awaited(state: ClusterState, name: NodeName) -> bool:
     """Whether a gang waits for a node, known or not."""
-    return any(name in state.jobs[job_id].awaited_nodes for job_id in state.live_jobs)
+    return any(name in state.jobs[job_id].attempt.awaited_nodes for job_id in state.live_jobs)
 
 
 def heard(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> None:
@@ -47,10 +49,10 @@ def heard(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> None:
     """
     for job_id in list(ctx.state.awaiting_jobs):
         job = ctx.job(job_id)
-        if job is None or not job.awaited_nodes:
+        if job is None or not job.attempt.awaited_nodes:
             del ctx.state.awaiting_jobs[job_id]
-        elif name in job.awaited_nodes and not any(
-            key.job_id == job_id and key.attempt >= job.attempt for key in held
+        elif name in job.attempt.awaited_nodes and not any(
+            key.job_id == job_id and key.attempt >= job.attempt.number for key in held
         ):
             ctx.log_event(job_id, f"{name} reports without it", "the rest of its gang is not there")
             _await_no_longer(ctx, job, name, f"{name} reports without its worker")
@@ -64,7 +66,7 @@ def confirm_dead(ctx: Context, name: NodeName, by: str) -> None:
     """
     for job_id in list(ctx.state.live_jobs):
         job = ctx.state.jobs[job_id]
-        if name not in job.awaited_nodes:
+        if name not in job.attempt.awaited_nodes:
             continue
         ctx.log_event(
             job_id, f"{name} confirmed dead", f"by {by}: the rest of its gang is not there"
@@ -74,11 +76,11 @@ def confirm_dead(ctx: Context, name: NodeName, by: str) -> None:
 
 def _await_no_longer(ctx: Context, job: JobEntry, name: NodeName, why: str) -> None:
     """The last one awaited is a node fault, as the loss of a worker that was seen would be."""
-    job.awaited_nodes = [other for other in job.awaited_nodes if other != name]
+    job.attempt.awaited_nodes = [other for other in job.attempt.awaited_nodes if other != name]
     ctx.changed_jobs[job.job_id] = None
-    if job.awaited_nodes or job.state not in jobs_lifecycle.ACTIVE_JOB_STATES:
+    if job.attempt.awaited_nodes or job.state not in jobs_lifecycle.ACTIVE_JOB_STATES:
         return
-    key = WorkerKey(job.job_id, job.attempt, job.next_worker_index)
+    key = WorkerKey(job.job_id, job.attempt.number, job.attempt.next_worker_index)
     worker = WorkerEntry(key=key, node=name, gpu_uuids=(), is_flexible=False)
     job.workers[key.worker_index] = worker
     nodes_lost.node_fault(ctx, job, worker, why)

@@ -19,6 +19,12 @@ from coordinator.engine.nodes.reports import acknowledge
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state.events import OrdersRecovered
+from coordinator.engine.state.job_groups import (
+    AttemptEntry,
+    JobCounts,
+    WaitEntry,
+    WorkEstimate,
+)
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.estimates import Source
 
@@ -29,14 +35,14 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     if node is None:
         return
     ctx.changed_nodes[node.name] = None
-    unknown = set(node.unknown_workers)
+    unknown = set(node.ledger.unknown_workers)
     found: set[WorkerKey] = set()
     for order in event.orders:
         job = ctx.job(order.key.job_id)
         if order.key not in unknown or not _may_adopt(node, job, order):
             continue
         found.add(order.key)
-        if job is None or order.key.attempt > job.attempt:
+        if job is None or order.key.attempt > job.attempt.number:
             if job is None or job.state in FINAL_JOB_STATES:
                 # The journal has lost that it was submitted, and its end will be counted.
                 ctx.state.counters.jobs_submitted += 1
@@ -53,7 +59,9 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     ordered = {order.key for order in event.orders}
     # An entry of the ledger that does not fit stays unknown: the node's next report judges it
     # again.
-    node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
+    node.ledger.unknown_workers = [
+        key for key in node.ledger.unknown_workers if key in ordered - found
+    ]
     # the state does not know it any more: let the node forget it
     for key in sorted(unknown - ordered):
         acknowledge(ctx, node, key)
@@ -67,21 +75,20 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
     """A job rebuilt from one worker's order, without workers yet."""
     # the gang that owns the work, also during a pre-run
     gang = order.spec.prerun.gang or order.spec
+    runtime_s = order.spec.expected_runtime_s or ctx.settings.default_expected_runtime_s
     return JobEntry(
         job_id=order.key.job_id,
         spec=order.spec,
         tenant=order.tenant,
         user=order.user,
         submitted_at_s=order.submitted_at_s,
-        pending_since_s=order.submitted_at_s,
+        wait=WaitEntry(pending_since_s=order.submitted_at_s),
         state=JobState.STARTING,
-        attempt=order.key.attempt,
-        gpu_type=order.gpu_type,
-        endpoint=order.endpoint,
-        preemption_count=order.preemption_count,
-        expected_work_s=(order.spec.expected_runtime_s or 0.0) * gang.workers.min
-        or ctx.settings.default_expected_runtime_s * gang.workers.min,
-        estimate_source=Source.LEDGER,
+        attempt=AttemptEntry(
+            number=order.key.attempt, gpu_type=order.gpu_type, endpoint=order.endpoint
+        ),
+        counts=JobCounts(preemptions=order.preemption_count),
+        estimate=WorkEstimate(expected_work_s=runtime_s * gang.workers.min, source=Source.LEDGER),
         is_recovered=True,
     )
 
@@ -98,8 +105,8 @@ def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
     if job.state != JobState.STARTING:
         job.workers[order.key.worker_index].order = OrderPhase.RUN
     elif order.phase == OrderPhase.RUN:
-        job.gang_deadline_s = None
-        job.started_at_s = job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
+        job.attempt.gang_deadline_s = None
+        job.started_at_s = job.attempt.ran_at_s = job.clock.at_s = ctx.now_s
         for worker in job.workers.values():
             worker.order = OrderPhase.RUN
             ctx.touch(worker.node)
@@ -107,7 +114,7 @@ def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
         if order.is_suspended:
             gpu_sharing.put_aside(ctx, job, "it had been suspended")
     elif jobs_lifecycle.is_base_there(job):
-        job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+        job.attempt.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
 
 
 def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
@@ -122,11 +129,11 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
     gpus = 0 if order.key.is_store else order.spec.gpus_per_worker * each
     if not set(order.gpu_uuids) <= free or len(order.gpu_uuids) != gpus:
         return False
-    if job is None or order.key.attempt > job.attempt:
+    if job is None or order.key.attempt > job.attempt.number:
         return True
     if job.worker(order.key.worker_index) is not None:
         return False  # the ledger of another node had it first
-    is_its = order.key.attempt == job.attempt and job.is_recovered
+    is_its = order.key.attempt == job.attempt.number and job.is_recovered
     return is_its and job.state in jobs_lifecycle.ACTIVE_JOB_STATES
 
 
@@ -158,12 +165,12 @@ def _adopt(
         node=node.name,
         gpu_uuids=uuids,
         is_flexible=is_flexible,
-        is_other_type=mixed_nodes.kind_of(node, uuids) != job.gpu_type,
+        is_other_type=mixed_nodes.kind_of(node, uuids) != job.attempt.gpu_type,
     )
     ctx.changed_jobs[job.job_id] = None
     if key.is_store:
         rendezvous.hold(job, node, worker)
         return
     job.workers[key.worker_index] = worker
-    job.next_worker_index = max(job.next_worker_index, key.worker_index + 1)
+    job.attempt.next_worker_index = max(job.attempt.next_worker_index, key.worker_index + 1)
     hold_gpus(ctx, node, len(worker.gpu_uuids), key, shared=worker.gpu_uuids)

@@ -33,6 +33,7 @@ from coordinator.engine.nodes import (
 )
 from coordinator.engine.state.context import Context, keys_on, mark_holders
 from coordinator.engine.state.events import GpuFact, NodeReported, WorkerFact
+from coordinator.engine.state.node_groups import DesiredEntry
 from coordinator.engine.state.tables import Ending, GpuSlot, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.text import counted
 
@@ -54,12 +55,12 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
         node = _join(ctx, event)
     before, is_seen_anew = _standing(node), _is_seen_anew(node, event)
     is_new_boot = node.boot_id != event.boot_id
-    was_heard, old_role = node.is_heard, node.role
-    node.boot_id, node.detail, node.heard_at_s = event.boot_id, event.detail, ctx.now_s
+    was_heard, old_role = node.contact.is_heard, node.role
+    node.boot_id, node.detail, node.contact.heard_at_s = event.boot_id, event.detail, ctx.now_s
     if is_seen_anew:  # or it was not heard
         node.home_pool, node.rack, node.service = event.home_pool, event.rack, event.service
-        node.cpus, node.memory_bytes, node.is_heard = event.cpus, event.memory_bytes, True
-    node.reported_epoch, node.reported_generation = event.epoch, event.generation
+        node.cpus, node.memory_bytes, node.contact.is_heard = event.cpus, event.memory_bytes, True
+    node.contact.epoch, node.contact.generation = event.epoch, event.generation
     _fold_ledger_error(ctx, node, event)
     if is_new_boot and node.gpu_conditions:
         gpu_faults.rebooted(ctx, node, event)
@@ -86,7 +87,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
 def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
     """True if policies must see a node again: its location or size changed, or it was not heard."""
     return (
-        not node.is_heard
+        not node.contact.is_heard
         or node.home_pool != event.home_pool
         or node.service != event.service
         or node.rack != event.rack
@@ -97,7 +98,12 @@ def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
 
 def _standing(node: NodeEntry) -> tuple[NodeRole, float | None, bool, bool]:
     """The other facts of a report that change a node for policies, except GPUs and workers."""
-    return node.role, node.serving_since_s, bool(node.unknown_workers), bool(node.ledger_error)
+    return (
+        node.role,
+        node.serving_since_s,
+        bool(node.ledger.unknown_workers),
+        bool(node.ledger.error),
+    )
 
 
 def _join(ctx: Context, event: NodeReported) -> NodeEntry:
@@ -107,8 +113,7 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
         home_pool=event.home_pool,
         role=event.role,
         boot_id=event.boot_id,
-        desired_role=home,
-        generation=ctx.state.least_generation,
+        desired=DesiredEntry(role=home, generation=ctx.state.least_generation),
     )
     ctx.state.nodes[event.node] = node
     ctx.log_event(event.node, "node joined", f"{event.home_pool}, {len(event.gpus)} GPUs")
@@ -121,10 +126,10 @@ def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> No
     With two agents it is unknown which machine a new worker would reach.
     """
     error = event.rival or event.ledger_error
-    if bool(node.ledger_error) != bool(error):
+    if bool(node.ledger.error) != bool(error):
         ctx.log_event(node.name, "takes nothing new" if error else "takes new work again", error)
         ctx.needs_pass = ctx.needs_loan_pass = True
-    node.ledger_error = error
+    node.ledger.error = error
 
 
 def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -> None:
@@ -193,7 +198,7 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
     """Move a node to the role that it reports, by the table alone."""
     if node.role == _LOST:
         _fire(node, HEARD[event.role])
-        node.silent_since_s = None
+        node.contact.silent_since_s = None
         ctx.log_event(node.name, f"heard again -> {node.role}", event.detail)
     elif is_new_boot:
         _reboot(ctx, node, event)
@@ -260,21 +265,21 @@ def _between(old: NodeRole, path: tuple[NodeEvent, ...]) -> list[NodeRole]:
 
 def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
     reported_keys = {fact.key for fact in event.workers}
-    if node.acknowledged:
-        node.acknowledged = [key for key in node.acknowledged if key in reported_keys]
-    if node.stale_stops:
-        node.stale_stops = [key for key in node.stale_stops if key in reported_keys]
-    if node.unknown_workers:
-        node.unknown_workers = []
+    if node.ledger.acknowledged:
+        node.ledger.acknowledged = [key for key in node.ledger.acknowledged if key in reported_keys]
+    if node.ledger.stale_stops:
+        node.ledger.stale_stops = [key for key in node.ledger.stale_stops if key in reported_keys]
+    if node.ledger.unknown_workers:
+        node.ledger.unknown_workers = []
     for fact in event.workers:
         if not _is_told_again(ctx, node, fact):
             _fold_worker(ctx, node, fact)
     _missing_workers(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
-    if node.left_reservations:
+    if node.ledger.left_reservations:
         gang_reservations.heard(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
     if ctx.state.awaiting_jobs:
         rebuilt_gangs.heard(ctx, node.name, reported_keys)
-    if node.unknown_workers:
+    if node.ledger.unknown_workers:
         ctx.ask_ledgers[node.name] = None
 
 
@@ -296,28 +301,28 @@ def _is_told_again(ctx: Context, node: NodeEntry, fact: WorkerFact) -> bool:
 
 def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
     key = fact.key
-    if key in node.acknowledged:
+    if key in node.ledger.acknowledged:
         return
     job = ctx.state.jobs.get(key.job_id)
     is_over = fact.phase in ENDED_PHASES
-    if node.left_reservations and gang_reservations.is_left(node, key):
+    if node.ledger.left_reservations and gang_reservations.is_left(node, key):
         if is_over:
             acknowledge(ctx, node, key)
             gang_reservations.release(ctx, node, key)
         return
-    if job is None or key.attempt > job.attempt:
-        node.unknown_workers.append(key)
+    if job is None or key.attempt > job.attempt.number:
+        node.ledger.unknown_workers.append(key)
         return
     worker = job.worker(key.worker_index)
-    if worker is not None and key.attempt == job.attempt and worker.node != node.name:
+    if worker is not None and key.attempt == job.attempt.number and worker.node != node.name:
         _held_elsewhere(ctx, node, worker, is_over=is_over)
         return
-    if key.attempt < job.attempt or worker is None or job.state in FINAL_JOB_STATES:
-        is_its = job.is_recovered and key.attempt == job.attempt
+    if key.attempt < job.attempt.number or worker is None or job.state in FINAL_JOB_STATES:
+        is_its = job.is_recovered and key.attempt == job.attempt.number
         if is_its and job.state in jobs_lifecycle.ACTIVE_JOB_STATES:
-            node.unknown_workers.append(key)
+            node.ledger.unknown_workers.append(key)
         elif is_over:
-            if key.attempt == job.attempt and job.state == JobState.PENDING:
+            if key.attempt == job.attempt.number and job.state == JobState.PENDING:
                 progress.last_word(ctx, job, fact)  # its node had been given up before this report
             acknowledge(ctx, node, key)
         else:
@@ -335,8 +340,8 @@ def _held_elsewhere(ctx: Context, node: NodeEntry, worker: WorkerEntry, *, is_ov
 
 
 def _stop_stale(ctx: Context, node: NodeEntry, key: WorkerKey, why: str) -> None:
-    if key not in node.stale_stops:
-        node.stale_stops.append(key)
+    if key not in node.ledger.stale_stops:
+        node.ledger.stale_stops.append(key)
         ctx.touch(node.name)
         ctx.log_event(node.name, f"stale worker {key}", why)
 
@@ -385,8 +390,8 @@ def _is_node_fault(node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> bo
 
 def acknowledge(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
     """Let the node forget a worker that ended."""
-    if key not in node.acknowledged:
-        node.acknowledged.append(key)
+    if key not in node.ledger.acknowledged:
+        node.ledger.acknowledged.append(key)
         ctx.touch(node.name)
 
 
@@ -403,7 +408,7 @@ def _missing_workers(
     Only a report that already shows the generation of the order, in this epoch, proves that; or a
     new boot id, after which nothing can be running.
     """
-    if not node.stores and reported_keys.issuperset(keys_on(node)):
+    if not node.ledger.stores and reported_keys.issuperset(keys_on(node)):
         return
     for job, worker in loans_lifecycle.held_on(ctx, node):
         if worker.key in reported_keys:

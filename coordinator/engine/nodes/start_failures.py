@@ -17,7 +17,8 @@ from common.messages import OrderPhase, WorkerPhase
 from common.model import JobSpec
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import WorkerFact
-from coordinator.engine.state.tables import ClusterState, HungStart, NodeEntry, WorkerEntry
+from coordinator.engine.state.node_groups import FailedStarts, HungStart
+from coordinator.engine.state.tables import ClusterState, NodeEntry, WorkerEntry
 from coordinator.policies.contract.text import counted
 
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -39,7 +40,7 @@ def heard(
             _refused(ctx, node, worker, fact)
         return
     has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
-    if (node.refused_starts or node.hung_starts) and has_run and not is_node_fault:
+    if (node.failed_starts.refused or node.failed_starts.hung) and has_run and not is_node_fault:
         forget(ctx, node, f"{worker.key} has started there")
 
 
@@ -54,27 +55,29 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFac
     node's report on a reserved worker may be due to the job's own storage, and the jobs of one
     user would close one node after another.
     """
-    key, last = worker.key, node.refused_last
+    key, last = worker.key, node.failed_starts.last
     if worker.order != OrderPhase.RUN:
         return
     if last is not None and (key.job_id, key.attempt) == (last.job_id, last.attempt):
         return
-    node.refused_last = key
+    node.failed_starts.last = key
     rest_s = ctx.settings.retry_backoff_max_s
     job = ctx.job(key.job_id)
     is_hung = fact.fault == Fault.STORAGE
     storage = _begins_in(job.spec) if job is not None and is_hung else ""
     if storage:
-        count = node.refused_starts + _hung(ctx, node, storage, within_s=rest_s)
+        count = node.failed_starts.refused + _hung(ctx, node, storage, within_s=rest_s)
     else:
-        count = node.refused_starts = node.refused_starts + 1
-    is_shown = not storage or len({hung.directory for hung in node.hung_starts}) > 1
-    if count < MOST or not is_shown or node.closed_reason or rest_s <= 0:
+        count = node.failed_starts.refused = node.failed_starts.refused + 1
+    is_shown = not storage or len({hung.directory for hung in node.failed_starts.hung}) > 1
+    if count < MOST or not is_shown or node.failed_starts.closed_reason or rest_s <= 0:
         return
     times = counted(count, "start")
-    node.closed_reason = f"it refused {times} in a row, the last: {fact.error}"
+    node.failed_starts.closed_reason = f"it refused {times} in a row, the last: {fact.error}"
     ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
-    ctx.log_event(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
+    ctx.log_event(
+        node.name, "takes nothing new", f"{node.failed_starts.closed_reason}; for {rest_s:.0f} s"
+    )
     _changed(ctx, node)
 
 
@@ -96,15 +99,15 @@ def _begins_in(spec: JobSpec) -> str:
 
 def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> int:
     """Remember a start for which storage did not answer; how many there were within some time."""
-    recent = [hung for hung in node.hung_starts if hung.at_s > ctx.now_s - within_s]
-    node.hung_starts = [*recent, HungStart(directory, ctx.now_s)][-HUNG_KEPT:]
-    return len(node.hung_starts)
+    recent = [hung for hung in node.failed_starts.hung if hung.at_s > ctx.now_s - within_s]
+    node.failed_starts.hung = [*recent, HungStart(directory, ctx.now_s)][-HUNG_KEPT:]
+    return len(node.failed_starts.hung)
 
 
 def forget(ctx: Context, node: NodeEntry, why: str) -> None:
     """The cause of its failed starts is gone, or may be."""
     _open(ctx, node, why)
-    node.refused_starts, node.refused_last, node.hung_starts = 0, None, []
+    node.failed_starts = FailedStarts()
 
 
 def settle(ctx: Context) -> None:
@@ -121,18 +124,19 @@ def next_s(state: ClusterState) -> float | None:
 
 def why(state: ClusterState, node: NodeEntry) -> str:
     """In words, why nothing new begins on a node, and how long yet; empty for one that is open."""
-    if not node.closed_reason:
+    closed = node.failed_starts.closed_reason
+    if not closed:
         return ""
     left_s = max(0.0, state.closed_until_s[node.name] - state.now_s)
     return (
-        f"nothing new is placed on it for {left_s:.0f} s, and it is not lent: {node.closed_reason} "
+        f"nothing new is placed on it for {left_s:.0f} s, and it is not lent: {closed} "
         f"(aryl node uncordon {node.name} when that is mended)"
     )
 
 
 def _open(ctx: Context, node: NodeEntry, why: str) -> None:
-    if node.closed_reason:
-        node.closed_reason = ""
+    if node.failed_starts.closed_reason:
+        node.failed_starts.closed_reason = ""
         del ctx.state.closed_until_s[node.name]
         ctx.log_event(node.name, "takes new work again", why)
         _changed(ctx, node)

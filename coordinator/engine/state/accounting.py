@@ -274,10 +274,10 @@ def deadlines(jobs: Iterable[JobEntry], now_s: float) -> list[bool]:
 
 def queueing_s(job: JobEntry, now_s: float) -> float:
     """Time in the queue until an instant, all attempts together, in seconds."""
-    if job.attempt_ran_at_s is not None:
-        return job.total_queueing_s
+    if job.attempt.ran_at_s is not None:
+        return job.wait.queueing_s
     until_s = now_s if job.finished_at_s is None else job.finished_at_s
-    return job.total_queueing_s + max(0.0, until_s - job.pending_since_s)
+    return job.wait.queueing_s + max(0.0, until_s - job.wait.pending_since_s)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -115,7 +115,7 @@ class Context:
     def worker(self, key: WorkerKey) -> WorkerEntry | None:
         """The worker of a key, if it is of its job's present attempt; a store is no worker."""
         job = self.state.jobs.get(key.job_id)
-        if job is None or job.attempt != key.attempt:
+        if job is None or job.attempt.number != key.attempt:
             return None
         return job.workers.get(key.worker_index)
 
@@ -132,7 +132,7 @@ def is_leaving(ctx: Context, node: NodeEntry, key: WorkerKey) -> bool:
     worker = ctx.worker(key)
     if worker is not None:
         return worker.stop is not None
-    return any(left.key == key for left in node.left_reservations)
+    return any(left.key == key for left in node.ledger.left_reservations)
 
 
 def keys_on(node: NodeEntry) -> set[WorkerKey]:

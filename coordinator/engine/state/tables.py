@@ -17,7 +17,6 @@ from common.faults import NODE_FAULT
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import (
     STORE_INDEX,
-    Checkpoint,
     GpuUuid,
     JobId,
     JobSpec,
@@ -35,6 +34,24 @@ from common.model import (
 )
 from coordinator.engine.jobs.resize_costs import ResizeCosts
 from coordinator.engine.jobs.step_gaps import StepGaps
+from coordinator.engine.state.job_groups import (
+    AttemptEntry,
+    EndedWorkers,
+    JobCounts,
+    SaveState,
+    Suspension,
+    WaitEntry,
+    WorkClock,
+    WorkEstimate,
+)
+from coordinator.engine.state.node_groups import (
+    Contact,
+    Cordon,
+    DesiredEntry,
+    FailedStarts,
+    Homecoming,
+    LedgerEntry,
+)
 from coordinator.policies.contract.decisions import Migrate, Reclaim
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import BackOff, LoadSample, UnknownLoad
@@ -149,13 +166,6 @@ class Ending(Struct, frozen=True, kw_only=True):
         if not self.is_node_fault or self.refused:
             return self.error
         return f"{NODE_FAULT}: {self.error}" if self.error else NODE_FAULT
-
-
-class HungStart(Struct, frozen=True):
-    """A worker that its node could not start because storage did not answer: which, and when."""
-
-    directory: str
-    at_s: float
 
 
 class TrespassStory(Struct, kw_only=True):
@@ -278,17 +288,6 @@ class ClockMark(Struct, frozen=True):
     ahead_s: float
 
 
-class WaitEntry(Struct, kw_only=True):
-    """The waiting time of a job, in seconds by pending reason as its policy reported it.
-
-    kind: of its present waiting, counted from `since_s` on; empty while none is reported.
-    """
-
-    kind: str = ""
-    since_s: float = 0.0
-    spent_s: dict[str, float] = field(default_factory=dict[str, float])
-
-
 class LoanEntry(Struct, kw_only=True):
     """One loan, from the decision to the node serving again."""
 
@@ -385,26 +384,15 @@ class GpuSlot(Struct):
     is_gone: bool = False
 
 
-class LeftReservation(Struct, frozen=True, kw_only=True):
-    """A worker that its job gave up before it was ordered to run; its node may hold its GPUs.
-
-    generation: of the node's desired state that first ordered it to stop; see
-        `jobs.gang_reservations`.
-    """
-
-    key: WorkerKey
-    gpu_uuids: tuple[GpuUuid, ...]
-    reason: StopReason
-    generation: int
-
-
 class NodeEntry(Struct, kw_only=True):
-    """A node: its reported state and its desired state."""
+    """A node: its reported state and its desired state; groups are in `state.node_groups`."""
 
     name: NodeName
     home_pool: Pool
     role: NodeRole
     boot_id: str
+    contact: Contact = field(default_factory=Contact)
+    desired: DesiredEntry
     service: ServiceName | None = None
     rack: str = ""
     cpus: int = 0
@@ -412,49 +400,14 @@ class NodeEntry(Struct, kw_only=True):
     memory_bytes: int = 0
     gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
     detail: str = ""
-    ledger_error: str = ""
-    """Why nothing new may begin on it: it could not be written down there, or two agents answer for
-    it."""
-    refused_starts: int = 0
-    """Starts of workers that it refused in a row, by its own fault; see `nodes.start_failures`."""
-    refused_last: WorkerKey | None = None
-    """The latest of them, or of those below."""
-    hung_starts: list[HungStart] = field(default_factory=list[HungStart])
-    """The latest starts since then that failed because a job's storage did not respond."""
-    closed_reason: str = ""
-    """Why nothing new may begin on it until `ClusterState.closed_until_s`: it refused too many."""
-    heard_at_s: float = 0.0
-    is_heard: bool = False
-    """Reported since this leader started; it is not ordered anything before."""
-    reported_epoch: int = 0
-    reported_generation: int = 0
-    generation: int = 0
-    desired_role: NodeRole
-    validation: int = 0
-    """The latest order to leave quarantine: its second, or one more than the one before; so it is
-    new to an agent even where a journal was lost. 0: none.
-    """
+    ledger: LedgerEntry = field(default_factory=LedgerEntry)
+    failed_starts: FailedStarts = field(default_factory=FailedStarts)
     lease: Lease | None = None
-    last_lease_id: LeaseId | None = None
-    """Its latest loan, which it may be on its way home from."""
-    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
-    """The stages of its latest return, as it reported last."""
-    reclaim_at_s: float | None = None
-    is_awaited: bool = False
-    """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
+    homecoming: Homecoming = field(default_factory=Homecoming)
+    cordon: Cordon = field(default_factory=Cordon)
     serving_since_s: float | None = None
     is_server_down: bool = False
     """Its server is down without an order to stop it; only while the node serves."""
-    silent_since_s: float | None = None
-    """When its last report came, or when this leader began if that was later; only while LOST."""
-    is_cordoned: bool = False
-    is_draining: bool = False
-    cordon_reason: str = ""
-    stores: list[WorkerKey] = field(default_factory=list[WorkerKey])
-    """Rendezvous stores that it holds or was ordered; no GPU names them."""
-    stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
-    left_reservations: list[LeftReservation] = field(default_factory=list[LeftReservation])
-    acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
     trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
     """GPUs with a foreign process, by its last report, each with one such process; no worker would
     begin there.
@@ -463,8 +416,6 @@ class NodeEntry(Struct, kw_only=True):
     """Foreign processes logged in this boot, so that a crowd of them is logged once."""
     gpu_conditions: dict[GpuUuid, GpuCondition] = field(default_factory=dict[GpuUuid, GpuCondition])
     """GPUs that had faults; see `gpu_faults`."""
-    unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
-    """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
@@ -537,13 +488,6 @@ class WorkerEntry(Struct, kw_only=True):
     """Its share of its GPUs' time while it computes: 1 over the number of workers there."""
 
 
-class EndedWorker(Struct, frozen=True):
-    """A worker that is gone, and the node that keeps its log."""
-
-    key: WorkerKey
-    node: NodeName
-
-
 class AfterVacating(StrEnum):
     """The next state of a job when its last worker has ended."""
 
@@ -581,7 +525,10 @@ class Migration(Struct, frozen=True, kw_only=True):
 
 
 class JobEntry(Struct, kw_only=True):
-    """A job: its spec, its life, and the workers of its current attempt."""
+    """A job: its spec, its life, and the workers of its current attempt.
+
+    What belongs together stands in a group (`state.job_groups`); a field that stands alone, here.
+    """
 
     job_id: JobId
     spec: JobSpec
@@ -589,65 +536,31 @@ class JobEntry(Struct, kw_only=True):
     user: str
     submitted_at_s: float
     state: JobState = JobState.PENDING
-    attempt: int = 0
+    attempt: AttemptEntry = field(default_factory=AttemptEntry)
     workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
     store: WorkerEntry | None = None
-    """The rendezvous store of its current attempt; its order stays `reserve`, see `stores`."""
-    ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
-    """Workers of the latest attempt that ran and are gone, and its store; the newest only."""
-    earlier_workers: list[EndedWorker] = field(default_factory=list[EndedWorker])
-    """Ended workers of earlier attempts, oldest first; see `jobs.ended_workers`."""
-    next_worker_index: int = 0
-    gpu_type: str | None = None
-    endpoint: str = ""
+    """The rendezvous store of its current attempt; its order stays `reserve`, see `LedgerEntry`."""
+    ended: EndedWorkers = field(default_factory=EndedWorkers)
     after_vacating: AfterVacating | None = None
     cancelled_by: str = ""
     """The person who asked for its end; empty: no one did."""
-    pending_since_s: float
-    """Since when it waits to run: its submission, or the end of its latest attempt that ran."""
     started_at_s: float | None = None
     """First start of its first attempt that ran."""
-    attempt_ran_at_s: float | None = None
-    left_at_s: float = 0.0
-    """When the latest of its workers to end had ended."""
     finished_at_s: float | None = None
-    total_queueing_s: float = 0.0
-    gang_deadline_s: float | None = None
     resized_at_s: float | None = None
     preempted_at_s: float | None = None
-    preemption_count: int = 0
     back_off: BackOff | None = None
     """Its stops for guarantees in a row; see `jobs.borrower_backoff`."""
-    node_fault_count: int = 0
-    own_fault_count: int = 0
+    counts: JobCounts = field(default_factory=JobCounts)
     retry: RetryEntry = field(default_factory=RetryEntry)
-    wait: WaitEntry = field(default_factory=WaitEntry)
-    resize_count: int = 0
-    succeeded_workers: list[int] = field(default_factory=list[int])
+    wait: WaitEntry
     exit_code: int | None = None
     error: str = ""
     progress: Progress | None = None
-    progress_at_start: int = 0
-    checkpoint: Checkpoint | None = None
-    checkpoint_at_s: float | None = None
-    worker_s: float = 0.0
-    """Worker-seconds of this attempt up to `worker_s_at_s`."""
-    worker_s_at_s: float = 0.0
-    attained_gpu_s: float = 0.0
-    """GPU-seconds of computing in all attempts up to `worker_s_at_s`."""
-    measured_left_s: float | None = None
-    """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
-    attempt's were spent; None without progress.
-    """
-    measured_worker_s: float = 0.0
-    measured_work_s: float | None = None
-    """Worker-seconds of the whole job by the latest progress of any attempt; None without any."""
-    longest_work_s: float = 0.0
-    """Worker-seconds of the longest attempt that was over before the job."""
-    first_step: int = 0
-    """The first report since its gang changed: the step, the work spent, the work of the job."""
-    first_worker_s: float = 0.0
-    first_work_s: float | None = None
+    saves: SaveState = field(default_factory=SaveState)
+    clock: WorkClock = field(default_factory=WorkClock)
+    estimate: WorkEstimate = field(default_factory=WorkEstimate)
+    suspension: Suspension = field(default_factory=Suspension)
     is_rejected: bool = False
     """It ended because its deadline could not be promised."""
     is_promised: bool = False
@@ -655,38 +568,14 @@ class JobEntry(Struct, kw_only=True):
     steps: StepTimes = field(default_factory=StepTimes)
     resizes: ResizeCosts = field(default_factory=ResizeCosts)
     gaps: StepGaps = field(default_factory=StepGaps)
-    expected_work_s: float = 0.0
-    """Worker-seconds of the whole job by its estimate at submission."""
-    estimate_source: str = ""
     lost_gpu_s: float = 0.0
     """GPU-seconds that preemptions and resizes cost (`jobs.preemption_loss`); see `resizes`."""
     loss: LossEntry | None = None
     """The loss of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
-    is_packed: bool = False
-    """It may compute on GPUs on which one other worker computes."""
-    packed_speed_ratio: float = 1.0
-    """The estimated fraction of its speed alone that it reaches next to the other jobs on its GPUs.
-    """
-    suspended_at_s: float | None = None
-    """Since when it is suspended; None while it is not."""
-    suspended_s: float = 0.0
-    """Time suspended in all, up to its last resumption."""
-    suspended_before_s: float = 0.0
-    """The part of it before its present or latest attempt ran."""
-    suspension_count: int = 0
     migration: Migration | None = None
-    migration_count: int = 0
-    saved_gpu_s: float = 0.0
-    """GPU-seconds attained when its last verified save was made, or else when its attempt began;
-    with the losses booked since.
-    """
-    progress_gpu_s: float = 0.0
-    """GPU-seconds attained at its last progress report."""
     is_recovered: bool = False
     """Rebuilt from ledgers: its workers that have not been reported yet are adopted, not stale."""
-    awaited_nodes: list[NodeName] = field(default_factory=list[NodeName])
-    """Nodes of a rebuilt gang from which nothing was heard, while its base is not complete."""
 
     def worker(self, index: int) -> WorkerEntry | None:
         """A worker of the current attempt, or its rendezvous store, by index."""
@@ -733,9 +622,14 @@ class StoryLine(Struct, frozen=True):
     reason: str
 
 
+STATE_VERSION = 2
+"""Of the form of a saved state; `state.older_forms` has the history."""
+
+
 class ClusterState(Struct, kw_only=True):
     """Everything."""
 
+    version: int = STATE_VERSION
     now_s: float = 0.0
     clock: ClockMark | None = None
     """The clock of the present, or last, leader."""
@@ -791,6 +685,11 @@ class ClusterState(Struct, kw_only=True):
     """Nodes that have not reported since journal records were lost; see `nodes.lost_records`."""
     doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Jobs that such a node may run although the state does not know it."""
+
+    def latest_loan(self, node: NodeEntry) -> LoanEntry | None:
+        """The loan that a node is under, or on its way home from."""
+        lease_id = node.homecoming.lease_id
+        return None if lease_id is None else self.loans.get(lease_id)
 
     def live(self) -> list[JobEntry]:
         """The jobs that have not ended."""

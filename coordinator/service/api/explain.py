@@ -118,16 +118,16 @@ def _awaited(entry: JobEntry) -> list[str]:
     return [
         f"it was rebuilt from ledgers, and {name}, which has other workers of it, has not reported "
         f"since: they may run. If it is dead: aryl node confirm-dead {name}"
-        for name in entry.awaited_nodes
+        for name in entry.attempt.awaited_nodes
     ]
 
 
 def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    blockers = engine.blockers(entry.job_id)
+    blockers = engine.explain.blockers(entry.job_id)
     reasons = list(blockers)
     if engine.state.is_frozen:
         reasons.insert(0, rows.FROZEN)
-    place = engine.queue_place(entry.job_id)
+    place = engine.explain.queue_place(entry.job_id)
     if place is not None:
         at, count = place
         line = f"number {at} of {count} that wait, in the order of policy {engine.policy.name}"
@@ -137,7 +137,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         reasons.append(f"it is {line if engine.policy.is_ordered else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
-        for name in engine.recommended()
+        for name in engine.explain.recommended()
         if blockers
     ]
     if not blockers and not engine.state.is_frozen:
@@ -146,10 +146,10 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     if said and not jobs_retry.why_waiting(entry, now_s):
         reasons.append(f"its latest try ended: {said}")
     reasons += _restarts(entry)
-    if entry.preemption_count:
-        reasons.append(f"it was preempted {counted(entry.preemption_count, 'time')}")
-    if entry.node_fault_count:
-        times = counted(entry.node_fault_count, "time")
+    if entry.counts.preemptions:
+        reasons.append(f"it was preempted {counted(entry.counts.preemptions, 'time')}")
+    if entry.counts.node_faults:
+        times = counted(entry.counts.node_faults, "time")
         reasons.append(f"its nodes failed it {times}, which costs it no try")
     return reasons
 
@@ -164,8 +164,8 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
     flexible = sum(1 for worker in entry.workers.values() if worker.is_flexible)
     running = counted(entry.running_workers, "worker runs", "workers run")
     said = [f"{running}, {flexible} of them flexible"]
-    if entry.endpoint:
-        said.append(f"its rendezvous is at {entry.endpoint}")
+    if entry.attempt.endpoint:
+        said.append(f"its rendezvous is at {entry.attempt.endpoint}")
     said += _restarts(entry)
     lent = sorted(
         {
@@ -183,14 +183,14 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
             for index, worker in sorted(entry.workers.items())
             if worker.order == OrderPhase.RESERVE and worker.stop is None
         ]
-    return (*said, *engine.standing(entry.job_id))
+    return (*said, *engine.explain.standing(entry.job_id))
 
 
 def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     """The workers of a job on LOST nodes: how and when they will count as gone."""
     said: list[str] = []
     for name in sorted({worker.node for worker in entry.workers.values()}):
-        since_s = engine.state.nodes[name].silent_since_s
+        since_s = engine.state.nodes[name].contact.silent_since_s
         if since_s is None:
             continue
         end_s = nodes_lost.certain_end_s(engine.settings, entry.spec)
@@ -215,7 +215,7 @@ def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> 
     workers = max(entry.running_workers, entry.spec.workers.min)
     pace = estimates.pace(entry) or entry.spec.workers.min
     over_s = estimates.outlived_s(entry, at_s)
-    if over_s and entry.attempt_ran_at_s is not None:
+    if over_s and entry.attempt.ran_at_s is not None:
         source = (
             f"{source}; it has outlived that by {over_s / pace:.0f} s, and as much again is assumed"
         )
@@ -249,8 +249,8 @@ def node(
     refused_report: why the latest of its reports was refused; empty: it was taken, or none came.
     """
     at_s = _or_last_event(engine, now_s)
-    said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
-    if not entry.is_heard:
+    said = [f"it is {entry.role}, wanted: {entry.desired.role}"]
+    if not entry.contact.is_heard:
         said.append("it has not reported to this coordinator yet, so it gets no orders")
     said += _silent(engine, entry, refused_report)
     said += explain_job.closed_reasons(engine, entry, at_s)
@@ -260,13 +260,11 @@ def node(
         said.append(detail)
     said += _overdue(engine, entry, at_s, slow_command)
     said += _belongs(engine, entry, at_s)
-    said += engine.why_kept(entry.name)
+    said += engine.explain.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
-    if entry.unknown_workers:
-        said.append(
-            f"holds {counted(len(entry.unknown_workers), 'worker')} that its ledger must explain"
-        )
+    if unknown := entry.ledger.unknown_workers:
+        said.append(f"holds {counted(len(unknown), 'worker')} that its ledger must explain")
     ctx = Context(engine.state, engine.settings, at_s)
     said += _sick_gpus(entry)
     said += gpu_faults.told(ctx, entry)
@@ -309,7 +307,7 @@ def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
             f"its service {entry.service} is not in the settings of this cell (services: {known}), "
             "so it is not lent"
         )
-    found = None if entry.last_lease_id is None else engine.state.loans.get(entry.last_lease_id)
+    found = engine.state.latest_loan(entry)
     if found is not None and found.returned_at_s is None and found.reclaim_reason:
         since_s = now_s - (found.reclaim_ordered_at_s or 0.0)
         said.append(
@@ -341,8 +339,7 @@ def _overdue(
     engine: Engine, entry: NodeEntry, now_s: float, slow_command: CommandReport | None
 ) -> list[str]:
     """A node that is late on its way home: its promised deadline and its service."""
-    lease_id = entry.last_lease_id
-    found = None if lease_id is None else engine.state.loans.get(lease_id)
+    found = engine.state.latest_loan(entry)
     late_s = 0.0 if found is None else loan_outcome.overdue_s(found, now_s)
     if found is None or late_s <= 0:
         return []

@@ -32,7 +32,7 @@ def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
         }
         if engine.state.jobs[job_id].state in COMPUTING
     )
-    since_s = 0.0 if entry.suspended_at_s is None else now_s - entry.suspended_at_s
+    since_s = 0.0 if entry.suspension.since_s is None else now_s - entry.suspension.since_s
     return (
         f"it keeps its GPUs and has been suspended for {since_s:.0f} s while "
         f"{', '.join(others) or 'no job'} computes on them"
@@ -99,16 +99,16 @@ def closed_reasons(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
 
     now_s: engine time.
     """
-    if not entry.is_cordoned:
+    if not entry.cordon.is_cordoned:
         return []
-    if not entry.is_draining:
-        return [f"cordoned {entry.cordon_reason}"]
+    if not entry.cordon.is_draining:
+        return [f"cordoned {entry.cordon.reason}"]
     drain = engine.state.drains.get(entry.name)
     if drain is None:
-        return [f"drained {entry.cordon_reason}"]
+        return [f"drained {entry.cordon.reason}"]
     left_s = max(0.0, drain.until_s - now_s)
     return [
-        f"drained {entry.cordon_reason}; what runs there may go on for {left_s:.0f} s, and is "
+        f"drained {entry.cordon.reason}; what runs there may go on for {left_s:.0f} s, and is "
         "preempted then"
     ]
 
@@ -161,11 +161,11 @@ def _waits(job: JobEntry, gpus: str) -> str:
 
 
 def _ended(job: JobEntry, gpus: str) -> str:
-    tries = counted(job.attempt, "try", "tries")
+    tries = counted(job.attempt.number, "try", "tries")
     what = "it failed in its pre-run" if _has_failed(job) else "it ended in its pre-run"
-    if not job.attempt:
+    if not job.attempt.number:
         return f"it ended before its pre-run, on {gpus}: {_gang(job)} never started"
-    took = f"{job.attained_gpu_s:.0f} GPU-s of computing in {tries}"
+    took = f"{job.clock.attained_gpu_s:.0f} GPU-s of computing in {tries}"
     return f"{what}, on {gpus} ({took}): {_gang(job)} never started"
 
 

@@ -67,7 +67,7 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
             predicted_cost_gpu_s=0.0,
             realised_cost_gpu_s=0.0,
         )
-        for name, found in engine.recommended().items()
+        for name, found in engine.explain.recommended().items()
     )
 
 
@@ -150,14 +150,18 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
     first = min(
         serving,
         key=lambda n: (
-            n.is_cordoned
-            or bool(n.ledger_error or n.closed_reason or sick_slots(n) or n.trespassed)
+            n.cordon.is_cordoned
+            or bool(
+                n.ledger.error or n.failed_starts.closed_reason or sick_slots(n) or n.trespassed
+            )
             or n.name in engine.state.unknown_loads,
             inf if n.serving_since_s is None else n.serving_since_s,
             n.name,
         ),
     )
-    balance, *reasons = engine.why_kept(first.name) or ("it is not in the settings of this cell",)
+    balance, *reasons = engine.explain.why_kept(first.name) or (
+        "it is not in the settings of this cell",
+    )
     return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
 
 
@@ -213,13 +217,13 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
     for node in nodes:
         if node.role in (NodeRole.LOST, NodeRole.QUARANTINED):
             said.append(_with_detail(f"{node.name} is {node.role}", node.detail))
-        elif not node.is_heard:
+        elif not node.contact.is_heard:
             said.append(f"{node.name} was not heard by this coordinator yet")
         elif node.role == NodeRole.SERVING and node.serving_since_s is None:
             said.append(_with_detail(f"the server of {node.name} is down", node.detail))
-        elif node.is_cordoned:
-            said.append(_with_detail(f"{node.name} is cordoned", node.cordon_reason))
-        elif why := node.ledger_error or node.closed_reason:
+        elif node.cordon.is_cordoned:
+            said.append(_with_detail(f"{node.name} is cordoned", node.cordon.reason))
+        elif why := node.ledger.error or node.failed_starts.closed_reason:
             said.append(_with_detail(f"{node.name} takes nothing new", why))
         elif sick := sick_slots(node):
             said.append(f"{node.name} has {counted(len(sick), 'GPU')} not well: it is not lent")

@@ -211,7 +211,7 @@ class Api:
                 f"request {request.request_id} already submitted job {job_id}, which is different",
                 "request_id",
             )
-        return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
+        return Submitted(job_id=job_id, warnings=self._coordinator.engine.explain.why_never(job_id))
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
         """Refuse a new job of a tenant that has its limit of waiting jobs.
@@ -352,14 +352,14 @@ class Api:
     def _check_recommended(self, node: NodeName) -> None:
         engine = self._coordinator.engine
         if node in engine.state.recommendations:
-            if why := engine.why_not_approved(node):
+            if why := engine.explain.why_not_approved(node):
                 raise Refusal(
                     ApiErrorCode.CONFLICT,
                     f"the loan of {node} was recommended, and cannot be approved now: {why}",
                     "loan",
                 )
         else:
-            known = ", ".join(engine.recommended())
+            known = ", ".join(engine.explain.recommended())
             others = f"those of {known} are" if known else "none is now"
             raise Refusal(
                 ApiErrorCode.NOT_FOUND, f"no loan of {node!r} is recommended; {others}", "loan"

@@ -40,7 +40,8 @@ from common.errors import ProtocolError, Unavailable
 from common.messages import Message
 from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, NodeName
 from coordinator.engine.jobs import ended_workers, prerun_spec
-from coordinator.engine.state.tables import EndedWorker, JobEntry, NodeEntry
+from coordinator.engine.state.job_groups import EndedWorker
+from coordinator.engine.state.tables import JobEntry, NodeEntry
 from coordinator.service.api import explain, explain_service, name_lookup, rows
 from coordinator.service.api.name_lookup import Refusal, Subject
 from coordinator.service.api.shared_reads import BUILD_S
@@ -409,7 +410,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         Refusal: the attempt, or the worker in it, is unknown.
     """
     found = ended_workers.of_attempt(job, request.attempt)
-    if job.attempt == 0:
+    if job.attempt.number == 0:
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
             f"job {job.job_id} is {job.state} and never started, so it has no log",
@@ -419,7 +420,7 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         known = ", ".join(map(str, ended_workers.attempts(job))) or "none"
         raise Refusal(
             ApiErrorCode.NOT_FOUND,
-            f"job {job.job_id} is at attempt {job.attempt} and has no record of attempt "
+            f"job {job.job_id} is at attempt {job.attempt.number} and has no record of attempt "
             f"{request.attempt}: none ran, or too many came after; known attempts: {known}",
             "attempt",
         )

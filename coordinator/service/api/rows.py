@@ -29,6 +29,7 @@ from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
+from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
@@ -40,30 +41,23 @@ from coordinator.service.nodes.report_folding import Folder
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
+_copied_of_job = copier(JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s"))
+
+
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
     """One job."""
     return JobRow(
-        job_id=job.job_id,
-        name=job.spec.name,
-        tenant=job.tenant,
-        user=job.user,
-        state=job.state,
-        attempt=job.attempt,
+        **_copied_of_job(job),
+        attempt=job.attempt.number,
         worker_count=job.running_workers,
         min_workers=job.spec.workers.min,
         max_workers=job.spec.workers.max,
-        gpus_per_worker=job.spec.gpus_per_worker,
         gpus=sum(len(worker.gpu_uuids) for worker in job.workers.values()),
         nodes=tuple(sorted({worker.node for worker in job.workers.values()})),
-        submitted_at_s=job.submitted_at_s,
-        started_at_s=job.started_at_s,
-        finished_at_s=job.finished_at_s,
         queueing_s=accounting.queueing_s(job, now_s),
-        preemption_count=job.preemption_count,
+        preemption_count=job.counts.preemptions,
         step=job.progress.step if job.progress else None,
         total_steps=job.progress.total_steps if job.progress else None,
-        exit_code=job.exit_code,
-        error=job.error,
         failure=job.retry.failure,
         waited_s=jobs_lifecycle.spent_s(job, now_s),
         blockers=_blockers(engine, job, now_s),
@@ -88,7 +82,7 @@ def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
     if job.state != JobState.PENDING:
         stalled = stalls.in_words(job, now_s)
         return (stalled,) if stalled else explain_job.stopping_reasons(job, now_s=now_s)
-    found = engine.blockers(job.job_id)
+    found = engine.explain.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 
 
@@ -162,24 +156,24 @@ def node_row(
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
     holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
-    holders |= {key.job_id for key in node.stores}
+    holders |= {key.job_id for key in node.ledger.stores}
     return NodeRow(
         node=node.name,
         home_pool=node.home_pool,
         role=node.role,
-        desired_role=node.desired_role,
+        desired_role=node.desired.role,
         service=node.service or "",
         gpu_type=", ".join(node.gpu_types),
         gpus=len(node.gpus),
         gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
         gpu_busy_ratio=busy_ratio([report] if report else []),
         jobs=tuple(sorted(holders)),
-        is_cordoned=node.is_cordoned,
-        is_heard=node.is_heard,
+        is_cordoned=node.cordon.is_cordoned,
+        is_heard=node.contact.is_heard,
         heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
         rack=node.rack,
-        detail=node.detail or node.cordon_reason or (closed.why if closed else ""),
-        is_draining=node.is_draining,
+        detail=node.detail or node.cordon.reason or (closed.why if closed else ""),
+        is_draining=node.cordon.is_draining,
         drain_left_s=drain_left_s,
         is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
         load_unknown=unknown_load,
@@ -190,10 +184,10 @@ def node_row(
 
 def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:
     """Why a node takes no new work by itself; unset where it does, or is away."""
-    why = node.ledger_error or node.closed_reason
+    why = node.ledger.error or node.failed_starts.closed_reason
     if not why or node.role == NodeRole.LOST:
         return UNSET
-    until_s = None if node.ledger_error else engine.state.closed_until_s.get(node.name)
+    until_s = None if node.ledger.error else engine.state.closed_until_s.get(node.name)
     return ClosedRow(why=why, left_s=None if until_s is None else max(0.0, until_s - now_s))
 
 
@@ -300,32 +294,32 @@ def _plain(gpus: Count) -> float:
     return gpus if isinstance(gpus, int) else float(gpus)
 
 
+_copied_of_loan = copier(
+    LoanRow,
+    LoanEntry,
+    # only of a loan that ended in this way, and once it did
+    computed=(
+        "reclaim_reason",
+        "lapse_s",
+        "lapse_deadline_s",
+        "turn_back_s",
+        "turn_back_deadline_s",
+    ),
+)
+
+
 def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     """One loan."""
     return LoanRow(
-        lease_id=loan.lease_id,
-        node=loan.node,
-        service=loan.service,
+        **_copied_of_loan(loan),
         state=_loan_state(loan),
-        decided_at_s=loan.decided_at_s,
-        begun_at_s=loan.begun_at_s,
-        reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
-        returned_at_s=loan.returned_at_s,
-        reclaim_deadline_s=loan.reclaim_deadline_s,
         reclaim_s=loan_outcome.reclaim_s(loan),
         lapse_s=loan_outcome.lapse_s(loan),
         lapse_deadline_s=loan.lapse_deadline_s if loan_outcome.is_lapse(loan) else None,
-        turned_back=loan.turned_back,
         turn_back_s=loan_outcome.turn_back_s(loan),
         turn_back_deadline_s=loan.turn_back_deadline_s if loan_outcome.is_turn_back(loan) else None,
         is_late=loan_outcome.is_late(loan) or loan_outcome.overdue_s(loan, now_s) > 0,
-        reason=loan.reason,
         reclaim_reason=loan.ended_reason or loan.reclaim_reason or loan.turned_back,
-        predicted_preemptions=loan.predicted_preemptions,
-        realised_preemptions=loan.realised_preemptions,
-        predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
-        realised_cost_gpu_s=loan.realised_cost_gpu_s,
-        stage_durations_s=loan.stage_durations_s,
     )
 
 
@@ -376,7 +370,7 @@ def status(
     inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
-    without_room = [why for job in live if (why := engine.why_never(job.job_id))]
+    without_room = [why for job in live if (why := engine.explain.why_never(job.job_id))]
     known = accounting.figures(state, now_s=now_s)
     known = accounting.with_overdue(known, state, now_s)
     return Status(
@@ -385,7 +379,9 @@ def status(
         policy=engine.settings.policy,
         is_frozen=state.is_frozen,
         nodes=len(nodes),
-        nodes_heard=sum(1 for node in nodes if node.is_heard and node.role != NodeRole.LOST),
+        nodes_heard=sum(
+            1 for node in nodes if node.contact.is_heard and node.role != NodeRole.LOST
+        ),
         training_gpus=_gpus(training),
         training_gpus_held=_held(training),
         on_loan_nodes=len(on_loan),
@@ -400,11 +396,11 @@ def status(
         running_jobs=sum(
             1
             for job in live
-            if job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
+            if job.attempt.ran_at_s is not None and job.state != JobState.SUSPENDED
         ),
         suspended_jobs=sum(1 for job in live if job.state == JobState.SUSPENDED),
         starting_jobs=sum(
-            1 for job in live if job.state != JobState.PENDING and job.attempt_ran_at_s is None
+            1 for job in live if job.state != JobState.PENDING and job.attempt.ran_at_s is None
         ),
         gpu_busy_ratio_training=_busy(folder, training),
         gpu_busy_ratio_inference=_busy(folder, inference),

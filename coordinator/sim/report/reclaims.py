@@ -58,7 +58,7 @@ class TollKeeper:
             del self._waiting[name]
         for name in new - harmed:
             if name in self._state.awaited:
-                lease_id = self._state.nodes[name].last_lease_id
+                lease_id = self._state.nodes[name].homecoming.lease_id
                 assert lease_id is not None  # it is lent
                 self._waiting[name] = self._state.loans[lease_id]
 

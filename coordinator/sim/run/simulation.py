@@ -354,7 +354,7 @@ class Simulation:
     def _push(self, name: NodeName) -> None:
         self._pushes.discard(name)
         node = self.engine.state.nodes.get(name)
-        if node is None or not node.is_heard:
+        if node is None or not node.contact.is_heard:
             return  # another coordinator leads by now, and orders nothing before a first report
         if self.wire.arrives():
             self.nodes[name].obey(self.engine.desired(name))
@@ -375,10 +375,10 @@ class Simulation:
     def _lags(self, name: NodeName) -> bool:
         state = self.engine.state
         node = state.nodes.get(name)
-        if node is None or not node.is_heard or node.generation == 0:
+        if node is None or not node.contact.is_heard or node.desired.generation == 0:
             return False  # it was ordered nothing yet
-        shown = (node.reported_epoch, node.reported_generation)
-        return shown != (state.epoch, node.generation)
+        shown = (node.contact.epoch, node.contact.generation)
+        return shown != (state.epoch, node.desired.generation)
 
     def _ask_ledger(self, name: NodeName) -> None:
         if not self.wire.arrives():

@@ -123,7 +123,7 @@ def _left(stage: Stage) -> list[JobEntry]:
 def _first(stage: Stage, left: Sequence[JobEntry]) -> str:
     """The first of them as its trace calls it, and why it has no end."""
     job = left[0]
-    why = job.error or "; ".join(stage.sim.engine.blockers(job.job_id))
+    why = job.error or "; ".join(stage.sim.engine.explain.blockers(job.job_id))
     return f"{stage.names[job.job_id]}, {job.state}: {_as_named(why, stage.names) or 'it waits'}"
 
 

@@ -170,7 +170,7 @@ def reboot(house: House, name: NodeName) -> None:
             home_pool=node.home_pool,
             role=node.role,
             epoch=house.engine.state.epoch,
-            generation=node.generation,
+            generation=node.desired.generation,
             gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         )
     )
@@ -189,13 +189,13 @@ def test_a_job_that_waits_takes_the_first_node_whose_time_is_over() -> None:
     first_s, second_s = (job.retry.avoided[name].until_s for name in (T0, T1))
     assert second_s - first_s > BACK_OFF_S / 2
     outcome = cell.handle(PassDue())
-    assert (outcome.wake_at_s, job.attempt) == (first_s, 2)
+    assert (outcome.wake_at_s, job.attempt.number) == (first_s, 2)
     left_s = [f"{until_s - cell.now_s:.0f} s" for until_s in (first_s, second_s)]
     said = f"tries t0 again in {left_s[0]}, t1 again in {left_s[1]}, others at once: "
-    assert cell.engine.blockers(job.job_id)[0].startswith(said)
+    assert cell.engine.explain.blockers(job.job_id)[0].startswith(said)
     cell.now_s = first_s
     cell.handle(PassDue())
-    assert ({worker.node for worker in job.workers.values()}, job.attempt) == ({"t0"}, 3)
+    assert ({worker.node for worker in job.workers.values()}, job.attempt.number) == ({"t0"}, 3)
 
 
 @given(

@@ -20,6 +20,7 @@ from common.model import (
 )
 from common.profile import JobProfile
 from coordinator.engine.jobs import estimates
+from coordinator.engine.state.job_groups import AttemptEntry, WaitEntry, WorkEstimate
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
 
 JOB = JobId("j")
@@ -44,12 +45,10 @@ def entry(
         tenant="t",
         user="u",
         submitted_at_s=0.0,
-        pending_since_s=0.0,
+        wait=WaitEntry(pending_since_s=0.0),
         state=JobState.RUNNING,
-        attempt=1,
-        attempt_ran_at_s=0.0,
-        gpu_type=gpu_type,
-        expected_work_s=WORK_S,
+        attempt=AttemptEntry(number=1, ran_at_s=0.0, gpu_type=gpu_type),
+        estimate=WorkEstimate(expected_work_s=WORK_S),
         workers={
             index: WorkerEntry(
                 key=WorkerKey(JOB, 1, index),
@@ -95,10 +94,10 @@ def test_what_was_saved_before_is_no_part_of_the_least(is_waiting: bool) -> None
     """A job that resumes with 1 % to do has 1 % left, waiting or just started."""
     job = entry()
     job.progress = Progress(step=STEPS * 99 // 100, total_steps=STEPS)
-    job.checkpoint = Checkpoint(step=job.progress.step, path="/c", is_verified=True)
-    job.progress_at_start = job.progress.step
+    job.saves.checkpoint = Checkpoint(step=job.progress.step, path="/c", is_verified=True)
+    job.attempt.start_step = job.progress.step
     if is_waiting:
-        job.attempt_ran_at_s, job.workers = None, {}
+        job.attempt.ran_at_s, job.workers = None, {}
     assert left_s(job, 0.0) == pytest.approx(WORK_S * 0.01)
 
 
@@ -147,7 +146,7 @@ def test_a_last_word_changes_no_measured_pace() -> None:
     say(job, 20, 4.0)
     tell_to_stop(job, 4.0)
     say(job, 60, 6.0)
-    assert job.measured_work_s == pytest.approx(STEPS * 4.0 / 20)
+    assert job.estimate.measured_work_s == pytest.approx(STEPS * 4.0 / 20)
 
 
 def test_an_only_word_counts_what_was_computed_since_the_stop() -> None:
@@ -156,7 +155,7 @@ def test_an_only_word_counts_what_was_computed_since_the_stop() -> None:
     estimates.settle_work(job, 1.0)
     tell_to_stop(job, 1.0)
     say(job, 40, 6.0)
-    assert job.measured_work_s == pytest.approx(STEPS * 6.0 / 40)
+    assert job.estimate.measured_work_s == pytest.approx(STEPS * 6.0 / 40)
 
 
 def test_the_first_word_of_a_next_attempt_makes_no_job_longer() -> None:
@@ -165,8 +164,8 @@ def test_the_first_word_of_a_next_attempt_makes_no_job_longer() -> None:
     say(job, 100, 10.0)
     say(job, 300, 30.0)
     estimates.attempt_ended(job)
-    job.attempt_ran_at_s = job.worker_s_at_s = 60.0
-    job.worker_s, job.progress_at_start, job.attempt = 0.0, 300, 2
+    job.attempt.ran_at_s = job.clock.at_s = 60.0
+    job.clock.worker_s, job.attempt.start_step, job.attempt.number = 0.0, 300, 2
     say(job, 310, 100.0)
     assert left_s(job, 100.0) == pytest.approx((STEPS - 310) / 10.0)
 
@@ -177,7 +176,7 @@ def test_the_pace_after_a_resize_is_of_the_words_after_it() -> None:
     for now_s in (10.0, 110.0):
         say(job, int(now_s), now_s)
     job.workers[1] = structs.replace(job.workers[0], key=WorkerKey(JOB, 1, 1))
-    job.resize_count += 1
+    job.counts.resizes += 1
     for now_s in (111.0, 113.0, 123.0):
         say(job, int(now_s), now_s)
     assert left_s(job, 123.0) == pytest.approx((STEPS - 123) * 2.0)
@@ -187,7 +186,7 @@ def test_the_first_word_after_a_resize_ends_what_was_measured_before_it() -> Non
     """Else warming up would count again until the new gang has told its pace."""
     job = entry()
     say(job, 100, 70.0)
-    job.resize_count += 1
+    job.counts.resizes += 1
     say(job, 700, 130.0)
     assert left_s(job, 130.0) == pytest.approx((STEPS - 700) / 10.0)
     say(job, 720, 132.0)
@@ -209,13 +208,13 @@ def test_what_an_attempt_told_of_the_job_holds_when_it_is_over() -> None:
     """Ten steps a second are a thousand seconds for the whole job, also for one that lost them all
     and was thought to be shorter; waiting, and running again without a word."""
     job = entry()
-    job.expected_work_s = 10.0
+    job.estimate.expected_work_s = 10.0
     say(job, 100, 10.0)
     say(job, 200, 20.0)
-    job.attempt_ran_at_s, job.workers, job.measured_left_s = None, {}, None
+    job.attempt.ran_at_s, job.workers, job.estimate.measured_left_s = None, {}, None
     assert estimates.remaining_work(job, 50.0) == (1000.0, "progress of an earlier attempt")
-    job.attempt_ran_at_s = job.worker_s_at_s = 60.0
-    job.worker_s = 0.0
+    job.attempt.ran_at_s = job.clock.at_s = 60.0
+    job.clock.worker_s = 0.0
     assert left_s(job, 60.0) == 1000.0
 
 
@@ -228,7 +227,7 @@ def test_one_word_of_an_attempt_is_better_than_a_guess_only(
     job = entry()
     job.spec = structs.replace(job.spec, expected_runtime_s=declared_s)
     say(job, 100, 40.0)
-    job.attempt_ran_at_s, job.workers, job.measured_left_s = None, {}, None
+    job.attempt.ran_at_s, job.workers, job.estimate.measured_left_s = None, {}, None
     assert left_s(job, 50.0) == left_after_s
 
 
@@ -238,7 +237,7 @@ def test_a_type_that_needs_twice_the_workers_does_half_the_work() -> None:
     assert estimates.attempt_worker_s(job, 100.0) == 100.0
     assert left_s(job, 100.0) == WORK_S - 100.0
     estimates.settle_work(job, 100.0)
-    assert job.worker_s == 100.0
+    assert job.clock.worker_s == 100.0
 
 
 def test_a_job_that_scales_badly_is_estimated_by_its_profile() -> None:

@@ -79,7 +79,9 @@ def busy(house: House, job: JobEntry, ratio: float, memory_bytes: int | None = N
     """Tell how busy a job keeps its GPUs."""
     profile = JobProfile(gpu_busy_ratio=ratio, gpu_memory_bytes=memory_bytes)
     job.spec = structs.replace(job.spec, profile=profile)
-    house.sim.handle(ProgressReported(job_id=job.job_id, attempt=job.attempt))  # it has changed
+    house.sim.handle(
+        ProgressReported(job_id=job.job_id, attempt=job.attempt.number)
+    )  # it has changed
 
 
 def test_a_suspended_job_makes_no_progress_and_keeps_its_gpus() -> None:
@@ -92,8 +94,8 @@ def test_a_suspended_job_makes_no_progress_and_keeps_its_gpus() -> None:
     house.wait(1000.0)
     assert state(first) == JobState.SUCCEEDED
     assert first.finished_at_s == pytest.approx(100.0 + 10.0 + 900.0)
-    assert first.suspended_s == pytest.approx(10.0)
-    assert (first.suspension_count, first.preemption_count) == (1, 0)
+    assert first.suspension.total_s == pytest.approx(10.0)
+    assert (first.counts.suspensions, first.counts.preemptions) == (1, 0)
 
 
 def test_a_job_does_not_end_while_it_is_suspended() -> None:
@@ -131,7 +133,7 @@ def test_packed_jobs_are_charged_half_each_and_slow_each_other_down() -> None:
     assert (state(first), state(second)) == (JobState.RUNNING, JobState.RUNNING)
     house.wait(1.5)
     assert (state(first), state(second)) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
-    assert first.attained_gpu_s + second.attained_gpu_s == pytest.approx(8 * 1000.0)
+    assert first.clock.attained_gpu_s + second.clock.attained_gpu_s == pytest.approx(8 * 1000.0)
 
 
 def test_whoever_is_left_alone_has_its_gpus_and_its_speed_again() -> None:
@@ -146,7 +148,7 @@ def test_whoever_is_left_alone_has_its_gpus_and_its_speed_again() -> None:
     house.wait(200.0)  # 0.445 of its speed alone each
     assert state(second) == JobState.SUCCEEDED
     assert [worker.share for worker in first.workers.values()] == [1.0]
-    assert first.packed_speed_ratio == 1.0
+    assert first.attempt.packed_speed_ratio == 1.0
     house.wait(1000.0)
     assert first.finished_at_s == pytest.approx(200.0 + 1000.0 - 89.0)
 
@@ -309,7 +311,7 @@ def test_a_moved_job_goes_on_elsewhere_from_its_save() -> None:
     house.wait(10.0)
     assert state(job) == JobState.RUNNING
     assert [worker.node for worker in job.workers.values()] == ["t1"]
-    assert (job.attempt, job.preemption_count, job.migration_count) == (2, 0, 1)
+    assert (job.attempt.number, job.counts.preemptions, job.counts.migrations) == (2, 0, 1)
     counters = house.engine.state.counters
     assert (counters.migrations, counters.preemptions, counters.preemption_cost_gpu_s) == (1, 0, 0)
     assert counters.migration_cost_gpu_s == pytest.approx(0.0)

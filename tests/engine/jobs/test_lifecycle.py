@@ -49,7 +49,7 @@ def test_a_gang_that_is_not_ready_in_time_waits_again_free_of_charge() -> None:
     house.start(job, "t0")
     house.wait(house.engine.settings.gang_ready_timeout_s + 31.0)
     assert state(job) == JobState.PENDING
-    assert (job.preemption_count, job.own_fault_count, job.node_fault_count) == (0, 0, 0)
+    assert (job.counts.preemptions, job.counts.own_faults, job.counts.node_faults) == (0, 0, 0)
     assert house.engine.state.counters.gang_timeouts == 1
     assert house.node("t0").gpus[0].holder is None
 
@@ -61,9 +61,9 @@ def test_a_preempted_job_queues_again_with_a_higher_attempt() -> None:
     house.start(job, "t0")
     house.decide(Preempt(job_id=job.job_id, reason="test"))
     assert state(job) == JobState.PENDING
-    assert (job.preemption_count, job.own_fault_count) == (1, 0)
+    assert (job.counts.preemptions, job.counts.own_faults) == (1, 0)
     house.start(job, "t1")
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_no_job_is_preempted_twice_at_once(waits_s: float, is_for_loan: bool, co
         house.start(job, "t0")
         house.wait(waits_s)
         house.decide(Preempt(job_id=job.job_id, node=node, reason="test"))
-    assert job.preemption_count == count
+    assert job.counts.preemptions == count
 
 
 def test_a_resize_grows_and_shrinks_without_preemption() -> None:
@@ -93,7 +93,7 @@ def test_a_resize_grows_and_shrinks_without_preemption() -> None:
     house.wait(100.0)
     flexible = next(i for i, worker in job.workers.items() if worker.is_flexible)
     house.decide(Resize(job_id=job.job_id, removed_workers=(flexible,), reason="needed"))
-    assert (job.running_workers, job.attempt, job.preemption_count) == (1, 1, 0)
+    assert (job.running_workers, job.attempt.number, job.counts.preemptions) == (1, 1, 0)
     house.wait(1000.0)
     assert job.finished_at_s == 900.0  # 100 + 2 x 100 + 700
 
@@ -123,7 +123,7 @@ def test_a_start_that_no_longer_fits_is_refused_and_changes_nothing() -> None:
     for decision in wrong:
         before = house.engine.encode_state()
         house.decide(decision)
-        assert (state(job), job.attempt, job.workers) == (JobState.PENDING, 0, {})
+        assert (state(job), job.attempt.number, job.workers) == (JobState.PENDING, 0, {})
         assert len(house.engine.encode_state()) >= len(before)
     assert house.engine.state.counters.decisions_refused == len(wrong)
 
@@ -135,7 +135,7 @@ def test_an_own_fault_is_retried_within_the_budget_and_then_fails() -> None:
     house.start(job, "t0")
     house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
     house.settle()
-    assert (state(job), job.own_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.own_faults) == (JobState.PENDING, 1)
     house.start(job, "t0")
     house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
     house.settle()
@@ -161,7 +161,7 @@ def test_a_reboot_is_a_node_fault_and_free() -> None:
     house.sim.nodes[NodeName("t0")].crash()
     house.sim.nodes[NodeName("t0")].boot()
     house.settle()
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
 
 
 def test_a_node_fault_is_called_one_once() -> None:

@@ -39,7 +39,7 @@ def test_a_job_that_saves_within_its_grace_loses_nothing() -> None:
     call_home(house, "i0")
     assert state(job) == JobState.PREEMPTING
     house.wait(STOP_S)
-    assert (state(job), job.preemption_count, lost(house, job)) == (JobState.PENDING, 1, 0.0)
+    assert (state(job), job.counts.preemptions, lost(house, job)) == (JobState.PENDING, 1, 0.0)
     loan = loan_of(house, "i0")
     assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 0.0)
 
@@ -227,7 +227,7 @@ def test_what_was_booked_stays_with_a_job_that_is_rebuilt_from_a_ledger() -> Non
         node.report_soon()
     house.wait(2.0)
     found = behind.state.jobs[job.job_id]
-    assert (found.attempt, state(found)) == (2, JobState.RUNNING)
+    assert (found.attempt.number, state(found)) == (2, JobState.RUNNING)
     assert (found.lost_gpu_s, behind.state.counters.preemption_cost_gpu_s) == (WHOLE, WHOLE)
 
 
@@ -317,7 +317,7 @@ def test_each_attempt_loses_its_own_work_only() -> None:
     house.wait(RAN_S)
     stop(house, job)
     house.wait(STOP_S)
-    assert (job.preemption_count, lost(house, job)) == (2, 2 * (WHOLE + GRACE))
+    assert (job.counts.preemptions, lost(house, job)) == (2, 2 * (WHOLE + GRACE))
 
 
 @often
@@ -343,7 +343,7 @@ def test_a_job_that_finished_before_its_order_came_has_succeeded() -> None:
     job = running(house, "t0")
     stop(house, job)
     house.sim.handle(gone_report(house, job, "t0", exit_code=0))
-    assert (state(job), job.attempt) == (JobState.SUCCEEDED, 1)
+    assert (state(job), job.attempt.number) == (JobState.SUCCEEDED, 1)
 
 
 def test_a_gang_that_finished_in_part_runs_again() -> None:

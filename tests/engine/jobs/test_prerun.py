@@ -104,7 +104,7 @@ def test_after_its_time_the_gang_waits_for_its_turn() -> None:
     assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
     house.wait(1.0)
     assert (state(job), job.spec.workers, job.spec.gpus_per_worker) == (JobState.PENDING, GANG, 8)
-    assert (job.preemption_count, job.own_fault_count) == (0, 0)
+    assert (job.counts.preemptions, job.counts.own_faults) == (0, 0)
     house.decide(start(job, "t0", "t1"))
     assert (state(job), job.running_workers) == (JobState.RUNNING, 2)
     house.wait(TIME_S * 2)
@@ -241,7 +241,7 @@ def test_only_suspensions_of_the_same_attempt_prolong_it() -> None:
     house.settle()
     house.start(job, "t0")
     house.wait(TIME_S - 1.0)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     house.wait(1.0)
     assert job.spec.workers == GANG
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from common.faults import Fault
@@ -22,7 +21,7 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
-from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import Outcome, PushDesired
 from coordinator.engine.state.events import (
     GpuFact,
@@ -167,7 +166,7 @@ def test_a_gang_whose_store_never_listens_is_told_so_and_queues_again_for_free()
     node.report(worker(), store(P.RESERVING))
     node.now_s += node.engine.settings.gang_ready_timeout_s
     node.handle(PassDue())
-    assert (node.job().own_fault_count, node.job().node_fault_count) == (0, 0)
+    assert (node.job().counts.own_faults, node.job().counts.node_faults) == (0, 0)
     assert any("the rendezvous store on n" in line.reason for line in node.engine.state.stories)
 
 
@@ -194,10 +193,10 @@ def test_the_end_of_a_store_is_counted_by_its_cause(
         node.report(worker(), store(P.RUNNING))
     node.report(worker(P.RUNNING if has_run else P.READY), end)
     job = node.job()
-    assert (job.own_fault_count, job.node_fault_count) == (own, node_faults)
+    assert (job.counts.own_faults, job.counts.node_faults) == (own, node_faults)
     assert (job.state, job.store) == (JobState.PREEMPTING, None)
     assert "its rendezvous store on n ended" in job.error
-    assert job.ended_workers[STORE_INDEX].key == STORE
+    assert job.ended.workers[STORE_INDEX].key == STORE
 
 
 def test_a_store_that_its_node_took_home_is_a_preemption() -> None:
@@ -205,7 +204,7 @@ def test_a_store_that_its_node_took_home_is_a_preemption() -> None:
     node = Node(spec())
     node.report(worker(), store(P.RUNNING))
     node.report(worker(P.RUNNING), store(P.EXITED, exit_code=-15, reason=StopReason.PREEMPT))
-    assert (node.job().preemption_count, node.job().node_fault_count) == (1, 0)
+    assert (node.job().counts.preemptions, node.job().counts.node_faults) == (1, 0)
 
 
 def test_a_store_that_its_node_no_longer_holds_is_a_node_fault() -> None:
@@ -213,7 +212,7 @@ def test_a_store_that_its_node_no_longer_holds_is_a_node_fault() -> None:
     node = Node(spec())
     node.report(worker(), store(P.RUNNING))
     node.report(worker(P.RUNNING))
-    assert node.job().node_fault_count == 1
+    assert node.job().counts.node_faults == 1
 
 
 def test_an_attempt_restarts_when_its_store_was_killed() -> None:
@@ -222,10 +221,10 @@ def test_an_attempt_restarts_when_its_store_was_killed() -> None:
     job = gang(house)
     house.sim.nodes[NodeName("t0")].exited(STORE, -9)
     house.wait(1.0)
-    assert (state(job), job.node_fault_count, job.attempt) == (JobState.PENDING, 1, 1)
+    assert (state(job), job.counts.node_faults, job.attempt.number) == (JobState.PENDING, 1, 1)
     house.start(job, "t1", "t2")
     house.wait(1.0)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     assert job.store is not None
     assert job.store.node == "t1"
 
@@ -237,7 +236,7 @@ def test_a_store_lives_through_the_loss_of_a_flexible_worker() -> None:
     house.sim.handle(OperatorAsked(action=OperatorAction.DRAIN, target="t2", by="a/b"))
     house.wait(60.0)
     assert house.sim.nodes[NodeName("t2")].keys() == []
-    assert (state(job), job.attempt) == (JobState.RUNNING, 1)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 1)
     assert STORE in house.sim.nodes[NodeName("t0")].keys(P.READY)
 
 
@@ -255,7 +254,7 @@ def test_a_store_ends_with_its_attempt(end: str) -> None:
         assert state(job) == JobState.CANCELLED
     house.wait(60.0)
     assert [node.keys() for node in house.sim.nodes.values()] == [[]] * len(house.sim.nodes)
-    assert house.node("t0").stores == []
+    assert house.node("t0").ledger.stores == []
 
 
 def test_a_coordinator_without_a_journal_finds_a_store_again() -> None:
@@ -267,7 +266,7 @@ def test_a_coordinator_without_a_journal_finds_a_store_again() -> None:
     assert state(job) == JobState.RUNNING
     assert job.store is not None
     assert (job.store.key, job.store.node) == (STORE, "t0")
-    assert house.node("t0").unknown_workers == []
+    assert house.node("t0").ledger.unknown_workers == []
     assert house.sim.nodes[NodeName("t0")].keys(P.READY) == [STORE]
     assert house.engine.check() == []
 
@@ -283,16 +282,3 @@ def test_a_store_outlives_its_first_worker_and_not_the_last() -> None:
     house.wait(60.0)
     assert state(job) == JobState.SUCCEEDED
     assert house.sim.nodes[NodeName("t0")].keys() == []
-
-
-def test_a_snapshot_from_before_there_were_stores_is_read() -> None:
-    """New fields have values that say: none."""
-    house = House()
-    house.start(house.submit("j", workers=(2, 2)), "t0", "t1")
-    old = msgspec.msgpack.decode(house.engine.encode_state())
-    for node in old["nodes"].values():
-        del node["stores"], node["silent_since_s"]
-    for job in old["jobs"].values():
-        del job["store"], job["spec"]["rendezvous"]
-    again = decode_state(msgspec.msgpack.encode(old))
-    assert again == house.engine.state

@@ -124,7 +124,9 @@ def tells(house: House, job: JobEntry, seconds: float, *, step: int, pace_s: flo
         house.wait(EVERY_S)
         step += round(EVERY_S / pace_s)
         house.sim.handle(
-            ProgressReported(job_id=job.job_id, attempt=job.attempt, progress=Progress(step=step))
+            ProgressReported(
+                job_id=job.job_id, attempt=job.attempt.number, progress=Progress(step=step)
+            )
         )
     return step
 
@@ -166,7 +168,7 @@ def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
     house.wait(60.0)
     assert state(job) == JobState.PENDING
     assert by_resize_gpu_s > 0
-    assert job.lost_gpu_s == pytest.approx(job.attained_gpu_s, rel=0.02)
+    assert job.lost_gpu_s == pytest.approx(job.clock.attained_gpu_s, rel=0.02)
 
 
 def test_a_released_worker_is_a_resize_as_well() -> None:

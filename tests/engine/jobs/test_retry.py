@@ -90,7 +90,7 @@ def test_the_class_decides_within_the_job_s_own_budget(reason: str | None, tries
         house.start(job, "t0" if "t0" not in job.retry.avoid_nodes else "t1")
     fail(house, job, reason)
     assert state(job) == JobState.FAILED
-    assert job.own_fault_count == tries + 1
+    assert job.counts.own_faults == tries + 1
 
 
 def test_exit_codes_that_a_user_listed_are_tried_again_in_any_case() -> None:
@@ -127,7 +127,7 @@ def test_a_preemption_by_others_costs_no_budget() -> None:
     house = House(training=2, inference=0, settings=settings())
     job = running(house, "t0", max_restarts=0)
     fail(house, job, "job_preempted")
-    assert (state(job), job.own_fault_count) == (JobState.PENDING, 0)
+    assert (state(job), job.counts.own_faults) == (JobState.PENDING, 0)
     house.wait(BACKOFF_S)
     house.start(job, "t0")
     fail(house, job, RULES.failure("job_preempted", is_explicit=False))
@@ -142,9 +142,9 @@ def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() ->
         fail(house, job, "mpi_error")
         assert job.retry.at_s == house.engine.state.now_s + wait_s
         assert not house.engine.snapshot().jobs
-        which = f"restart {job.own_fault_count} of 9"
+        which = f"restart {job.counts.own_faults} of 9"
         told = (f"tries again in {wait_s:.0f} s ({which}): MPI error (t0)",)
-        assert house.engine.blockers(job.job_id) == told
+        assert house.engine.explain.blockers(job.job_id) == told
         house.wait(wait_s - 1.0)
         assert not house.engine.snapshot().jobs
         house.wait(1.0)
@@ -192,7 +192,7 @@ def test_a_node_with_bad_memory_is_cordoned_or_named(is_act: bool) -> None:
     house = House(training=2, inference=0, settings=settings(cordon_suspect_nodes=is_act))
     job = running(house, "t0")
     fail(house, job, "gpu_ecc_error")
-    assert house.node("t0").is_cordoned == is_act
+    assert house.node("t0").cordon.is_cordoned == is_act
     told = [line.what for line in house.engine.state.stories if line.subject == "t0"]
     assert ("cordoned" if is_act else "cordon recommended") in told
 
@@ -212,7 +212,7 @@ def test_the_root_cause_of_a_gang_counts_whoever_speaks_first() -> None:
     assert state(job) == JobState.FAILED
     assert job.retry.failure is not None
     assert job.retry.failure.reason == "gpu_out_of_memory"
-    assert (job.own_fault_count, job.retry.counts["mpi_error"]) == (1, 0)
+    assert (job.counts.own_faults, job.retry.counts["mpi_error"]) == (1, 0)
 
 
 def test_an_echo_after_the_cause_changes_nothing() -> None:
@@ -237,7 +237,7 @@ def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
     fail(house, job, "mpi_error")
     reborn = Engine(settings(), decode_state(house.engine.encode_state()))
     assert reborn.state.jobs[job.job_id].retry == job.retry
-    assert reborn.blockers(job.job_id)
+    assert reborn.explain.blockers(job.job_id)
     assert NodeName("t0") in reborn.state.nodes
 
 
@@ -386,5 +386,5 @@ def test_a_node_that_was_lost_explains_what_its_peers_saw(reason: str, *, is_nod
     house.wait(10.0)
     assert state(job) == (JobState.PENDING if is_node_s else JobState.FAILED)
     assert restarts_used(job) == (0 if is_node_s else 1)
-    assert job.node_fault_count == int(is_node_s)
+    assert job.counts.node_faults == int(is_node_s)
     assert ("t1" in job.retry.avoid_nodes) == is_node_s

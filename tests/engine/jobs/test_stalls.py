@@ -33,12 +33,16 @@ def told(house: House, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
 def tells(house: House, job: JobEntry, step: int) -> None:
     """It tells a step."""
     progress = Progress(step=step)
-    house.sim.handle(ProgressReported(job_id=job.job_id, attempt=job.attempt, progress=progress))
+    house.sim.handle(
+        ProgressReported(job_id=job.job_id, attempt=job.attempt.number, progress=progress)
+    )
 
 
 def quiet(house: House, job: JobEntry, quiet_s: float) -> None:
     """The driver has seen that a job told nothing for so long."""
-    house.sim.handle(ProgressStopped(job_id=job.job_id, attempt=job.attempt, quiet_s=quiet_s))
+    house.sim.handle(
+        ProgressStopped(job_id=job.job_id, attempt=job.attempt.number, quiet_s=quiet_s)
+    )
 
 
 def lines(house: House, *what: str) -> list[str]:
@@ -112,7 +116,7 @@ def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
         ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
         gpu_sharing.put_aside(ctx, job, "test")
         assert state(job) == JobState.SUSPENDED
-    attempt = job.attempt + (what == "another attempt")
+    attempt = job.attempt.number + (what == "another attempt")
     quiet_s = FLOOR_S - 1.0 if what == "not long enough" else 10.0 * FLOOR_S
     house.sim.handle(ProgressStopped(job_id=job.job_id, attempt=attempt, quiet_s=quiet_s))
     assert not is_stalled(job)
@@ -167,7 +171,7 @@ def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
     assert {worker.stop for worker in job.workers.values()} == {StopReason.PREEMPT}
     house.wait(10.0)
     assert state(job) == JobState.PENDING
-    assert (job.own_fault_count, job.node_fault_count, job.preemption_count) == (1, 0, 0)
+    assert (job.counts.own_faults, job.counts.node_faults, job.counts.preemptions) == (1, 0, 0)
     failure = job.retry.failure
     assert failure is not None
     assert (failure.reason, failure.retry) == ("stalled", RetryClass.BACK_OFF)
@@ -184,7 +188,7 @@ def test_stalls_use_up_the_retry_budget() -> None:
     """The job that stalls once more than `retry.max_restarts` fails."""
     house = House(training=2, inference=0)
     job = with_timeout(house, timeout_s=60.0, max_restarts=1)
-    job.own_fault_count = 1
+    job.counts.own_faults = 1
     house.wait(60.0)
     quiet(house, job, 60.0)
     house.wait(10.0)
@@ -201,7 +205,7 @@ def test_an_attempt_that_hangs_as_it_starts_is_found_too() -> None:
     house.wait(10.0)
     house.wait(30.0)
     house.start(job, "t0")
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     house.wait(FLOOR_S)
     assert not is_watched(house, job)
     house.wait(50.0)

@@ -58,13 +58,13 @@ def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     house.start(other, "i0")
     assert state(other) == JobState.PENDING
     house.wait(59.0)
-    assert (state(job), job.preemption_count) == (JobState.SUCCEEDED, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.SUCCEEDED, 0)
     assert house.node("i0").role == NodeRole.SERVING
     counters = house.engine.state.counters
     assert (counters.reclaims, counters.reclaims_late, counters.preemptions) == (1, 0, 0)
     assert 20.0 < counters.reclaim_s[0] < 40.0  # not the whole wait and the way home
     assert not house.engine.state.awaited
-    assert not house.node("i0").is_awaited
+    assert not house.node("i0").homecoming.is_awaited
 
 
 def test_when_the_wait_is_over_the_job_stops() -> None:
@@ -78,7 +78,7 @@ def test_when_the_wait_is_over_the_job_stops() -> None:
     house.wait(29.0)
     assert state(job) == JobState.RUNNING
     house.wait(25.0)
-    assert (state(job), job.preemption_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.preemptions) == (JobState.PENDING, 1)
     assert house.node("i0").role == NodeRole.SERVING
     assert house.engine.state.counters.reclaim_s == [pytest.approx(44.0)]  # 30 + 3 + 1 + 10
 
@@ -201,7 +201,7 @@ def test_a_wait_takes_its_time_of_the_deadline() -> None:
     house = waiting_house(20.0)
     ordered_at_s = house.engine.state.now_s
     house.wait(21.0)
-    assert house.node("i0").reclaim_at_s == ordered_at_s + 60.0
+    assert house.node("i0").homecoming.reclaim_at_s == ordered_at_s + 60.0
 
 
 def test_a_wait_goes_on_though_its_service_is_in_no_settings_any_more() -> None:
@@ -212,11 +212,11 @@ def test_a_wait_goes_on_though_its_service_is_in_no_settings_any_more() -> None:
     now_s = house.engine.state.now_s
     house.engine.handle(LeaderStarted(epoch=9, holder="next", settings=settings), now_s=now_s)
     node = house.node("i0")
-    assert (node.is_awaited, node.desired_role) == (True, NodeRole.ON_LOAN)
+    assert (node.homecoming.is_awaited, node.desired.role) == (True, NodeRole.ON_LOAN)
     assert house.engine.check() == []
     house.engine.handle(PassDue(), now_s=until_s)
-    assert (node.is_awaited, node.desired_role) == (False, NodeRole.SERVING)
-    assert node.reclaim_at_s == until_s + 30.0
+    assert (node.homecoming.is_awaited, node.desired.role) == (False, NodeRole.SERVING)
+    assert node.homecoming.reclaim_at_s == until_s + 30.0
 
 
 @pytest.mark.parametrize(("unattended_s", "is_late"), [(16.0, False), (17.0, True)])

@@ -122,7 +122,7 @@ def test_a_reclaim_preempts_the_base_gang_and_brings_the_node_home() -> None:
     assert counters.reclaim_s == [14.0]  # stop 3 + device free 1 + warm-up 10
     house.start(job, "t0")
     house.wait(200.0)
-    assert (state(job), job.attempt) == (JobState.SUCCEEDED, 2)
+    assert (state(job), job.attempt.number) == (JobState.SUCCEEDED, 2)
 
 
 def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
@@ -165,7 +165,7 @@ def test_a_gang_that_has_not_run_costs_its_loan_nothing() -> None:
     house.start(job, "i0")
     why = Preempt(job_id=job.job_id, node=NodeName("i0"), reason="it goes home")
     house.decide(why, reclaim_of("i0"), lend=True)
-    assert (state(job), job.preemption_count) == (JobState.PENDING, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.PENDING, 0)
     assert loan_of(house, "i0").realised_preemptions == 0
 
 
@@ -179,7 +179,7 @@ def test_a_preemption_for_no_lent_node_is_borne_by_no_loan() -> None:
         house.wait(5.0)
         house.decide(Preempt(job_id=job.job_id, node=node, reason="somebody else's need"))
         house.wait(5.0)
-        assert job.preemption_count == 1
+        assert job.counts.preemptions == 1
     assert loan_of(house, "i0").realised_preemptions == 0
 
 
@@ -196,7 +196,7 @@ def test_a_node_that_goes_home_by_itself_charges_its_loan() -> None:
     house.sim.handle(says(house, "i0", NodeRole.WARMING, workers=(gone,)))
     loan = loan_of(house, "i0")
     assert (loan.is_lapsed, loan.realised_preemptions, loan.realised_cost_gpu_s) == (True, 1, 80.0)
-    assert (state(job), job.preemption_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.preemptions) == (JobState.PENDING, 1)
 
 
 def test_the_way_home_after_a_lapse_is_timed_and_is_no_reclaim() -> None:
@@ -230,7 +230,7 @@ def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
     house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
     house.sim.handle(says(house, "i0", NodeRole.SERVING))
     assert loan_of(house, "i0").is_lapsed
-    assert (house.node("i0").lease, house.node("i0").desired_role) == (None, NodeRole.SERVING)
+    assert (house.node("i0").lease, house.node("i0").desired.role) == (None, NodeRole.SERVING)
     assert house.engine.state.counters.leases_lapsed == 1
     assert (loan_of(house, "i0").lapse_s, house.engine.state.counters.lapse_s) == (None, [])
 
@@ -266,7 +266,7 @@ def test_flexible_workers_leave_a_reclaimed_node_without_preemption() -> None:
     assert job.running_workers == 2
     take_back(house)
     house.wait(20.0)
-    assert (state(job), job.running_workers, job.preemption_count) == (JobState.RUNNING, 1, 0)
+    assert (state(job), job.running_workers, job.counts.preemptions) == (JobState.RUNNING, 1, 0)
     assert house.engine.state.counters.flexible_workers_released == 1
     assert house.node("i0").role == NodeRole.SERVING
 
@@ -324,7 +324,7 @@ def test_silence_proves_nothing() -> None:
     assert (house.node("t0").role, state(job)) == (NodeRole.LOST, JobState.RUNNING)
     dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/me", target="t0")
     house.sim.handle(dead)
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 def test_a_node_that_is_heard_again_goes_on_where_it_was() -> None:

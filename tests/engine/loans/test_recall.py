@@ -54,7 +54,7 @@ def test_it_is_given_back_at_once_when_it_is_empty() -> None:
     assert loan.reclaim_ordered_at_s is None
     refused(cell)
     assert loan.reclaim_reason.startswith("nothing runs on it: it refused 3 starts in a row")
-    assert cell.node.desired_role == NodeRole.SERVING
+    assert cell.node.desired.role == NodeRole.SERVING
 
 
 @pytest.mark.parametrize("is_cordoned", [False, True])
@@ -65,8 +65,8 @@ def test_what_runs_there_runs_to_its_end_first(*, is_cordoned: bool) -> None:
     cell.lend()
     cell.run(job)
     refused(cell, times=MOST, gpus=1)
-    assert cell.node.closed_reason
-    assert (state(job), cell.node.desired_role) == (JobState.RUNNING, NodeRole.ON_LOAN)
+    assert cell.node.failed_starts.closed_reason
+    assert (state(job), cell.node.desired.role) == (JobState.RUNNING, NodeRole.ON_LOAN)
     if is_cordoned:
         cell.handle(OperatorAsked(action=OperatorAction.CORDON, by="ops/ada", target=N))
     cell.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
@@ -74,7 +74,7 @@ def test_what_runs_there_runs_to_its_end_first(*, is_cordoned: bool) -> None:
     said = WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=worker.stop)
     cell.workers = (said,)
     cell.report()
-    assert (state(job), job.preemption_count) == (JobState.CANCELLED, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.CANCELLED, 0)
     assert (cell.node.lease is None) is not is_cordoned
 
 
@@ -100,8 +100,8 @@ def test_a_node_that_holds_only_a_rendezvous_store_is_not_given_back() -> None:
             cell.report(I0, NodeRole.ON_LOAN, store, fact)
         cell.report(I0, NodeRole.ON_LOAN, store)
         cell.handle(JobCancelRequested(job_id=refused.job_id, by="t/u"))
-    assert cell.node(I0).closed_reason
-    assert (cell.node(I0).stores, cell.node(I0).lease is None) == ([job.store.key], False)
+    assert cell.node(I0).failed_starts.closed_reason
+    assert (cell.node(I0).ledger.stores, cell.node(I0).lease is None) == ([job.store.key], False)
     done = WorkerFact(key=second.key, phase=WorkerPhase.EXITED, exit_code=0)
     cell.report(I1, NodeRole.ON_LOAN, done)
     assert state(job) == JobState.SUCCEEDED
@@ -130,8 +130,8 @@ def test_a_node_that_holds_workers_nobody_knows_is_not_given_back() -> None:
     cell.report()
     cell.workers = (unknown,)
     cell.report()
-    assert cell.node.closed_reason
-    assert cell.node.unknown_workers == [unknown.key]
+    assert cell.node.failed_starts.closed_reason
+    assert cell.node.ledger.unknown_workers == [unknown.key]
     assert loan.reclaim_ordered_at_s is None
     cell.workers = ()
     cell.report()
@@ -156,4 +156,4 @@ def test_an_idle_loan_goes_home_when_nobody_waits(idle_s: float, *, is_waiting: 
     cell.report()
     cell.handle(LoanPassDue())
     goes_home = idle_s > 600.0 and not is_waiting
-    assert (cell.node.desired_role == NodeRole.SERVING) == goes_home
+    assert (cell.node.desired.role == NodeRole.SERVING) == goes_home

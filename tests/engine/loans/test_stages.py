@@ -45,7 +45,7 @@ def is_home(house: House, after_s: float, *, home_ago_s: float | None, boot: str
         home_pool=node.home_pool,
         role=NodeRole.SERVING,
         epoch=house.engine.state.epoch,
-        generation=node.generation,
+        generation=node.desired.generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         service=node.service,
         stage_durations_s=OWN_S,

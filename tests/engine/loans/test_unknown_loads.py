@@ -91,7 +91,7 @@ def test_nothing_is_lent_of_a_service_of_which_no_page_is_read() -> None:
     cell.unread(*cell.names)
     cell.sample()
     assert cell.pass_over() == []
-    why = " ".join(cell.engine.why_kept(cell.names[0]))
+    why = " ".join(cell.engine.explain.why_kept(cell.names[0]))
     assert f"the load of 3 of 3 serving nodes is unknown (i0: {LATE})" in why
     assert "nodes of an unknown load count as full" in why
     [(what, reason)] = cell.told(CHAT)

@@ -307,5 +307,5 @@ def test_a_lent_node_goes_home_with_a_gpu_that_is_out() -> None:
     cell.faults = {G1: (xid(95),)}
     cell.report()
     cell.handle(OperatorAsked(action=OperatorAction.RECALL, by="ops/ada"))
-    assert cell.node.desired_role == NodeRole.SERVING
+    assert cell.node.desired.role == NodeRole.SERVING
     assert cell.node.lease is None

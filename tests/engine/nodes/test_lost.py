@@ -50,9 +50,9 @@ def test_a_job_restarts_elsewhere_once_its_own_limit_has_certainly_ended_it() ->
     house = House()
     job = lost(house)
     house.wait(10.0 + BOUND_S - 1.0)
-    assert (state(job), job.node_fault_count) == (JobState.RUNNING, 0)
+    assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
     house.wait(GRACE_S)
-    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
     assert "stop_after_s is 60 s" in job.error
     assert house.sim.nodes[NodeName("t1")].keys(WorkerPhase.RUNNING) == []
     assert house.engine.awaited_silence_s() == {}
@@ -63,7 +63,7 @@ def test_a_job_without_a_limit_waits_for_ever() -> None:
     house = House()
     job = lost(house, stop_after_s=None)
     house.wait(DAY_S / 2)
-    assert (state(job), job.node_fault_count) == (JobState.RUNNING, 0)
+    assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
     assert house.engine.awaited_silence_s() == {}
 
 
@@ -77,7 +77,7 @@ def test_a_node_that_is_heard_in_time_keeps_its_job() -> None:
     house.wait(1.0)
     assert house.engine.awaited_silence_s() == {}
     say(house, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 1)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 1)
 
 
 def test_silence_that_another_leader_may_have_answered_proves_nothing() -> None:
@@ -101,7 +101,7 @@ def test_a_job_that_ends_anyway_is_freed_of_its_silent_node() -> None:
     house.wait(1.0)
     assert state(job) == JobState.PREEMPTING
     house.wait(BOUND_S)
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 def test_each_silent_node_is_judged_by_its_own_silence() -> None:

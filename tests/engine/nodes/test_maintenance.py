@@ -60,17 +60,17 @@ def test_what_runs_goes_on_until_the_deadline_and_then_leaves_in_good_order() ->
     house.start(other, "t0")
     assert state(other) == JobState.PENDING
     house.wait(DEADLINE_S - 1.0)
-    assert (state(job), job.preemption_count) == (JobState.RUNNING, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.RUNNING, 0)
     house.wait(1.0)
     assert state(job) == JobState.PREEMPTING
     assert ("drain deadline", f"still there: {job.job_id}") in lines(house, "t0")
     house.wait(5.0)
-    assert (state(job), job.preemption_count, job.attempt) == (JobState.PENDING, 1, 1)
+    assert (state(job), job.counts.preemptions, job.attempt.number) == (JobState.PENDING, 1, 1)
     whys = [reason for what, reason in lines(house, job.job_id) if "preempt" in what]
     assert any("t0 is drained by ops/me: a fan, and its deadline is over" in why for why in whys)
     house.start(job, "t1")
     house.wait(1.0)
-    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     assert not house.engine.check()
 
 
@@ -80,9 +80,9 @@ def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     job = running(house, "t0", work_s=20.0)
     ask(house, A.DRAIN, DEADLINE_S)
     house.wait(DEADLINE_S + 1.0)
-    assert (state(job), job.preemption_count) == (JobState.SUCCEEDED, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.SUCCEEDED, 0)
     assert ("drain deadline", "still there: nothing") in lines(house, "t0")
-    assert house.node("t0").is_draining
+    assert house.node("t0").cordon.is_draining
 
 
 def test_flexible_workers_leave_at_once() -> None:
@@ -94,7 +94,7 @@ def test_flexible_workers_leave_at_once() -> None:
     ask(house, A.DRAIN, DEADLINE_S)
     house.wait(4.0)
     assert [worker.is_flexible for worker in job.workers.values()] == [False]
-    assert (state(job), job.preemption_count) == (JobState.RUNNING, 0)
+    assert (state(job), job.counts.preemptions) == (JobState.RUNNING, 0)
 
 
 def test_a_gang_leaves_a_node_that_has_only_its_store() -> None:
@@ -109,8 +109,8 @@ def test_a_gang_leaves_a_node_that_has_only_its_store() -> None:
     house.wait(DEADLINE_S - 1.0)
     assert state(job) == JobState.RUNNING
     house.wait(10.0)
-    assert (state(job), job.preemption_count) == (JobState.PENDING, 1)
-    assert not house.node(name).stores
+    assert (state(job), job.counts.preemptions) == (JobState.PENDING, 1)
+    assert not house.node(name).ledger.stores
 
 
 def test_a_deadline_holds_while_the_cell_is_frozen() -> None:
@@ -130,8 +130,8 @@ def test_an_uncordoned_node_has_no_deadline_any_more() -> None:
     ask(house, A.DRAIN, DEADLINE_S)
     ask(house, A.UNCORDON)
     house.wait(2 * DEADLINE_S)
-    assert (state(job), job.preemption_count) == (JobState.RUNNING, 0)
-    assert not house.node("t0").is_draining
+    assert (state(job), job.counts.preemptions) == (JobState.RUNNING, 0)
+    assert not house.node("t0").cordon.is_draining
 
 
 @pytest.mark.parametrize(("again_s", "ends_s"), [(10.0, 10.0), (200.0, 200.0), (None, 0.0)])
@@ -147,7 +147,7 @@ def test_the_last_order_counts(again_s: float | None, ends_s: float) -> None:
         house.wait(1.0)
     assert state(job) == JobState.PREEMPTING
     house.wait(300.0)
-    assert job.preemption_count == 1
+    assert job.counts.preemptions == 1
     assert [what for what, _ in lines(house, "t0")].count("drain deadline") == bool(again_s)
 
 
@@ -162,7 +162,7 @@ def test_a_lent_node_that_is_drained_can_still_be_taken_back() -> None:
     house.wait(30.0)
     assert (state(job), house.node("i0").role) == (JobState.PENDING, NodeRole.SERVING)
     house.wait(DEADLINE_S)
-    assert job.preemption_count == 1
+    assert job.counts.preemptions == 1
     assert not house.engine.check()
 
 

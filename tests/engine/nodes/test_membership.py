@@ -22,7 +22,7 @@ def test_a_node_that_moves_to_the_inference_pool_is_wanted_there_and_lent() -> N
     """What was wanted of it as a training node is wanted no more."""
     cell = Reporting(Pool.TRAINING, service())
     cell.reboot(Pool.INFERENCE, R.WARMING)
-    assert cell.node.desired_role == R.SERVING
+    assert cell.node.desired.role == R.SERVING
     cell.role = R.SERVING
     cell.report()
     cell.submit("j")
@@ -37,7 +37,7 @@ def test_a_lent_node_that_moves_to_the_training_pool_ends_its_loan_and_trains() 
     job = cell.submit("j")
     lease_id = cell.lend()
     cell.reboot(Pool.TRAINING, R.TRAINING)
-    assert (cell.node.desired_role, cell.node.lease) == (R.TRAINING, None)
+    assert (cell.node.desired.role, cell.node.lease) == (R.TRAINING, None)
     loan = cell.engine.state.loans[lease_id]
     assert loan.returned_at_s == cell.now_s
     row = loan_row(loan, now_s=cell.now_s + 1e6)
@@ -84,7 +84,7 @@ def test_a_lent_node_that_moves_pool_without_a_reboot_lets_its_jobs_go() -> None
     cell.pool, cell.service = Pool.TRAINING, None
     cell.report()
     assert state(job) == JobState.PREEMPTING
-    assert job.own_fault_count == 0
+    assert job.counts.own_faults == 0
 
 
 def test_a_quarantined_node_that_moves_pool_is_not_lent_from_there() -> None:
@@ -93,7 +93,7 @@ def test_a_quarantined_node_that_moves_pool_is_not_lent_from_there() -> None:
     cell.role = R.QUARANTINED
     cell.report()
     cell.reboot(Pool.INFERENCE, R.QUARANTINED)
-    assert (cell.node.role, cell.node.desired_role) == (R.QUARANTINED, R.SERVING)
+    assert (cell.node.role, cell.node.desired.role) == (R.QUARANTINED, R.SERVING)
 
 
 def test_a_lent_node_comes_home_when_its_service_is_in_no_settings_any_more() -> None:
@@ -127,7 +127,7 @@ def test_a_service_that_is_still_there_keeps_what_it_lends() -> None:
     cell.submit("j")
     cell.lend()
     assert cell.lead(service()).decisions == ()
-    assert cell.node.desired_role == R.ON_LOAN
+    assert cell.node.desired.role == R.ON_LOAN
 
 
 def test_a_found_lease_of_an_unknown_service_is_called_home_at_once() -> None:

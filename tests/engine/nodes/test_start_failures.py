@@ -37,10 +37,10 @@ def closed() -> BlackHole:
     """A cell whose t0 has just been closed, by as many jobs as that takes."""
     cell = BlackHole(nodes=1)
     for number in range(MOST):
-        assert not cell.node("t0").closed_reason
+        assert not cell.node("t0").failed_starts.closed_reason
         cell.submit(f"j{number}")
         cell.passes()
-    assert cell.node("t0").closed_reason
+    assert cell.node("t0").failed_starts.closed_reason
     return cell
 
 
@@ -49,10 +49,10 @@ def test_a_job_goes_elsewhere_after_one_refusal() -> None:
     cell = BlackHole()
     job = cell.submit("j")
     cell.passes()
-    assert (job.node_fault_count, job.retry.avoid_nodes) == (1, ["t0"])
+    assert (job.counts.node_faults, job.retry.avoid_nodes) == (1, ["t0"])
     cell.passes()
     assert (state(job), {w.node for w in job.workers.values()}) == (JobState.RUNNING, {"t1"})
-    assert job.own_fault_count == 0
+    assert job.counts.own_faults == 0
 
 
 def test_with_nowhere_else_to_go_it_waits_longer_each_time() -> None:
@@ -64,15 +64,15 @@ def test_with_nowhere_else_to_go_it_waits_longer_each_time() -> None:
     [said] = [why for why in explain_job(cell.engine, job) if "tries again" in why]
     assert said.endswith(f"{FAULT} (t0)")
     cell.wait(BACK_OFF_S - 5.0)
-    assert job.attempt == 1
+    assert job.attempt.number == 1
     cell.wait(5.0)
-    assert (job.attempt, job.node_fault_count) == (2, 2)
+    assert (job.attempt.number, job.counts.node_faults) == (2, 2)
     cell.wait(2.0 * BACK_OFF_S - 5.0)
-    assert job.attempt == 2
+    assert job.attempt.number == 2
     cell.bad = set()
     cell.wait(5.0)
     cell.wait(0.0)
-    assert (job.attempt, state(job)) == (3, JobState.RUNNING)
+    assert (job.attempt.number, state(job)) == (3, JobState.RUNNING)
 
 
 def test_a_node_that_fails_a_job_that_ran_for_long_begins_the_count_anew() -> None:
@@ -146,7 +146,7 @@ def test_a_node_that_refuses_start_after_start_takes_nothing_new() -> None:
     [view] = cell.engine.snapshot().nodes
     assert (view.is_schedulable, view.takes_nothing) == (False, True)
     cell.passes()
-    assert (state(waits), waits.attempt) == (JobState.PENDING, 0)
+    assert (state(waits), waits.attempt.number) == (JobState.PENDING, 0)
     [said] = [why for why in explain_node(cell.engine, cell.node("t0")) if "refused" in why]
     assert f"refused {MOST} starts in a row, the last: {BROKEN.error}" in said
     assert "aryl node uncordon t0" in said
@@ -157,9 +157,9 @@ def test_it_is_tried_again_after_a_while_and_closed_by_one_more_refusal() -> Non
     cell = closed()
     cell.wait(REST_S)
     assert cell.told("t0").count("takes new work again") == 1
-    attempts = sum(job.attempt for job in cell.engine.state.live())
+    attempts = sum(job.attempt.number for job in cell.engine.state.live())
     cell.passes()
-    assert sum(job.attempt for job in cell.engine.state.live()) == attempts + 1
+    assert sum(job.attempt.number for job in cell.engine.state.live()) == attempts + 1
     assert cell.told("t0").count("takes nothing new") == 2
 
 
@@ -195,12 +195,12 @@ def test_a_closed_node_is_no_other_place_to_go() -> None:
         job = cell.submit(f"j{number}")
         cell.passes()
         cell.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
-    assert cell.node("t1").closed_reason
+    assert cell.node("t1").failed_starts.closed_reason
     cell.operate(OperatorAction.UNCORDON, "t0")
     cell.bad = {"t0"}
     job = cell.submit("j")
     cell.passes()
-    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
     assert job.retry.avoid_nodes == []
     assert job.retry.at_s is not None
 
@@ -218,14 +218,14 @@ def test_a_lent_node_that_refused_its_jobs_is_not_lent_again_at_once() -> None:
         cell.report()
         cell.workers = ()
         cell.report()
-    assert cell.node.closed_reason
+    assert cell.node.failed_starts.closed_reason
     cell.handle(OperatorAsked(action=OperatorAction.RECALL, by="ops/ada"))
     cell.handle(OperatorAsked(action=OperatorAction.END_RECALL, by="ops/ada"))
     cell.lease_id = None
     for cell.role in (NodeRole.VACATING, NodeRole.WARMING, NodeRole.SERVING):
         cell.report()
     assert cell.loan_pass().decisions == ()
-    assert any("it takes nothing new" in why for why in cell.engine.why_kept(N))
+    assert any("it takes nothing new" in why for why in cell.engine.explain.why_kept(N))
     loan = Loan(node=N, service=CHAT, reason="a policy that does not look")
     cell.engine.policy = replace(cell.engine.policy, lend=lambda snapshot: (loan,))
     [refused] = cell.loan_pass().refused
@@ -259,7 +259,10 @@ def test_a_node_that_was_mended_takes_work_at_once(how: str) -> None:
         cell.report("t0")
     else:
         cell.operate(OperatorAction.UNCORDON, "t0")
-    assert (cell.node("t0").closed_reason, cell.node("t0").refused_starts) == ("", 0)
+    assert (cell.node("t0").failed_starts.closed_reason, cell.node("t0").failed_starts.refused) == (
+        "",
+        0,
+    )
     cell.bad = set()
     job = cell.submit("new")
     cell.passes()
@@ -276,7 +279,7 @@ def test_an_attempt_counts_once_however_many_workers_it_has_there(most: int) -> 
     assert len(job.workers) == 2
     refused = [cell.fact(worker, WorkerPhase.RUNNING) for worker in job.workers.values()]
     cell.report("t0", *reversed(refused))
-    assert (state(job), cell.node("t0").refused_starts) == (JobState.PENDING, 1)
+    assert (state(job), cell.node("t0").failed_starts.refused) == (JobState.PENDING, 1)
 
 
 def reserve_refused(cell: BlackHole, job: JobEntry) -> None:
@@ -296,7 +299,7 @@ def test_jobs_whose_storage_hangs_close_no_node() -> None:
     for job in [*jobs, *jobs]:
         cell.now_s += REST_S
         reserve_refused(cell, job)
-    assert cell.node("t0").refused_starts == 0
+    assert cell.node("t0").failed_starts.refused == 0
     assert "takes nothing new" not in cell.told("t0")
 
 
@@ -315,7 +318,7 @@ def test_a_job_that_every_node_refuses_waits_between_two_tries() -> None:
     assert job.retry.at_s is not None
     assert job.retry.at_s > cell.now_s
     cell.handle(PassDue())
-    assert (state(job), job.attempt) == (JobState.PENDING, 2)
+    assert (state(job), job.attempt.number) == (JobState.PENDING, 2)
 
 
 def test_a_gpu_that_is_gone_closes_no_node() -> None:
@@ -326,7 +329,7 @@ def test_a_gpu_that_is_gone_closes_no_node() -> None:
         cell.handle(PassDue())
         cell.report("t0", *map(BROKEN.of, job.workers.values()), gpus=GPUS[:1])
         cell.report("t0")
-    assert cell.node("t0").refused_starts == 0
+    assert cell.node("t0").failed_starts.refused == 0
 
 
 def test_what_is_known_of_a_closed_node_outlives_the_leader() -> None:

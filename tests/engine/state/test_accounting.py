@@ -13,6 +13,7 @@ from coordinator.engine.state.accounting import (
     plain,
     queueing_s,
 )
+from coordinator.engine.state.job_groups import AttemptEntry, WaitEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry
 
 SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
@@ -20,8 +21,20 @@ SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
 
 def entry(job_id: str, **changes: object) -> JobEntry:
     """A job of the queue, submitted at 100 s."""
-    values: dict[str, object] = {"submitted_at_s": 100.0, "pending_since_s": 100.0, **changes}
+    values: dict[str, object] = {
+        "submitted_at_s": 100.0,
+        "wait": WaitEntry(pending_since_s=100.0),
+        **changes,
+    }
     return JobEntry(job_id=JobId(job_id), spec=SPEC, tenant="t", user="u", **values)  # type: ignore[arg-type]  # the test names the fields
+
+
+def ran(at_s: float, queueing_s: float) -> dict[str, object]:
+    """What an attempt that ran at an instant leaves behind, after that much waiting."""
+    return {
+        "attempt": AttemptEntry(ran_at_s=at_s),
+        "wait": WaitEntry(pending_since_s=100.0, queueing_s=queueing_s),
+    }
 
 
 def state(*jobs: JobEntry) -> ClusterState:
@@ -30,23 +43,11 @@ def state(*jobs: JobEntry) -> ClusterState:
 
 
 WAITS = entry("waits")
-RUNS = entry("runs", state=JobState.RUNNING, attempt_ran_at_s=120.0, total_queueing_s=20.0)
-AGAIN = entry("again", pending_since_s=150.0, total_queueing_s=5.0)
-DONE = entry(
-    "done",
-    state=JobState.SUCCEEDED,
-    attempt_ran_at_s=110.0,
-    total_queueing_s=10.0,
-    finished_at_s=140.0,
-)
+RUNS = entry("runs", state=JobState.RUNNING, **ran(120.0, 20.0))
+AGAIN = entry("again", wait=WaitEntry(pending_since_s=150.0, queueing_s=5.0))
+DONE = entry("done", state=JobState.SUCCEEDED, finished_at_s=140.0, **ran(110.0, 10.0))
 GIVEN_UP = entry("given-up", state=JobState.CANCELLED, finished_at_s=130.0)
-FAILED = entry(
-    "failed",
-    state=JobState.FAILED,
-    attempt_ran_at_s=101.0,
-    total_queueing_s=1.0,
-    finished_at_s=150.0,
-)
+FAILED = entry("failed", state=JobState.FAILED, finished_at_s=150.0, **ran(101.0, 1.0))
 
 
 @pytest.mark.parametrize(

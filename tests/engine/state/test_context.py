@@ -76,7 +76,7 @@ def test_a_loan_of_which_the_node_never_showed_anything_is_closed() -> None:
     assert returned(loan) is not None
     assert loan.begun_at_s is None
     assert house.engine.state.counters.reclaim_s == []
-    assert house.node("i0").last_lease_id is None
+    assert house.node("i0").homecoming.lease_id is None
 
 
 def test_a_loan_closes_after_a_restart_of_the_engine() -> None:

@@ -61,12 +61,12 @@ def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
     house.wait(10.0)
     house.submit("first", work_s=3.0)
     house.wait(5.0)
-    assert (long.state, long.preemption_count) == (JobState.RUNNING, 1)
+    assert (long.state, long.counts.preemptions) == (JobState.RUNNING, 1)
     second = house.submit("second", work_s=3.0)
     house.wait(24.0)
-    assert (long.preemption_count, second.state) == (1, JobState.PENDING)
+    assert (long.counts.preemptions, second.state) == (1, JobState.PENDING)
     house.wait(10.0)
-    assert (long.preemption_count, second.state) == (2, JobState.SUCCEEDED)
+    assert (long.counts.preemptions, second.state) == (2, JobState.SUCCEEDED)
     assert house.engine.state.counters.decisions_refused == 0
 
 
@@ -82,11 +82,11 @@ def test_a_rest_is_over_at_the_very_instant_that_the_pass_is_wanted_at(at_s: flo
     played.ask([Asked(tenant="c", gpus=8, work_s=9000.0), whole, second])
     played.run(until_s=at_s + 20.0)
     jobs = played.engine.state.jobs
-    ran_at_s = jobs[JobId("c0")].attempt_ran_at_s
+    ran_at_s = jobs[JobId("c0")].attempt.ran_at_s
     assert ran_at_s is not None
     assert ran_at_s > at_s
     played.run(until_s=ran_at_s + 60.0)
-    assert jobs[JobId("c0")].preemption_count == 2
+    assert jobs[JobId("c0")].counts.preemptions == 2
     assert jobs[JobId("b2")].state == JobState.RUNNING
     assert played.engine.state.counters.decisions_refused == 0
 
@@ -105,4 +105,4 @@ def test_a_long_wait_uses_no_rest_up() -> None:
     played.ask([Asked(tenant="b", gpus=8, work_s=300.0), *often])
     played.run(until_s=3000.0)
     borrower = played.engine.state.jobs[JobId("b0")]
-    assert (borrower.state, borrower.preemption_count) == (JobState.SUCCEEDED, 1)
+    assert (borrower.state, borrower.counts.preemptions) == (JobState.SUCCEEDED, 1)

@@ -214,7 +214,7 @@ def test_a_policy_sees_whether_the_present_attempt_has_saved() -> None:
     acts: tuple[Callable[[], None], ...] = (
         lambda: None,
         lambda: house.sim.handle(
-            ProgressReported(job_id=job.job_id, attempt=job.attempt, checkpoint=saved)
+            ProgressReported(job_id=job.job_id, attempt=job.attempt.number, checkpoint=saved)
         ),
         lambda: house.decide(Preempt(job_id=job.job_id, reason="the test says so")),
         lambda: house.start(job, "t0"),

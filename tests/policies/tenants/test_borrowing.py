@@ -41,10 +41,10 @@ def test_a_borrower_is_not_started_over_and_over(name: str) -> None:
     asks no more it runs to its end."""
     found, borrower = played(name)
     doublings = log2(20_000.0 / FIRST_S)
-    assert FREE_COUNT < borrower.preemption_count <= FREE_COUNT + doublings + 1
+    assert FREE_COUNT < borrower.counts.preemptions <= FREE_COUNT + doublings + 1
     rest = borrower.back_off
     assert rest is not None
-    assert (rest.tenants, rest.count) == (("a",), borrower.preemption_count)
+    assert (rest.tenants, rest.count) == (("a",), borrower.counts.preemptions)
     found.run(until_s=20_000.0 + MOST_S + 4_000.0)
     assert borrower.state == JobState.SUCCEEDED
 
@@ -112,8 +112,8 @@ def test_who_saved_meanwhile_begins_anew() -> None:
     assert called_back(house, job).count == 2
     house.start(job, "t0")
     house.wait(1.0)
-    job.checkpoint = Checkpoint(step=1, path="/saves/1", is_verified=True)
-    job.checkpoint_at_s = house.sim.loop.now_s
+    job.saves.checkpoint = Checkpoint(step=1, path="/saves/1", is_verified=True)
+    job.saves.at_s = house.sim.loop.now_s
     house.decide(Preempt(job_id=job.job_id, guarantee="a", reason="test"))
     assert job.back_off is not None
     assert job.back_off.count == 1

@@ -51,7 +51,7 @@ def test_a_stop_whose_beneficiary_gives_way_to_the_stopped_tenant_is_not_decided
         played.loop.at(60.0 * number, played.ask_pass)
     played.run(until_s=3000.0)
     jobs = played.engine.state.jobs.values()
-    assert sum(job.preemption_count for job in jobs) <= 4 * len(jobs)
+    assert sum(job.counts.preemptions for job in jobs) <= 4 * len(jobs)
 
 
 def test_a_stop_that_makes_its_own_tenant_due_is_no_use_to_it() -> None:

@@ -334,7 +334,7 @@ def test_a_gang_and_smaller_jobs_of_others_do_not_take_turns_for_ever(policy_nam
         played.loop.at(30.0 * number, played.ask_pass)
     played.run(until_s=1500.0)
     jobs = played.engine.state.jobs.values()
-    assert max(job.preemption_count for job in jobs) <= MOST_STOPS
+    assert max(job.counts.preemptions for job in jobs) <= MOST_STOPS
 
 
 # --- generated ------------------------------------------------------------------------------------

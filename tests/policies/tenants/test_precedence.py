@@ -38,7 +38,7 @@ def test_nobody_is_stopped_for_a_job_of_a_lower_priority(name: str) -> None:
     played.run(until_s=5000.0)
     ran = played.engine.state.jobs[JobId("a0")]
     assert ran.started_at_s is not None
-    assert ran.preemption_count == 0
+    assert ran.counts.preemptions == 0
 
 
 def all_change(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:

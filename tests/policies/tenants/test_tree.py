@@ -263,7 +263,7 @@ def mean_use(policy: str, weight: float) -> tuple[float, int]:
         used += float(Tenancy(sim.engine.snapshot()).used["b"])
     left = {job.tenant[0] for job in sim.engine.state.live() if not job.workers}
     assert left == {"a", "b"}, "the backlog has run out"
-    return used / 20, sum(job.preemption_count for job in sim.engine.state.jobs.values())
+    return used / 20, sum(job.counts.preemptions for job in sim.engine.state.jobs.values())
 
 
 @slow

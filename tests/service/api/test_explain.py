@@ -149,7 +149,7 @@ def test_all_ages_of_an_answer_are_of_the_instant_that_it_is_asked_for() -> None
     now_s = house.engine.state.now_s
     house.engine.state.drains[NodeName("t0")] = DrainEntry(until_s=now_s + 90.0, reason="drained")
     node = house.node("t0")
-    node.is_cordoned = node.is_draining = True
+    node.cordon.is_cordoned = node.cordon.is_draining = True
 
     def said(after_s: float) -> tuple[str, str, str]:
         at_s = now_s + after_s

@@ -21,6 +21,7 @@ from common.api import (
 from common.messages import encode
 from common.model import STORE_INDEX, JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.state.events import OperatorAction
+from coordinator.engine.state.node_groups import DesiredEntry, LedgerEntry
 from coordinator.engine.state.tables import NodeEntry
 from coordinator.service.api import rows
 from coordinator.service.nodes.report_folding import Folder
@@ -70,7 +71,7 @@ async def test_a_drain_says_until_when_and_who_is_concerned() -> None:
         assert found.drain_left_s is not None
         assert DEADLINE_S - 5.0 < found.drain_left_s <= DEADLINE_S
         assert (found.is_cordoned, found.is_draining, found.jobs) == (True, True, (job_id,))
-        await cell.until(lambda: job(coordinator, job_id).attempt == 2)
+        await cell.until(lambda: job(coordinator, job_id).attempt.number == 2)
         assert "may go on" not in await said(cell, "node", name)
         found = await row(cell, name)
         assert (found.is_draining, found.drain_left_s, found.jobs) == (True, None, ())
@@ -96,7 +97,10 @@ async def test_a_deadline_outlives_the_coordinator_that_took_it(
         await cell.until(lambda: job(second, job_id).state == JobState.PREEMPTING)
         assert DEADLINE_S <= cell.clock.now_s() - began_s < DEADLINE_S + 2.0
         await cell.until(lambda: job(second, job_id).state == JobState.PENDING)
-        assert (job(second, job_id).preemption_count, job(second, job_id).attempt) == (1, 1)
+        assert (job(second, job_id).counts.preemptions, job(second, job_id).attempt.number) == (
+            1,
+            1,
+        )
         assert not second.engine.check()
 
 
@@ -120,7 +124,7 @@ async def test_a_deadline_that_is_none_is_refused_by_its_name(deadline_s: Any, w
         assert isinstance(reply, ApiError), reply
         assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "deadline_s")
         assert why in reply.message
-        assert not coordinator.engine.state.nodes[cell.agents["t0"].name].is_cordoned
+        assert not coordinator.engine.state.nodes[cell.agents["t0"].name].cordon.is_cordoned
 
 
 @pytest.mark.parametrize("action", [a for a in A if a != A.DRAIN])
@@ -144,8 +148,8 @@ def test_a_node_with_only_a_store_is_not_empty() -> None:
         home_pool=Pool.TRAINING,
         role=NodeRole.TRAINING,
         boot_id="b",
-        desired_role=NodeRole.TRAINING,
-        stores=[WorkerKey(JobId("jmeets"), 1, STORE_INDEX)],
+        desired=DesiredEntry(role=NodeRole.TRAINING),
+        ledger=LedgerEntry(stores=[WorkerKey(JobId("jmeets"), 1, STORE_INDEX)]),
     )
     folder = Folder(lost_after_s=1.0, load_period_s=1.0, progress_period_s=1.0)
     assert rows.node_row(node, folder, boot_now_s=0.0).jobs == ("jmeets",)

@@ -85,7 +85,7 @@ async def test_a_recommendation_that_holds_no_more_is_neither_shown_nor_approved
     async with Cell(inference=1) as cell:
         coordinator = await cell.lead(settings=make_settings(mode=Mode.RECOMMEND))
         await submit(cell, workers=(1, 2))
-        await cell.until(lambda: bool(coordinator.engine.recommended()))
+        await cell.until(lambda: bool(coordinator.engine.explain.recommended()))
         await cell.ask(Operate(action="freeze"), tenant="ops")
         listed = await cell.ask(ListLoans())
         assert isinstance(listed, Loans)
@@ -128,7 +128,7 @@ async def test_act_lends_and_takes_back_when_load_rises() -> None:
         [loan] = state.loans.values()
         assert loan.returned_at_s is not None
         assert state.counters.reclaims_late == 0
-        assert (job(coordinator, job_id).state, job(coordinator, job_id).preemption_count) == (
+        assert (job(coordinator, job_id).state, job(coordinator, job_id).counts.preemptions) == (
             JobState.PENDING,
             1,
         )
@@ -252,7 +252,7 @@ async def test_a_change_of_the_leader_ends_no_loan() -> None:
         await agent.report()  # it is heard, and not yet in the journal
         with pytest.raises(Unavailable):
             await agent.renew()
-        await cell.until(lambda: again.engine.state.nodes[agent.name].is_heard)
+        await cell.until(lambda: again.engine.state.nodes[agent.name].contact.is_heard)
         await cell.until(lambda: cell.is_obeyed(again))
         assert (await agent.renew()).is_granted
         assert job(again, job_id).state == JobState.RUNNING

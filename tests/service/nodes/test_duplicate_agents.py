@@ -276,7 +276,11 @@ async def test_a_cloned_machine_costs_no_job_anything(caplog: pytest.LogCaptureF
                 await cell.clock.advance(60.0)
                 why = await cell.ask(Describe(kind="node", name="t0"))
                 entry = job(leader, ids[0])
-                assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+                assert (entry.state, entry.attempt.number, entry.counts.node_faults) == (
+                    "running",
+                    1,
+                    0,
+                )
                 assert (clone.desired, clone.refused, clone.started) == ([], [], [])
                 node = leader.engine.state.nodes[NodeName("t0")]
                 cell.agents["t0"].node.exited(leader.engine.state.jobs[ids[1]].workers[0].key, 0)
@@ -292,7 +296,7 @@ async def test_a_cloned_machine_costs_no_job_anything(caplog: pytest.LogCaptureF
         assert 1 <= sum("two agents report" in record.message for record in caplog.records) <= 3
         assert leader.bad_messages >= 60
         await cell.until(lambda: job(leader, waiting).state == JobState.RUNNING)
-        assert node.ledger_error == ""
+        assert node.ledger.error == ""
         assert leader.engine.check() == []
 
 
@@ -320,7 +324,7 @@ async def test_a_clone_that_looks_like_a_reboot_is_one_fault_and_no_more() -> No
         async with twin(cell, up_s=0.0) as clone:
             await cell.clock.advance(90.0)
             entry = job(leader, ids[0])
-            assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+            assert (entry.counts.node_faults, entry.counts.own_faults) == (1, 0)
             assert len(original.desired) == orders
             assert len(clone.started) <= 1
             assert leader.engine.state.nodes[NodeName("t0")].boot_id == "clone"
@@ -343,7 +347,11 @@ async def test_a_new_leader_goes_on_with_the_machine_of_the_journal() -> None:
             await cell.until(lambda: second.is_leading)
             await cell.clock.advance(30.0)
             entry = job(second, ids[0])
-            assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+            assert (entry.state, entry.attempt.number, entry.counts.node_faults) == (
+                "running",
+                1,
+                0,
+            )
             assert second.engine.state.nodes[NodeName("t0")].boot_id == "original"
 
 
@@ -365,7 +373,11 @@ async def test_a_standby_that_heard_the_wrong_machine_first_leads_with_the_right
             await cell.until(lambda: second.is_leading)
             await cell.clock.advance(30.0)
             entry = job(second, ids[0])
-            assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+            assert (entry.state, entry.attempt.number, entry.counts.node_faults) == (
+                "running",
+                1,
+                0,
+            )
             assert second.engine.state.nodes[NodeName("t0")].boot_id == "original"
             assert second.folder.reports[NodeName("t0")].boot_id == "original"
 

@@ -285,7 +285,7 @@ def test_a_job_outlives_the_crash_of_its_node() -> None:
     run.crash([Crash(node=NodeName("t0"), at_s=200.0, down_s=60.0)])
     to_the_end(run)
     found = run.engine.state.jobs[JobId("a")]
-    assert found.node_fault_count == 1
+    assert found.counts.node_faults == 1
     assert ended(run)["a"] == pytest.approx(260.0 + 500.0, abs=20.0)
     assert run.runtime.lost_gpu_s == pytest.approx(8 * 200.0, abs=8 * 10.0)
 

@@ -189,7 +189,7 @@ def test_a_job_that_never_saves_is_not_moved_to_empty_its_node() -> None:
     cell.submit("wider", at_s=1800.0, gpus=3, work_s=3000.0)
     cell.until(3200.0)
     assert cell.state("small") == JobState.SUCCEEDED
-    assert cell.job("small").migration_count == 0
+    assert cell.job("small").counts.migrations == 0
 
 
 def test_a_suspended_job_that_never_saves_takes_no_vacated_gpus() -> None:
@@ -214,7 +214,7 @@ def test_in_a_cell_a_spread_gang_moves_when_a_node_comes_free() -> None:
     assert cell.nodes("spread") == ["t0", "t1"]
     cell.until(400.0)
     assert len(cell.nodes("spread")) == 1
-    assert cell.job("spread").migration_count == 1
+    assert cell.job("spread").counts.migrations == 1
 
 
 def test_a_spread_gang_moves_though_nothing_happens_any_more() -> None:

@@ -91,7 +91,7 @@ def test_more_than_so_many_per_gpu_wait() -> None:
         cell.submit(f"j{number}", work_s=3000.0)
     cell.until(1000.0)
     assert cell.state("j2") == JobState.PENDING
-    assert "less than 2 jobs" in cell.sim.engine.blockers(JobId("j2"))[0]
+    assert "less than 2 jobs" in cell.sim.engine.explain.blockers(JobId("j2"))[0]
 
 
 # --- grow and shrink --------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_who_never_gives_way_takes_the_gpus_of_nobody_before_it() -> None:
     cell.submit("stays", at_s=100.0, work_s=2000.0, preemptibility=Preemptibility.SEMI)
     cell.submit("later", at_s=200.0, work_s=2000.0)
     cell.until(650.0)
-    assert "behind it" in cell.sim.engine.blockers(JobId("stays"))[0]
+    assert "behind it" in cell.sim.engine.explain.blockers(JobId("stays"))[0]
     cell.until(5000.0)
     assert cell.end_s("first") <= 1.0 + 2 * 600.0 + SLICE_S
     assert cell.end_s("stays") <= cell.end_s("first") + 2000.0 + 2 * SLICE_S

@@ -85,7 +85,7 @@ def test_two_that_a_limit_lets_run_one_by_one_are_both_in_time(policy: str, limi
     jobs = played.engine.state.jobs
     waits = [name for name, entry in jobs.items() if entry.state == JobState.PENDING]
     assert len(waits) == 1
-    assert any(line.startswith("tenant b") for line in played.engine.blockers(waits[0]))
+    assert any(line.startswith("tenant b") for line in played.engine.explain.blockers(waits[0]))
     played.loop.run(until_s=9000.0)
     assert {entry.state for entry in jobs.values()} == {JobState.SUCCEEDED}
 

@@ -46,7 +46,7 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
     """A job that never saves has its GPU-seconds named; one that saves when asked does not."""
     kept = "it keeps its base gang when its turn ends: a stop would lose 4800 GPU-s of work"
     never, saves = (
-        house.engine.standing(JobId("runs"))
+        house.engine.explain.standing(JobId("runs"))
         for house in (house_of(name), house_of(name, path="/saves"))
     )
     assert [reason for reason in never if reason.startswith(kept)], never
@@ -56,6 +56,6 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_who_is_not_there_has_no_standing(name: str) -> None:
     """Of an unknown job no policy says anything, and none fails."""
-    assert house_of("fifo").engine.standing(JobId("nobody")) == ()
+    assert house_of("fifo").engine.explain.standing(JobId("nobody")) == ()
     house = House(training=1, inference=0, settings=EngineSettings(policy=name))
     assert policy(name).standing(house.engine.snapshot(), b"", JobId("nobody")) == ()

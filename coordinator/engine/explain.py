@@ -1,0 +1,175 @@
+"""Explanations of the present state: why a job waits, why a node is not lent, which loans wait for
+an approval.
+
+They answer people and change nothing; a query leaves no trace in the next decision. An answer is
+what a pass would decide now, not what the last pass decided.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from common.model import JobId, JobState, NodeName
+from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.jobs import prerun_spec
+from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.loans import lifecycle as loans_lifecycle
+from coordinator.engine.loans import shadow_mode
+from coordinator.engine.nodes import lost_records
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import ClusterState, Recommendation
+from coordinator.engine.view import Views
+from coordinator.policies.policy import Policy
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
+
+
+class Explained(Protocol):
+    """The engine as an explanation reads it; settings and policy may be others at each query."""
+
+    state: ClusterState
+    settings: EngineSettings
+    policy: Policy
+
+    def policy_memory(self) -> bytes:
+        """The memory that the policy would get in a pass now."""
+        ...
+
+
+class Explainer:
+    """Answers about one engine.
+
+    Answers that cost a pass are kept until the next event; the engine then calls `forget`. The
+    fleet for `why_never` is kept until a node, a tenant or a setting changes.
+    """
+
+    def __init__(self, engine: Explained, views: Views, line: jobs_lifecycle.Line) -> None:
+        self._engine = engine
+        self._views = views
+        self._line = line
+        self._pending_reasons: dict[JobId, tuple[str, ...]] | None = None
+        self._recommended: dict[NodeName, Recommendation] | None = None
+        self._fleet: Fleet | None = None
+        self._fleet_of = (0, frozenset[str]())
+        """The mark of the nodes in the fleet, and the tenants that it knows."""
+
+    def forget(self) -> None:
+        """An event changed the state."""
+        self._pending_reasons = self._recommended = None
+
+    def forget_settings(self) -> None:
+        """The settings may be others."""
+        self._fleet = None
+
+    # --- jobs -------------------------------------------------------------------------------
+
+    def blockers(self, job_id: JobId) -> tuple[str, ...]:
+        """Why a waiting job would not start in a pass now; empty if it would.
+
+        The end of its latest try comes first, while that bars it from any node; then reasons that
+        no waiting cures.
+        """
+        state = self._engine.state
+        job = state.jobs.get(job_id)
+        if job is None:
+            return ()
+        if doubted := lost_records.why_held(state, job_id):
+            return (doubted, *self.why_never(job_id))
+        said = jobs_retry.why_waiting(job, state.now_s)
+        if jobs_retry.rests(job):
+            return (said, *self.why_never(job_id))
+        held = self._held().get(job_id, ())
+        first = ((said,) if said else ()) + self.why_never(job_id) if held else ()
+        if held and state.services:
+            first += jobs_retry.why_not_lent(job, state.now_s)
+        return (*first, *(why for why in held if why not in first))
+
+    def why_never(self, job_id: JobId) -> tuple[str, ...]:
+        """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
+
+        A limit of its tenant is such a reason.
+        """
+        job = self._engine.state.jobs.get(job_id)
+        if job is None or job.state != JobState.PENDING:
+            return ()
+        wish = wish_of(prerun_spec.submitted(job))
+        return self._whole_fleet(job.tenant).why_never(wish, job.tenant)
+
+    def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
+        """Position in the policy's queue, from 1, and its length; None if the job would start now.
+
+        Jobs that a pass would start now are not counted, because they no longer wait.
+        """
+        held = list(self._held())
+        return (held.index(job_id) + 1, len(held)) if job_id in held else None
+
+    def standing(self, job_id: JobId) -> tuple[str, ...]:
+        """How a job that has GPUs stands by the policy's own measure, if it has one, and where
+        it may have no more."""
+        engine = self._engine
+        snapshot = self._views.asked(self._now())
+        said = engine.policy.standing(snapshot, engine.policy_memory(), job_id)
+        job = engine.state.jobs.get(job_id)
+        if job is None:
+            return said
+        said += jobs_retry.why_not_growing(job, engine.state.now_s)
+        if not engine.state.services:
+            return said
+        return said + jobs_retry.why_not_lent(job, engine.state.now_s)
+
+    def _held(self) -> dict[JobId, tuple[str, ...]]:
+        """The pending reasons of each job that a pass would not start now, in queue order."""
+        if self._pending_reasons is None:
+            snapshot = self._views.asked(self._now())
+            held = self._engine.policy.pending_reasons(snapshot, self._engine.policy_memory())
+            self._pending_reasons = {hold.job_id: hold.blockers for hold in held}
+        return self._pending_reasons
+
+    def _whole_fleet(self, tenant: str) -> Fleet:
+        """The fleet, which knows a tenant: made again only where a node or a setting changed."""
+        fleet = self._views.fleet(self._now())
+        mark, known = self._fleet_of
+        if self._fleet is None or mark != self._views.fleet_mark or tenant not in known:
+            known = frozenset(self._line.count_by_tenant)
+            self._fleet = Fleet(fleet, tenants=known)
+            self._fleet_of = self._views.fleet_mark, known
+        return self._fleet
+
+    # --- nodes and loans --------------------------------------------------------------------
+
+    def why_kept(self, name: NodeName) -> tuple[str, ...]:
+        """Why a node that serves is not lent; empty for any other node."""
+        said = self._engine.policy.not_lent_reasons(self._views.asked(self._now()), name)
+        if name not in self.recommended():
+            return said
+        return (*said, f"its loan is recommended (aryl loan approve {name})")
+
+    def recommended(self) -> dict[NodeName, Recommendation]:
+        """The recommendations that an approval would carry out now, by node."""
+        if self._recommended is None:
+            self._recommended = self._recommended_at(self._now())
+        return self._recommended
+
+    def why_not_approved(self, name: NodeName, *, within: Context | None = None) -> str:
+        """Why an approval of a recommended loan would be refused now; empty when it would not.
+
+        within: the event that approves it, and what it has changed until now; None: a query.
+        """
+        ctx = within or self._now()
+        if name in self._recommended_at(ctx):
+            return ""
+        kept = self._engine.policy.not_lent_reasons(self._views.asked(ctx), name)[1:]
+        return (
+            loans_lifecycle.why_not_lent(ctx, name)
+            or "; ".join(kept)
+            or "no loan pass would lend it now"
+        )
+
+    def _recommended_at(self, ctx: Context) -> dict[NodeName, Recommendation]:
+        if not ctx.state.recommendations:
+            return {}
+        return shadow_mode.standing(ctx, self._engine.policy.lend(self._views.asked(ctx)))
+
+    def _now(self) -> Context:
+        engine = self._engine
+        return Context(engine.state, engine.settings, engine.state.now_s)

@@ -1,0 +1,51 @@
+"""Follow-ups: the fixed rules that are applied after every event, beyond what its handler did.
+
+`FOLLOW_UPS` is the whole list, in order. A rule sees what the event and the rules above it changed;
+none runs twice. Most events make none of them due, so a condition is a look at a table, not a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from coordinator.engine.jobs import gpu_sharing, migration
+from coordinator.engine.loans import delayed_reclaim, recall
+from coordinator.engine.nodes import lost_records, maintenance, start_failures
+from coordinator.engine.state.context import Context
+
+
+class FollowUp(NamedTuple):
+    """One rule: whether it may have anything to do, and what it does."""
+
+    is_due: Callable[[Context], object]
+    """True, or a table that is not empty."""
+    apply: Callable[[Context], None]
+
+
+FOLLOW_UPS = (
+    # First, the jobs that lost records left in doubt: once they are known, GPUs are released, and
+    # all later rules ask for the holders of GPUs.
+    FollowUp(lambda ctx: ctx.state.doubted_jobs or ctx.state.doubted_nodes, lost_records.settle),
+    # Time limits of nodes: they stop workers, or let a node take new ones, ...
+    FollowUp(lambda ctx: ctx.state.awaited, delayed_reclaim.settle),
+    FollowUp(lambda ctx: ctx.state.drains, maintenance.settle),
+    FollowUp(lambda ctx: ctx.state.closed_until_s, start_failures.settle),
+    # ... and a migration arrives only where its node takes workers after that.
+    FollowUp(lambda ctx: ctx.state.migrating_jobs, migration.settle),
+    # Shares of GPUs, after the last rule that starts or stops workers on shared ones.
+    FollowUp(lambda ctx: ctx.state.shared_nodes or ctx.state.suspended_jobs, gpu_sharing.settle),
+    # Last, nodes on which nothing is left to run: a closed one goes home at once, ...
+    FollowUp(lambda ctx: ctx.state.closed_until_s and ctx.changed_nodes, recall.settle),
+    # ... and an idle one counts its idle time, unless it was just called home.
+    FollowUp(
+        lambda ctx: ctx.settings.idle_return_s is not None and ctx.changed_nodes, recall.note_idle
+    ),
+)
+
+
+def settle(ctx: Context) -> None:
+    """Apply the follow-ups of an event."""
+    for is_due, apply in FOLLOW_UPS:
+        if is_due(ctx):
+            apply(ctx)
