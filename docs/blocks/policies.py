@@ -12,17 +12,21 @@ from coordinator.sim.inputs.sweep import OPTIONS, PARTS
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 
 SHOWN_OF = "aryl"
+MOST = " and <= 1e+09"
+"""The pages say once that no time is above it."""
 PAGES_DIR = Path(__file__).parents[1] / "policies"
-PARTS_SHOWN = ("order", "size", "place", "loan", "reclaim", "forecast")
 
 
 def policy_table() -> str:
-    """Every policy, and which parts it is made of."""
-    lines = ["| policy | " + " | ".join(PARTS_SHOWN) + " |", "|---" * 7 + "|"]
+    """Every policy, and which parts it is made of; loans for those that lend."""
+    lines = ["| policy | order | size | place |", "|---|---|---|---|"]
+    lenders = ["| policy that lends | forecast | reclaim |", "|---|---|---|"]
     for name, made in sorted(POLICIES.items()):
-        parts = (getattr(made.parts, part) or "-" for part in PARTS_SHOWN)
-        lines.append(f"| {_linked(name)} | " + " | ".join(parts) + " |")
-    return "\n".join(lines)
+        parts = made.parts
+        lines.append(f"| {_linked(name)} | {parts.order} | {parts.size} | {parts.place} |")
+        if parts.loan:
+            lenders.append(f"| `{name}` | {parts.forecast} | {parts.reclaim} |")
+    return "\n".join([*lines, "", *lenders])
 
 
 def policy_list() -> str:
@@ -43,12 +47,12 @@ def _linked(name: str) -> str:
 
 def joint_knobs() -> str:
     """Knobs of the policies that decide jointly, with their defaults; one of several once."""
-    lines = ["| policy | knob | values | default | says |", "|---|---|---|---|---|"]
     found: dict[tuple[str, str, str], dict[str, Knob]] = {}
     for name, made in sorted(POLICIES.items()):
         if not isinstance(made.knobs, Rules):
             for knob in knobs(made):
                 found.setdefault((knob.name, knob.values, knob.says), {})[name] = knob
+    groups: dict[tuple[str, ...], list[str]] = {}
     for of in found.values():
         first = next(iter(of.values()))
         defaults = [_default(first)]
@@ -57,23 +61,21 @@ def joint_knobs() -> str:
             for name, knob in of.items()
             if knob.default != first.default
         ]
-        names = ", ".join(f"`{name}`" for name in of)
-        lines.append(
-            f"| {names} | `{first.name}` | {first.values} | {'; '.join(defaults)} "
-            f"| {one_line(first.says)} |"
-        )
-    return "\n".join(lines)
+        groups.setdefault(tuple(of), []).append(_row(first, "; ".join(defaults)))
+    return "\n\n".join(
+        "\n".join([", ".join(f"`{name}`" for name in names) + ":", "", *rows])
+        for names, rows in groups.items()
+    )
 
 
 def knob_table() -> str:
     """Every knob, what it may be, what it is in `aryl`, and what the source says of it."""
-    lines = [f"| knob | values | of `{SHOWN_OF}` | says |", "|---|---|---|---|"]
-    lines += [f"| {_row(knob)} |" for knob in knobs(POLICIES[SHOWN_OF])]
-    return "\n".join(lines)
+    return "\n".join(_row(knob, _default(knob)) for knob in knobs(POLICIES[SHOWN_OF]))
 
 
-def _row(knob: Knob) -> str:
-    return f"`{knob.name}` | {knob.values} | {_default(knob)} | {one_line(knob.says)}"
+def _row(knob: Knob, default: str) -> str:
+    values = knob.values.replace(MOST, "")
+    return f"- `{knob.name}` ({values}; {default}): {one_line(knob.says)}"
 
 
 def _default(knob: Knob) -> str:

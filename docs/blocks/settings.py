@@ -1,4 +1,4 @@
-"""Settings files and job files as tables, from the structs that read them. Must not know values."""
+"""Settings files and job files as lists, from the structs that read them. Must not know values."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ _NOT_A_USER_S = "prerun.gang"
 
 def agent_settings() -> str:
     """`agent.toml`, key by key."""
-    return _table(_without_repeats(describe(AgentSettings)))
+    return _list(_without_repeats(describe(AgentSettings)))
 
 
 def coordinator_settings() -> str:
     """`coordinator.toml`, key by key."""
-    return _table(describe(CoordinatorSettings))
+    return _list(describe(CoordinatorSettings))
 
 
 def job_file() -> str:
     """A job file, key by key; the meanings are the docstrings of the parts."""
     notes = _parts_notes() | _JOB_NOTES
     rows = [row for row in describe(JobSpec) if not row.key.startswith(_NOT_A_USER_S)]
-    return _table([row._replace(meaning=notes[row.key]) for row in rows])
+    return _list([row._replace(meaning=notes[row.key]) for row in rows])
 
 
 def _parts_notes() -> dict[str, str]:
@@ -107,11 +107,11 @@ def _without_repeats(rows: tuple[SettingRow, ...]) -> list[SettingRow]:
     return kept
 
 
-def _table(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+def _list(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
+    lines: list[str] = []
     for row in rows:
-        cells = [f"`{row.key}`", _type(row.type), _default(row.default), one_line(row.meaning)]
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+        about = _type(row.type) + (f", {_default(row.default)}" if row.default else "")
+        lines.append(f"- `{row.key}` ({about}): {one_line(row.meaning)}".rstrip(": "))
     return "\n".join(lines)
 
 
