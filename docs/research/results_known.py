@@ -78,8 +78,8 @@ def elasticflow_text(bars: Sequence[KeptBar]) -> list[str]:
     """
     lines = [
         "| row | policy and knobs | a change takes, s | setting | in time, published | "
-        "in time, ours | jobs apart | refused | its CPU s | our CPU s |",
-        "|---" * 10 + "|",
+        "in time, ours | jobs apart | refused | mean JCT, s | its CPU s | our CPU s |",
+        "|---" * 11 + "|",
     ]
     for bar in bars:
         row = ROWS[bar.row]
@@ -88,7 +88,7 @@ def elasticflow_text(bars: Sequence[KeptBar]) -> list[str]:
         lines.append(
             f"| {bar.row} | `{bar.policy}` | {row.change_s:g} | {setting} | {bar.published:.4f} | "
             f"{bar.deadlines_met_ratio:.4f} | {apart:+d} of {bar.jobs} | {bar.jobs_rejected} | "
-            f"{bar.published_cpu_s:g} | {bar.cpu_s:g} |"
+            f"{bar.jct_s:,.0f} | {bar.published_cpu_s:g} | {bar.cpu_s:g} |"
         )
     return lines
 
