@@ -84,9 +84,8 @@ def _default(knob: Knob) -> str:
 
 def sweep_keys() -> str:
     """Every key of `--sweep`."""
-    lines = ["| key | is |", "|---|---|"]
     options = ", ".join(f"`{name}`" for name in sorted(OPTIONS))
-    lines.append(f"| {options} | the option of that name |")
+    lines = [f"- {options}: the option of that name"]
     meanings = {
         "delays": "how many seconds a step takes, where a run has delays",
         "engine": "a setting of the engine",
@@ -97,16 +96,14 @@ def sweep_keys() -> str:
     for part, (names, _) in sorted(PARTS.items()):
         keys = names if part != "policy" else ["KNOB"]
         dotted = ", ".join(f"`{part}.{name}`" for name in keys)
-        lines.append(f"| {dotted} | {meanings[part]} |")
+        lines.append(f"- {dotted}: {meanings[part]}")
     return "\n".join(lines)
 
 
 def scenario_table() -> str:
     """Every run of the paper, by name."""
-    lines = ["| scenario | policy | is |", "|---|---|---|"]
+    lines: list[str] = []
     rows = [(scene.name, scene.policy, scene.description) for scene in SCENES.values()]
     rows += [(f"{each.name}-N", each.policy, each.description) for each in FAMILIES.values()]
-    lines += [
-        f"| `{name}` | `{policy.partition(':')[0]}` | {text} |" for name, policy, text in rows
-    ]
+    lines += [f"- `{name}` (`{policy.partition(':')[0]}`): {text}" for name, policy, text in rows]
     return "\n".join(lines)
