@@ -407,7 +407,7 @@ class Engine:
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
 
-        A limit of its tenant is such a reason.
+        A limit of its tenant is one of these reasons.
         """
         job = self.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:

@@ -1,6 +1,6 @@
 """The types of knobs, and the knobs that have an effect only together with others.
 
-Each policy lists such dependencies in one table next to its knobs. A person who turns a knob
+Each policy lists these dependencies in one table next to its knobs. A person who turns a knob
 without effect gets a message with the knob that it needs. A comparison turns each knob together
 with the knobs that it needs.
 

@@ -49,7 +49,7 @@ def exit_code_table() -> str:
         ApiErrorCode.USAGE: "a wrong option, file or value, or no cell is named and none runs "
         "here; nothing was changed",
         ApiErrorCode.NOT_FOUND: "there is no such job, node, service or loan",
-        ApiErrorCode.CONFLICT: "it cannot be done now; the text says what is in the way",
+        ApiErrorCode.CONFLICT: "it cannot be done now; the text names the obstacle",
         ApiErrorCode.DENIED: "you may not: the coordinator refuses it, or NATS the user, the "
         "password or the subject",
     }

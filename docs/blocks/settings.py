@@ -42,7 +42,7 @@ _JOB_NOTES = {
     "app": "name of a group of trials of its tenant, which the policy `themis` serves as one; "
     "others show it. Another tenant's app of the same name is another app",
     "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
-    "profile": "what is known of how it runs; policies that need more than this say what they take",
+    "profile": "how it runs; policies that need more say what they take",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
 

@@ -174,7 +174,7 @@ TUNED_GAIN = (
     "are queueing."
 )
 IN_LINE = (
-    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of such a "
+    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of that "
     "queue differ much between draws (docs/workload-paper.md)."
 )
 
