@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ UNUSED = (
     (r"what is", "a noun of the glossary"),
 )
 """Words as regular expressions, and what to write instead."""
+ANY = re.compile(rf"\b({'|'.join(words for words, _ in UNUSED)})\b", re.IGNORECASE)
 
 
 def problems(text: str) -> list[str]:
     """The unused words in a text, each with the advice for it."""
+    if not ANY.search(text):
+        return []
     return [
         f"{found[0]!r}: {advice}"
         for words, advice in UNUSED
@@ -62,6 +66,13 @@ def problems_of_prose(text: str) -> list[str]:
     paragraphs = list(prose(text))
     found = [bad for each in paragraphs for bad in problems(each)]
     return found + [each for each in paragraphs if re.match(r"Of (it|its|an?)\b", each)]
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The statements and constants of a module, read once; an expression is there by its value."""
+    tree = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in tree if isinstance(node, (ast.Expr, ast.Constant)))
 
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -85,7 +96,7 @@ def prose(text: str) -> Iterator[str]:
 
 def docstrings(path: Path) -> Iterator[tuple[str, str]]:
     """Each docstring of a module, also those below fields and constants, with the place of it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
@@ -95,13 +106,12 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
 
 def texts(path: Path) -> Iterator[tuple[str, str]]:
     """Each text of a module that has words in it, without docstrings, with the place of it."""
-    tree = ast.parse(path.read_text())
     silent = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if not isinstance(node, ast.Constant) or id(node) in silent:
             continue
         if isinstance(node.value, str) and " " in node.value:
