@@ -18,24 +18,29 @@ PAGES_DIR = Path(__file__).parents[1] / "policies"
 
 
 def policy_table() -> str:
-    """Every policy, and which parts it is made of; loans for those that lend."""
-    lines = ["| policy | order | size | place |", "|---|---|---|---|"]
-    lenders = ["| policy that lends | forecast | reclaim |", "|---|---|---|"]
+    """Which parts policies are made of, alike ones together; loans for those that lend."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    lenders: dict[tuple[str, ...], list[str]] = {}
     for name, made in sorted(POLICIES.items()):
         parts = made.parts
-        lines.append(f"| {_linked(name)} | {parts.order} | {parts.size} | {parts.place} |")
+        alike.setdefault((parts.order, parts.size, parts.place), []).append(name)
         if parts.loan:
-            lenders.append(f"| `{name}` | {parts.forecast} | {parts.reclaim} |")
-    return "\n".join([*lines, "", *lenders])
+            lenders.setdefault((parts.forecast, parts.reclaim), []).append(name)
+    lines = [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in alike.items()]
+    lines += ["", "Those that lend, with forecast and reclaim:", ""]
+    lines += [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in lenders.items()]
+    return "\n".join(lines)
 
 
 def policy_list() -> str:
     """Every policy in one sentence."""
-    lines = ["| policy | what it does |", "|---|---|"]
-    lines += [
-        f"| {_linked(name)} | {made.description} |" for name, made in sorted(POLICIES.items())
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        f"- {_linked(name)}: {made.description}" for name, made in sorted(POLICIES.items())
+    )
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _linked(name: str) -> str:
@@ -63,8 +68,7 @@ def joint_knobs() -> str:
         ]
         groups.setdefault(tuple(of), []).append(_row(first, "; ".join(defaults)))
     return "\n\n".join(
-        "\n".join([", ".join(f"`{name}`" for name in names) + ":", "", *rows])
-        for names, rows in groups.items()
+        "\n".join([f"{_names(list(names))}:", "", *rows]) for names, rows in groups.items()
     )
 
 

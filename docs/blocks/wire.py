@@ -16,7 +16,7 @@ from msgspec import inspect as types
 from blocks.source import doc_of, enum_table, member_notes, one_line
 from common import api, messages, subjects
 from common.messages import Message
-from common.model import MAX_INT, TOKEN_PATTERN, JobSpec
+from common.model import MAX_INT, TOKEN_PATTERN, JobSpec, WorkerRange
 from common.settings import describe
 
 
@@ -152,6 +152,11 @@ def _type_and_default(item: types.Field) -> str:
     return type_text(item.type) + (f", {default}" if default else "")
 
 
+def _beyond_the_job_file(kind: type[msgspec.Struct]) -> list[str]:
+    keys = job_file_keys()[kind]
+    return [item.name for item in own_fields(kind) if item.encode_name not in keys]
+
+
 @cache
 def job_file_keys() -> dict[type, frozenset[str]]:
     """Per struct that a job file is made of the fields that its page describes."""
@@ -233,7 +238,10 @@ def api_messages() -> str:
 def message_parts() -> str:
     """What the messages are made of."""
     sections: list[str] = []
+    in_job_files = set(job_file_keys()) - {JobSpec, WorkerRange}
     for kind in reachable(messages_in(messages) + messages_in(api)):
+        if kind in in_job_files and not _beyond_the_job_file(kind):
+            continue  # the page of the job file has all of it
         if issubclass(kind, StrEnum):
             sections.append(enum_section(kind))
         else:
