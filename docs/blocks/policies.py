@@ -78,8 +78,8 @@ def knob_table() -> str:
 
 
 def _row(knob: Knob, default: str) -> str:
-    values = knob.values.replace(MOST, "")
-    return f"- `{knob.name}` ({values}; {default}): {one_line(knob.says)}"
+    values = "" if knob.values == "true, false" else f"{knob.values.replace(MOST, '')}; "
+    return f"- `{knob.name}` ({values}{default}): {one_line(knob.says)}"
 
 
 def _default(knob: Knob) -> str:

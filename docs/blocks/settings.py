@@ -13,6 +13,9 @@ from common.profile import JobProfile
 from common.settings import SettingRow, describe
 from coordinator.service.settings import CoordinatorSettings
 
+SWITCH = "true or false"
+MOST = " and <= 1e+09"
+"""The pages say once that no time is above it."""
 _NOTE = re.compile(r"^(\w+): (.+(?:\n    .+)*)$", re.MULTILINE)
 _JOB_NOTES = {
     "name": "for people; `job describe` takes it as well as the id",
@@ -110,13 +113,15 @@ def _without_repeats(rows: tuple[SettingRow, ...]) -> list[SettingRow]:
 def _list(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
     lines: list[str] = []
     for row in rows:
-        about = _type(row.type) + (f", {_default(row.default)}" if row.default else "")
+        kind = "" if row.type == SWITCH and row.default else _type(row.type)
+        about = ", ".join(each for each in (kind, _default(row.default)) if each)
         lines.append(f"- `{row.key}` ({about}): {one_line(row.meaning)}".rstrip(": "))
     return "\n".join(lines)
 
 
 def _type(text: str) -> str:
-    return one_line(text.replace("text matching " + model.TOKEN_PATTERN, "token"))
+    text = text.replace("text matching " + model.TOKEN_PATTERN, "token")
+    return one_line(text.replace(MOST, ""))
 
 
 def _default(text: str) -> str:
