@@ -261,7 +261,7 @@ def _how_new(where: Path, memory: Memory, of: list[Memory]) -> tuple[bool, int, 
     """A sort key: the greater, the later this state of the node's copies was in use.
 
     A process that works on the node has it locked, and a coordinator counts its orders. A lease
-    that is renewed, or ends, counts nothing. Without such a count, only a copy that names the
+    that is renewed, or ends, counts nothing. Without a count, only a copy that names the
     other's lease as ended is later: a node that starts, or leaves its routing, has none yet.
     """
     ends_at_s = memory.lease_ends_at_s

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 
 SPARE_S = 10.0
 """Added to the sum of the time limits inside a leg. The limits are what must end it. A leg that is
-not over by then never ends, or the machine is so busy that further waiting helps no one."""
+not over by then never ends, or the machine is so busy that further waiting is useless."""
 
 
 class Duties:

@@ -284,7 +284,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """Nodes that take no new work by themselves, see `NodeRow.closed`. Only while there are any, as
     above."""
     stalled_jobs: int | UnsetType = UNSET
-    """Of the running ones, those that are STALLED. Only while there are any, as above."""
+    """The running ones that are STALLED. Only while there are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -2,7 +2,7 @@
 
 `mpirun`, `srun -l`, Ray and others put the sender before each line, terminals get color codes, and
 a log driver adds the time. Some of these forms are unmistakable. "n7: " and "3: " are not, since
-commands print such words too: they count as prefixes where at least half of the log's lines begin
+commands print these words too: they count as prefixes where at least half of the log's lines begin
 so. Any other text that stands before a traceback's header and also before its frames is removed
 from all lines that begin with it.
 """
@@ -66,7 +66,7 @@ def _without_names(text: str, speaker: str = "") -> Line:
 
 
 def _without_maybe(line: Line) -> Line:
-    """The line without one such name and the text after it: a rank names itself after its host."""
+    """The line without one name of these and the text after it: a rank has its host's name."""
     match = _MAYBE_NAMES.match(line.text)
     if match is None:
         return line

@@ -160,7 +160,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     GPUs was ever read."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
-    is what else passed since the lease was over, because nobody worked on it. Kept over
+    is what else passed since the lease was over, without an agent at work. Kept over
     a restart."""
     home_ago_s: float | None = None
     """How long before this report that return was over. None: none that was timed."""

@@ -99,7 +99,7 @@ class NatsClient(Client):
         A subject of another kind, such as JetStream's, is answered in the client's own inbox.
 
         Raises:
-            PermissionDenied: the server lets nobody of this user ask here, or hear the answer.
+            PermissionDenied: the server lets this user not ask here, or not hear the answer.
             NoRespondersError: no listener.
             TimeoutError: no answer in time.
         """

@@ -7,7 +7,7 @@ which has to stay small, and hooks, which have to be quick, are among those who 
 from __future__ import annotations
 
 TERMINAL_STATES = "ZXx"
-"""Of a process, or of a thread, that has ended."""
+"""States of a process, or of a thread, that has ended."""
 
 
 def boot_id() -> str:

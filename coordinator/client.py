@@ -25,7 +25,7 @@ ROW_NAMES: dict[type[Message], str] = {
 
 
 class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
-    """The coordinator said no; `error` says why and which field."""
+    """The coordinator refused; `error` has the reason and the field."""
 
     def __init__(self, error: ApiError) -> None:
         where = f"field {error.field}: " if error.field else ""
@@ -34,9 +34,9 @@ class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
 
 
 class ApiAway(ApiRefused, Unavailable):
-    """A coordinator said that it cannot answer now, such as one that is stopping.
+    """A coordinator answered that it cannot serve now, such as one that is stopping.
 
-    To whoever waits for one it is as if none had answered.
+    A caller that waits for one goes on as if none had answered.
     """
 
 
@@ -69,7 +69,7 @@ class Client:
     async def ask(self, request: Message, kind: type[M]) -> M:
         """Send a request; its answer, of a list all pages.
 
-        A page is of its own instant: of what changed between two of them the later is told.
+        A page is of its own instant: of a change between two of them the later state counts.
 
         Raises:
             ApiRefused: the coordinator refused it; nothing changed.

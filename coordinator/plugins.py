@@ -1,6 +1,6 @@
 """Policies of other distributions, by entry point. Must not know what becomes of them.
 
-Looking up what is installed is a driver's job, so that the decision core stays a function of its
+Looking up installed policies is a driver's job, so that the decision core stays a function of its
 input: every process that runs an engine or reads a policy's name calls `load` at its start.
 """
 

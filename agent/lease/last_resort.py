@@ -59,7 +59,7 @@ RETRY_S = last_resort_process.RETRY_S
 NOT_LOADED_EXIT_CODE = 5
 """systemctl's answer for a unit that does not exist, which is the aim of a disarm."""
 SLOTS = ("a", "b")
-"""Of a node's two timers; an agent finds one armed by the agent before it, under either name."""
+"""A node's two timers; an agent finds one armed by the agent before it, under either name."""
 KEEPER = Path(last_resort_process.__file__)
 OWN_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 """Variables that systemd gives to the agent alone: another process that used them would speak for

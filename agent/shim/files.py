@@ -357,7 +357,7 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
 
 
 def is_complete(path: str) -> bool:
-    """True if a save looks finished: named as such, not empty, and no longer changing."""
+    """True if a save looks finished: by its name, not empty, and no longer changing."""
     if path.rstrip("/").endswith(UNFINISHED_SUFFIXES):
         return False
     before = look(path)

@@ -1,6 +1,6 @@
 """Detects whether the kernel killed a process of a worker because memory ran out.
 
-The kernel counts such kills for each control group (cgroup-v2, "Memory Interface Files",
+The kernel counts these kills for each control group (cgroup-v2, "Memory Interface Files",
 `memory.events`; cgroup-v1, `memory.oom_control`), including kills caused by a lack of memory in the
 whole machine. Only the group of a worker's own unit counts that worker alone. Without systemd all
 workers share a group, which proves nothing.
@@ -28,7 +28,7 @@ def oom_kills(
     groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
 ) -> tuple[int, int] | None:
     """How many processes of the caller's own unit were ended so, and how often it had come to its
-    own limit with no way on; None where nobody can tell."""
+    own limit with no way on; None where that is unknown."""
     for line in _text(groups).splitlines():
         for mark, below, name in _PLACES:
             before, found, path = line.partition(mark)
@@ -51,7 +51,7 @@ def why_killed(
 ) -> str:
     """In words, that it was for want of memory, and whose, where the count has grown; else empty.
 
-    before, now: as `oom_kills` tells them.
+    before, now: as `oom_kills` returns them.
     """
     if exit_code not in KILLED or before is None or now is None or now[0] <= before[0]:
         return ""

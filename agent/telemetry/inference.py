@@ -37,9 +37,9 @@ COMMAND_OUTPUT = MetricsSettings(
 SHORT = 8
 """Only this much of a name is compared first: few lines begin like one that matters."""
 MAX_LINE_CHARS = 120
-"""Of a line or a value that is told as dropped."""
+"""Most characters of a dropped line or value in a report."""
 MAX_STANDS = 3
-"""So many pages in a row the last good value of a counter stands for one that was dropped; as many
+"""For this many pages in a row the last good value of a counter stands for a dropped one; as many
 reports without a page make a load unknown."""
 MAX_DROPPED = 5
 """This many values are reported as dropped, of further ones only the number."""
@@ -283,7 +283,7 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
 
     Raises:
         ConfigError: the engine is unknown.
-        ProtocolError: the page is not one of this engine, and the text names what is missing; or no
+        ProtocolError: the page is not one of this engine, and the text names the gap; or no
             value of a number, or its sum, is a count.
     """
     return PageReader.of(engine).read(text).load()

@@ -132,7 +132,7 @@ class _Fetch:
     """One request in a thread, with its redirects, which `abort` ends from outside.
 
     A socket's timeout is of each read: a server that sends a byte a second would hold the thread
-    for ever. A few such servers would hold all threads that the agent writes its ledger with.
+    for ever. A few of these servers would hold all threads that the agent writes its ledger with.
     """
 
     def __init__(self, url: str, timeout_s: float, access: PageAccess, contexts: _Contexts) -> None:

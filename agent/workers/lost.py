@@ -331,7 +331,7 @@ class LostWorkers:
         )
 
     def end_left(self, key: WorkerKey, directory: Path, uid: int) -> tuple[set[int], set[int]]:
-        """SIGKILL what is left of a worker: its processes that were still there, and its shim.
+        """SIGKILL the remains of a worker: its processes that were still there, and its shim.
 
         These are each process that has its mark, the descendants of its shim, and last the shim, so
         that no process escapes meanwhile. The shim is halted first. Otherwise its last status would

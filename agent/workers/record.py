@@ -60,7 +60,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     stop_reason: str | None = None
     stop_stage: str = ""
     stop_boot_s: Instant | None = None
-    """When it was told to stop; None: never."""
+    """When it was ordered to stop; None: never."""
     stop_stages_s: dict[str, Instant] = {}
     garbage_count: Count = 0
     fault: Fault = Fault.NONE

@@ -178,7 +178,7 @@ def _failure(row: JobRow) -> str:
 
 
 def _waited(row: JobRow) -> str:
-    """How long for what, where its policy tells that apart."""
+    """How long for what, where its policy distinguishes that."""
     kinds = sorted(row.waited_s.items())
     return ", ".join(f"{kind} {render.duration(spent_s)}" for kind, spent_s in kinds)
 

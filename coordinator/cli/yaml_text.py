@@ -1,7 +1,7 @@
 """YAML text -> plain values and the line of each, in the subset on which YAML readers agree.
 
 YAML 1.1 and 1.2 read the same plain word in different ways (`no`, `012`, `1:30`, `2026-11-21`), and
-programs mix both. Such a word is refused with its line, never guessed. The rest is what JSON has
+programs mix both. That word is refused with its line, never guessed. The rest is what JSON has
 (YAML 1.2.2, section 10.2), with text that needs no quotes.
 """
 

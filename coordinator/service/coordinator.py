@@ -364,7 +364,7 @@ class Coordinator:
             self._on_fenced(error)
 
     def _decided(self) -> None:
-        """Record that a batch, or a step of the rebuild, is done: only such work keeps the lease.
+        """Record that a batch, or a step of the rebuild, is done: only this work keeps the lease.
 
         A failed append does not count: a leader that cannot write must not keep the others from
         trying.

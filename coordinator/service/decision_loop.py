@@ -54,8 +54,7 @@ DAY_S = 86_400.0
 SLOW_SHARE = 0.25
 """A record that took this part of the leader's TTL is logged, with the event that took longest."""
 SNAPSHOT_SHARE = 0.2
-"""Of the time of decisions and snapshots together, the share for snapshots where decisions are
-slow."""
+"""Share of snapshots in the time of decisions and snapshots, where decisions are slow."""
 
 
 class _Broke(Exception):  # noqa: N818 - it carries what broke

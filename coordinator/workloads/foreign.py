@@ -41,7 +41,7 @@ def not_read(text: str) -> str:
 
 
 def without_times(columns: Sequence[str]) -> str:
-    """Why a table of pods is no trace: it tells no times; empty for any other table."""
+    """Why a table of pods is no trace: it has no times; empty for any other table."""
     have = set(columns)
     times = {"creation_time", "scheduled_time", "deletion_time"}
     if {"name", "num_gpu", "gpu_milli"} <= have and not times & have:

@@ -43,7 +43,7 @@ REFERENCE_WORKER = "v100"
 NODE_COLUMNS = ("sn", "gpu", "model")
 
 ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves these rows out"
-"""Of a job; the option is that of `aryl simulate`."""
+"""The error of a job without GPUs; the option is that of `aryl simulate`."""
 
 HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""

@@ -2,7 +2,7 @@
 
 Qiao et al., OSDI'21, section 3: throughput times statistical efficiency. The throughput models
 below were fitted to measured curves (microsoft/elasticflow's A100 profiles) by
-`docs/research/fit_goodput.py`; noise scales were measured by nobody there, and are a stated
+`docs/research/fit_goodput.py`; noise scales were not measured there, and are a stated
 assumption. Must not know traces.
 """
 

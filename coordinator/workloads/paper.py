@@ -96,7 +96,7 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
     batch: mean number of short jobs that come together.
     initial: how full the cluster is when the trace begins: long jobs that a cluster at work would
         be running come in the first two hours; 0.5 is as in the long run, 0 is empty.
-    short_share, short_s: so many jobs run shorter than that.
+    short_share, short_s: this share of the jobs runs shorter than that.
     long_s, q95_s, q99_s, longest_s: running times where the long mode begins, at two quantiles, and
         at the end; between them x(u) = lo * (hi / lo) ** (v ** c), c set by the mean.
     short_tilt: sizes of short jobs are weighted by size ** -tilt.

@@ -86,7 +86,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     has_spanning: bool = False
 
     def of(self, workload: Workload, seed: int, *, draws_ranges: bool = True) -> Workload:
-        """The workload that it plays where this one is named; the paper's own tells everything.
+        """The workload that it plays where this one is named; the paper's own states everything.
 
         Args:
             draws_ranges: as `with_untold`.

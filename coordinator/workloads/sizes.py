@@ -57,7 +57,7 @@ class NodeSizes(Struct, frozen=True):
         return next(fitting, usual[0])
 
     def worker_gpus(self, gpu_types: tuple[str, ...], gpus: int) -> int:
-        """GPUs of one worker of a job that tells no size of its own; see `gpus_for`."""
+        """GPUs of one worker of a job that states no size of its own; see `gpus_for`."""
         return worker_size(gpus, self.gpus_for(gpu_types, gpus))
 
 

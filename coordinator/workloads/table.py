@@ -91,12 +91,12 @@ def _whole_part(data: bytes) -> bytes:
 
 
 def shown(text: str) -> str:
-    """A value as an error tells it: quoted, and cut where it is too long to be one."""
+    """A value as an error shows it: quoted, and cut where it is too long to be one."""
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..")
 
 
 def listed(columns: Sequence[str]) -> str:
-    """A header as an error tells it."""
+    """A header as an error shows it."""
     more = [".."] if len(columns) > SHOWN_COLUMNS else []
     return ", ".join([column[:SHOWN_CHARACTERS] for column in columns[:SHOWN_COLUMNS]] + more)
 

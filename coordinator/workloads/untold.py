@@ -24,7 +24,7 @@ def untyped(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
 
 
 def has_no_ranges(jobs: Sequence[TraceJob]) -> bool:
-    """Whether no job tells with how many workers it may run."""
+    """Whether no job states with how many workers it may run."""
     return all(job.min_workers is None for job in jobs)
 
 

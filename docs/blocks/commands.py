@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -19,12 +20,16 @@ from coordinator.client import EXIT_CODES
 PROGRAM = "aryl"
 # Typer adds them to the root itself; they are about a shell, not about a cell.
 _SHELL_OPTIONS = frozenset({"install_completion", "show_completion"})
+_MANY = 5
+"""An option that this many commands have alike is described once."""
 
 
 def command_reference() -> str:
     """Every command with its arguments and options, in the order of the help texts."""
     root: Any = typer.main.get_command(app)
-    sections = [_section(PROGRAM, root, root.help, depth=3)]
+    sections = [_section(PROGRAM, root, root.help)]
+    shared = "\n".join(f"- {line}" for line in _shared_options().values())
+    sections.append(f"Options of many commands, named below where a command has them:\n\n{shared}")
     sections += [_section(path, command, command.help) for path, command in _walk(root, PROGRAM)]
     return "\n\n".join(sections)
 
@@ -36,7 +41,7 @@ def exit_code_table() -> str:
         session.EXIT_ERROR: "any other error; also a question that was answered with no",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
         EXIT_TERMINATED: "ended by SIGTERM: `simulate`, with all processes that computed for it",
-        session.EXIT_UNREACHABLE: "nobody there: no NATS server that can be trusted answers, or no "
+        session.EXIT_UNREACHABLE: "no NATS server that can be trusted answers, or no "
         "coordinator leads",
         session.EXIT_TIMEOUT: "asked, but not answered in time; what was asked may still happen",
     }
@@ -44,7 +49,7 @@ def exit_code_table() -> str:
         ApiErrorCode.USAGE: "a wrong option, file or value, or no cell is named and none runs "
         "here; nothing was changed",
         ApiErrorCode.NOT_FOUND: "there is no such job, node, service or loan",
-        ApiErrorCode.CONFLICT: "it cannot be done now; the text says what is in the way",
+        ApiErrorCode.CONFLICT: "it cannot be done now; the text names the obstacle",
         ApiErrorCode.DENIED: "you may not: the coordinator refuses it, or NATS the user, the "
         "password or the subject",
     }
@@ -63,26 +68,41 @@ def _walk(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield here, command
 
 
-def _section(path: str, command: Any, help_text: str | None, *, depth: int = 3) -> str:
+def _section(path: str, command: Any, help_text: str | None) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [
+    options = _options(command)
+    shared = _shared_options()
+    words = [_argument(one) for one in arguments]
+    if path == PROGRAM:
+        words = ["COMMAND"]
+    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *words])
+    parts = [f"### {path}", f"    {usage}" if words else "", _prose(help_text or "")]
+    lines = [f"- `{_argument(one)}`: {one_line(one.help or '')}" for one in arguments]
+    lines += [f"- {line}" for one in options if (line := _option(one)) != shared.get(one.name)]
+    parts.append("\n".join(lines))
+    if also := [f"`{one.opts[0]}`" for one in options if _option(one) == shared.get(one.name)]:
+        parts.append(f"Also {', '.join(also)}.")
+    if path != PROGRAM and command.epilog:
+        parts.append(_prose(command.epilog))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _options(command: Any) -> list[Any]:
+    return [
         one
         for one in command.params
         if one.param_type_name == "option" and one.name not in _SHELL_OPTIONS
     ]
-    words = [_argument(one) for one in arguments]
-    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *words])
-    if path == PROGRAM:
-        usage += " COMMAND"
-    parts = [f"{'#' * depth} {path}", f"    {usage}", _prose(help_text or "")]
-    if arguments or options:
-        rows = [f"| `{_argument(one)}` | {one_line(one.help or '')} | |" for one in arguments]
-        rows += [_option(one) for one in options]
-        head = ["| argument or option | meaning | default |", "|---|---|---|"]
-        parts.append("\n".join(head + rows))
-    if path != PROGRAM and command.epilog:
-        parts.append(_prose(command.epilog))
-    return "\n\n".join(part for part in parts if part)
+
+
+@cache
+def _shared_options() -> dict[str, str]:
+    """Options that many commands have alike, by name: how they are written."""
+    root: Any = typer.main.get_command(app)
+    found = Counter(
+        (one.name, _option(one)) for _, command in _walk(root, PROGRAM) for one in _options(command)
+    )
+    return {name: line for (name, line), count in found.items() if count >= _MANY}
 
 
 def _prose(text: str) -> str:
@@ -97,14 +117,13 @@ def _option(option: Any) -> str:
     flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
     kind = "" if option.is_flag else f" `{_kind(option)}`"
     default = option.default
-    shown = "" if default in (None, False, "", [], ()) else f"`{default}`"
-    meaning = one_line(option.help or "")
-    return f"| {flags}{kind} | {meaning} | {shown} |".replace("|  |", "| |")
+    shown = "" if default in (None, False, "", [], ()) else f" (`{default}`)"
+    return f"{flags}{kind}{shown}: {one_line(option.help or '')}"
 
 
 def _kind(option: Any) -> str:
     """What stands after the flag in a help text."""
-    return str(option.display_type(_context())).replace("|", "\\|")
+    return str(option.display_type(_context()))
 
 
 @cache

@@ -31,19 +31,18 @@ def page_list() -> str:
     """Every page of the documentation but the index, and the folders that have one of their own."""
     paths = [path for path in DOCS_DIR.glob("*.md") if path.name != "index.md"]
     paths += DOCS_DIR.glob("*/README.md")
-    lines = ["| page | what it says |", "|---|---|"]
+    lines: list[str] = []
     for path in sorted(paths):
         page = path.read_text()
         lines.append(
-            f"| [{title_of(page)}]({path.relative_to(DOCS_DIR).as_posix()}) | {summary_of(page)} |"
+            f"- [{title_of(page)}]({path.relative_to(DOCS_DIR).as_posix()}): {summary_of(page)}"
         )
     return "\n".join(lines)
 
 
 def decision_list() -> str:
     """Every decision, in order of its number."""
-    lines = ["| number | decision |", "|---|---|"]
-    for path in sorted((DOCS_DIR / "decisions").glob("[0-9]*.md")):
-        number, _, title = title_of(path.read_text()).partition(": ")
-        lines.append(f"| {number} | [{title}]({path.name}) |")
-    return "\n".join(lines)
+    return "\n".join(
+        f"- [{title_of(path.read_text())}]({path.name})"
+        for path in sorted((DOCS_DIR / "decisions").glob("[0-9]*.md"))
+    )

@@ -12,26 +12,35 @@ from coordinator.sim.inputs.sweep import OPTIONS, PARTS
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 
 SHOWN_OF = "aryl"
+MOST = " and <= 1e+09"
+"""The pages say once that no time is above it."""
 PAGES_DIR = Path(__file__).parents[1] / "policies"
-PARTS_SHOWN = ("order", "size", "place", "loan", "reclaim", "forecast")
 
 
 def policy_table() -> str:
-    """Every policy, and which parts it is made of."""
-    lines = ["| policy | " + " | ".join(PARTS_SHOWN) + " |", "|---" * 7 + "|"]
+    """Which parts policies are made of, alike ones together; loans for those that lend."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    lenders: dict[tuple[str, ...], list[str]] = {}
     for name, made in sorted(POLICIES.items()):
-        parts = (getattr(made.parts, part) or "-" for part in PARTS_SHOWN)
-        lines.append(f"| {_linked(name)} | " + " | ".join(parts) + " |")
+        parts = made.parts
+        alike.setdefault((parts.order, parts.size, parts.place), []).append(name)
+        if parts.loan:
+            lenders.setdefault((parts.forecast, parts.reclaim), []).append(name)
+    lines = [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in alike.items()]
+    lines += ["", "Those that lend, with forecast and reclaim:", ""]
+    lines += [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in lenders.items()]
     return "\n".join(lines)
 
 
 def policy_list() -> str:
     """Every policy in one sentence."""
-    lines = ["| policy | what it does |", "|---|---|"]
-    lines += [
-        f"| {_linked(name)} | {made.description} |" for name, made in sorted(POLICIES.items())
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        f"- {_linked(name)}: {made.description}" for name, made in sorted(POLICIES.items())
+    )
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _linked(name: str) -> str:
@@ -43,12 +52,12 @@ def _linked(name: str) -> str:
 
 def joint_knobs() -> str:
     """Knobs of the policies that decide jointly, with their defaults; one of several once."""
-    lines = ["| policy | knob | values | default | says |", "|---|---|---|---|---|"]
     found: dict[tuple[str, str, str], dict[str, Knob]] = {}
     for name, made in sorted(POLICIES.items()):
         if not isinstance(made.knobs, Rules):
             for knob in knobs(made):
                 found.setdefault((knob.name, knob.values, knob.says), {})[name] = knob
+    groups: dict[tuple[str, ...], list[str]] = {}
     for of in found.values():
         first = next(iter(of.values()))
         defaults = [_default(first)]
@@ -57,27 +66,26 @@ def joint_knobs() -> str:
             for name, knob in of.items()
             if knob.default != first.default
         ]
-        names = ", ".join(f"`{name}`" for name in of)
-        lines.append(
-            f"| {names} | `{first.name}` | {first.values} | {'; '.join(defaults)} "
-            f"| {one_line(first.says)} |"
-        )
-    return "\n".join(lines)
+        groups.setdefault(tuple(of), []).append(_row(first, "; ".join(defaults)))
+    return "\n\n".join(
+        "\n".join([f"{_names(list(names))}:", "", *rows]) for names, rows in groups.items()
+    )
 
 
 def knob_table() -> str:
     """Every knob of rules: its values, its value in `aryl` or else by default, the knob that it
     needs, and its description in the source."""
-    lines = [f"| knob | values | of `{SHOWN_OF}` | needs | says |", "|---|---|---|---|---|"]
     own = {knob.name: knob for knob in knobs(POLICIES[SHOWN_OF])}
-    for each, needs in every(Rules):
-        knob = own.get(each.name, each)
-        switch = f"`{needs}`" if needs else ""
-        lines.append(
-            f"| `{knob.name}` | {knob.values} | {_default(knob)} | {switch} "
-            f"| {one_line(knob.says)} |"
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        _row(own.get(each.name, each), _default(own.get(each.name, each)), needs)
+        for each, needs in every(Rules)
+    )
+
+
+def _row(knob: Knob, default: str, needs: str = "") -> str:
+    values = "" if knob.values == "true, false" else f"{knob.values.replace(MOST, '')}; "
+    with_it = f"; needs `{needs}`" if needs else ""
+    return f"- `{knob.name}` ({values}{default}{with_it}): {one_line(knob.says)}"
 
 
 def _default(knob: Knob) -> str:
@@ -86,9 +94,8 @@ def _default(knob: Knob) -> str:
 
 def sweep_keys() -> str:
     """Every key of `--sweep`."""
-    lines = ["| key | is |", "|---|---|"]
     options = ", ".join(f"`{name}`" for name in sorted(OPTIONS))
-    lines.append(f"| {options} | the option of that name |")
+    lines = [f"- {options}: the option of that name"]
     meanings = {
         "delays": "how many seconds a step takes, where a run has delays",
         "engine": "a setting of the engine",
@@ -99,16 +106,14 @@ def sweep_keys() -> str:
     for part, (names, _) in sorted(PARTS.items()):
         keys = names if part != "policy" else ["KNOB"]
         dotted = ", ".join(f"`{part}.{name}`" for name in keys)
-        lines.append(f"| {dotted} | {meanings[part]} |")
+        lines.append(f"- {dotted}: {meanings[part]}")
     return "\n".join(lines)
 
 
 def scenario_table() -> str:
     """Every run of the paper, by name."""
-    lines = ["| scenario | policy | is |", "|---|---|---|"]
+    lines: list[str] = []
     rows = [(scene.name, scene.policy, scene.description) for scene in SCENES.values()]
     rows += [(f"{each.name}-N", each.policy, each.description) for each in FAMILIES.values()]
-    lines += [
-        f"| `{name}` | `{policy.partition(':')[0]}` | {text} |" for name, policy, text in rows
-    ]
+    lines += [f"- `{name}` (`{policy.partition(':')[0]}`): {text}" for name, policy, text in rows]
     return "\n".join(lines)

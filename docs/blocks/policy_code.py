@@ -1,8 +1,8 @@
-"""How much code each policy has of its own, and which shared parts it uses. Counts, judges nothing.
+"""How much code each policy has of its own. Counts, judges nothing.
 
 A policy's own code are the modules of `coordinator.policies.schedulers` that it is made of: the one
-that makes it and those that this one imports there. All else that it imports of
-`coordinator.policies` is shared. Lines are those with code: no blanks, comments or docstrings.
+that makes it and those that this one imports there. Lines are those with code: no blanks, comments
+or docstrings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -24,9 +23,6 @@ from coordinator.policies.registry import POLICIES
 
 SHARED = "coordinator.policies."
 OWN = schedulers.__name__ + "."
-NOUNS = {"blockers", "decisions", "knob_types", "policy", "snapshot"}
-"""What every policy speaks of; naming it for each would say nothing."""
-
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -34,24 +30,12 @@ _NO_CODE = {
 
 
 def policy_code() -> str:
-    """Own lines and shared parts of the published schedulers; the others are made of rules.
-
-    Parts that no other line of the table has are in italics.
-    """
-    lines = ["| policy | own lines | shared parts |", "|---|---|---|"]
-    families = [(names, modules, _parts(modules)) for names, modules in _families()]
-    users = Counter(part for _, _, parts in families for part in parts)
-    for names, modules, parts in families:
-        count = sum(map(code_lines, modules))
+    """Own lines of the published schedulers; the others are made of rules."""
+    told: list[str] = []
+    for names, modules in _families():
         policies = ", ".join(f"`{name}`" for name in names)
-        shown = (f"`{part}`" if users[part] > 1 else f"_`{part}`_" for part in sorted(parts))
-        lines.append(f"| {policies} | {count} | {', '.join(shown)} |")
-    return "\n".join(lines)
-
-
-def _parts(modules: tuple[str, ...]) -> set[str]:
-    """Shared modules that these import, but for the nouns."""
-    return {_part(each) for module in modules for each in _imports(module)} - NOUNS - {""}
+        told.append(f"{policies} {sum(map(code_lines, modules))}")
+    return "; ".join(told) + "."
 
 
 def _families() -> list[tuple[list[str], tuple[str, ...]]]:
@@ -91,13 +75,6 @@ def _own(module: str) -> tuple[str, ...]:
         found |= new
         open_ += sorted(new)
     return tuple(sorted(found))
-
-
-def _part(module: str) -> str:
-    """A shared module's name below `coordinator.policies`; empty for any other one, and for what
-    every policy reads and returns."""
-    is_shared = module.startswith((f"{SHARED}parts.", f"{SHARED}tenants."))
-    return module.removeprefix(SHARED) if is_shared else ""
 
 
 @cache

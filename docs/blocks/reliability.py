@@ -34,22 +34,18 @@ def results() -> dict[str, Any]:
 def run() -> str:
     """Which run it was."""
     found = results()
-    lines = [
-        "| | |",
-        "|---|---|",
-        f"| date | {found['date']} |",
-        f"| command | `make chaos DURATION={found['planned_s']:g} SEED={found['seed']}"
-        f" PAUSE={found['mean_pause_s']:g} NATS={found['nats_servers']}` |",
-        f"| machine | {found['cores']} cores, Python {found['python']} |",
-        f"| duration | {found['duration_s']:,.0f} s |",
-        f"| faults | {found['faults']:,}, up to {found['longest_overlap']} at a time |",
-        f"| jobs acknowledged | {found['jobs_acknowledged']:,} |",
-        f"| attempts that computed | {found['attempts']:,} |",
-        f"| requests to the service | {found['requests_answered']:,} answered,"
-        f" {found['requests_refused']:,} refused |",
-        f"| time that the machine itself lost | {found['stalled_s']:,.1f} s |",
+    facts = [
+        f"`make chaos DURATION={found['planned_s']:g} SEED={found['seed']}"
+        f" PAUSE={found['mean_pause_s']:g} NATS={found['nats_servers']}`, {found['date']},"
+        f" {found['cores']} cores, Python {found['python']}, {found['duration_s']:,.0f} s",
+        f"{found['faults']:,} faults, up to {found['longest_overlap']} at a time",
+        f"{found['jobs_acknowledged']:,} jobs acknowledged, {found['attempts']:,} attempts that"
+        " computed",
+        f"{found['requests_answered']:,} requests to the service answered,"
+        f" {found['requests_refused']:,} refused",
+        f"{found['stalled_s']:,.1f} s lost by the machine itself",
     ]
-    return "\n".join(lines)
+    return "\n".join(f"- {fact}" for fact in facts)
 
 
 def promises() -> str:
@@ -90,16 +86,14 @@ def times() -> str:
 
 
 def faults() -> str:
-    """How often each kind of fault was injected."""
-    lines = ["| fault | times | mean length |", "|---|---|---|"]
+    """How often each kind of fault was injected, and how long it was on in the mean."""
+    lines: list[str] = []
     for row in results()["kinds"]:
-        length = f"{row['mean_s']:.1f} s" if row["mean_s"] else "an instant"
-        lines.append(f"| {row['text']} | {row['count']} | {length} |")
+        length = f" ({row['mean_s']:.1f} s)" if row["mean_s"] else ""
+        lines.append(f"- {row['count']} x {row['text']}{length}")
     return "\n".join(lines)
 
 
 def ends() -> str:
     """Why attempts ended before their work was done."""
-    lines = ["| cause | attempts |", "|---|---|"]
-    lines += [f"| {why} | {count} |" for why, count in results()["ends"].items()]
-    return "\n".join(lines)
+    return ", ".join(f"{why} {count}" for why, count in results()["ends"].items()) + "."

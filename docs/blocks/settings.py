@@ -1,4 +1,4 @@
-"""Settings files and job files as tables, from the structs that read them. Must not know values."""
+"""Settings files and job files as lists, from the structs that read them. Must not know values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from common.profile import JobProfile
 from common.settings import SettingRow, describe
 from coordinator.service.settings import CoordinatorSettings
 
+SWITCH = "true or false"
+MOST = " and <= 1e+09"
+"""The pages say once that no time is above it."""
 _NOTE = re.compile(r"^(\w+): (.+(?:\n    .+)*)$", re.MULTILINE)
 _JOB_NOTES = {
     "name": "for people; `job describe` takes it as well as the id",
@@ -42,7 +45,7 @@ _JOB_NOTES = {
     "app": "name of a group of trials of its tenant, which the policy `themis` serves as one; "
     "others show it. Another tenant's app of the same name is another app",
     "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
-    "profile": "what is known of how it runs; policies that need more than this say what they take",
+    "profile": "how it runs; policies that need more say what they take",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
 
@@ -53,19 +56,19 @@ _NOT_A_USER_S = "prerun.gang"
 
 def agent_settings() -> str:
     """`agent.toml`, key by key."""
-    return _table(_without_repeats(describe(AgentSettings)))
+    return _list(_without_repeats(describe(AgentSettings)))
 
 
 def coordinator_settings() -> str:
     """`coordinator.toml`, key by key."""
-    return _table(describe(CoordinatorSettings))
+    return _list(describe(CoordinatorSettings))
 
 
 def job_file() -> str:
     """A job file, key by key; the meanings are the docstrings of the parts."""
     notes = _parts_notes() | _JOB_NOTES
     rows = [row for row in describe(JobSpec) if not row.key.startswith(_NOT_A_USER_S)]
-    return _table([row._replace(meaning=notes[row.key]) for row in rows])
+    return _list([row._replace(meaning=notes[row.key]) for row in rows])
 
 
 def _parts_notes() -> dict[str, str]:
@@ -107,16 +110,18 @@ def _without_repeats(rows: tuple[SettingRow, ...]) -> list[SettingRow]:
     return kept
 
 
-def _table(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+def _list(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
+    lines: list[str] = []
     for row in rows:
-        cells = [f"`{row.key}`", _type(row.type), _default(row.default), one_line(row.meaning)]
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+        kind = "" if row.type == SWITCH and row.default else _type(row.type)
+        about = ", ".join(each for each in (kind, _default(row.default)) if each)
+        lines.append(f"- `{row.key}` ({about}): {one_line(row.meaning)}".rstrip(": "))
     return "\n".join(lines)
 
 
 def _type(text: str) -> str:
-    return one_line(text.replace("text matching " + model.TOKEN_PATTERN, "token"))
+    text = text.replace("text matching " + model.TOKEN_PATTERN, "token")
+    return one_line(text.replace(MOST, ""))
 
 
 def _default(text: str) -> str:

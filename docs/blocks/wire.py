@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import cache
+from itertools import groupby
 from types import ModuleType
 
 import msgspec
@@ -13,7 +16,8 @@ from msgspec import inspect as types
 from blocks.source import doc_of, enum_table, member_notes, one_line
 from common import api, messages, subjects
 from common.messages import Message
-from common.model import MAX_INT, TOKEN_PATTERN
+from common.model import MAX_INT, TOKEN_PATTERN, JobSpec, WorkerRange
+from common.settings import describe
 
 
 def anchor(kind: type) -> str:
@@ -84,42 +88,90 @@ def plain_type_text(kind: types.Type) -> str:
 
 
 def default_text(item: types.Field) -> str:
-    """A field's default, or that it must be there."""
+    """A field's default; empty where the field must be there, and where nil is the default."""
     if item.required:
-        return "required"
+        return "required" if "or nil" in type_text(item.type) else ""
     value = item.default
     if value is msgspec.NODEFAULT:
         if item.default_factory is msgspec.NODEFAULT:
             return "left out"  # `UNSET`
         value = item.default_factory()
     if value is None:
-        return "nil"
+        return ""
     if isinstance(value, msgspec.Struct):
         return "its defaults"
-    if isinstance(value, tuple | list) and not value:
-        return "empty list"
-    if isinstance(value, dict) and not value:
-        return "empty map"
+    if isinstance(value, tuple | list | dict | str) and not value:
+        return "empty"
     return f"`{msgspec.json.encode(value).decode()}`"
 
 
 def struct_section(kind: type[msgspec.Struct]) -> str:
-    """One message or part: what it is, its tag, its fields."""
+    """One message or part: its tag, what it is, its fields."""
     info = types.type_info(kind)
     assert isinstance(info, types.StructType)
-    lines = [f"### {kind.__name__}", "", doc_of(kind), ""]
-    if info.tag is not None:
-        lines += [f"Tag: `{info.tag_field}` = `{info.tag}`.", ""]
-    rows = list(own_fields(kind))
-    if not rows:
-        return "\n".join([*lines, "No fields of its own."])
-    notes = member_notes(kind)
-    lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for item in rows:
-        note = notes.get(item.name, "")
-        cells = (f"`{item.encode_name}`", type_text(item.type), default_text(item), note)
-        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    text, notes = split_doc(kind)
+    tag = "" if info.tag is None else f"`{info.tag}`: "
+    lines = [f"### {kind.__name__}", "", tag + text]
+    keys = job_file_keys().get(kind, frozenset())
+    if keys:
+        lines += ["", "Its fields are keys of a [job file](job-contract.md#the-job-file)."]
+    notes |= {name: note for name, note in member_notes(kind).items() if note}
+    fields = [item for item in own_fields(kind) if item.encode_name not in keys]
+    if fields:
+        lines += ["", *field_lines(fields, notes)]
     return "\n".join(lines)
+
+
+def split_doc(kind: type) -> tuple[str, dict[str, str]]:
+    """A docstring without its lines about fields, and these by field."""
+    doc = doc_of(kind)
+    names = {item.name for item in own_fields(kind)}
+    notes: dict[str, str] = {}
+    rest: list[str] = []
+    for line in doc.splitlines():
+        heads, colon, note = line.partition(": ")
+        named = heads.split(", ")
+        if colon and set(named) <= names:
+            notes |= dict.fromkeys(named, note)
+        else:
+            rest.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(rest)).strip(), notes
+
+
+def field_lines(fields: Iterable[types.Field], notes: Mapping[str, str]) -> Iterator[str]:
+    """Fields as a list: names, type, default, note; neighbours that differ by name alone as one."""
+    for (text, note), alike in groupby(
+        fields, key=lambda item: (_type_and_default(item), notes.get(item.name, ""))
+    ):
+        names = ", ".join(f"`{item.encode_name}`" for item in alike)
+        yield f"- {names}: {text}" + (f". {note[0].upper()}{note[1:]}" if note else "")
+
+
+def _type_and_default(item: types.Field) -> str:
+    default = default_text(item)
+    return type_text(item.type) + (f", {default}" if default else "")
+
+
+def _beyond_the_job_file(kind: type[msgspec.Struct]) -> list[str]:
+    keys = job_file_keys()[kind]
+    return [item.name for item in own_fields(kind) if item.encode_name not in keys]
+
+
+@cache
+def job_file_keys() -> dict[type, frozenset[str]]:
+    """Per struct that a job file is made of the fields that its page describes."""
+    rows = {row.key for row in describe(JobSpec)} - {"prerun.gang"}
+    parts: dict[str, type[msgspec.Struct]] = {"": JobSpec}
+    for item in own_fields(JobSpec):
+        for kind in classes_in(item.type):
+            if issubclass(kind, msgspec.Struct):
+                parts[f"{item.name}."] = kind
+    return {
+        kind: frozenset(
+            item.encode_name for item in own_fields(kind) if f"{prefix}{item.name}" in rows
+        )
+        for prefix, kind in parts.items()
+    }
 
 
 def enum_section(kind: type[StrEnum]) -> str:
@@ -186,7 +238,10 @@ def api_messages() -> str:
 def message_parts() -> str:
     """What the messages are made of."""
     sections: list[str] = []
+    in_job_files = set(job_file_keys()) - {JobSpec, WorkerRange}
     for kind in reachable(messages_in(messages) + messages_in(api)):
+        if kind in in_job_files and not _beyond_the_job_file(kind):
+            continue  # the page of the job file has all of it
         if issubclass(kind, StrEnum):
             sections.append(enum_section(kind))
         else:

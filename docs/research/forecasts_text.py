@@ -39,44 +39,41 @@ def page(scores: Sequence[Score]) -> str:
         batch=BATCH,
         first_steps=FIRST_STEPS,
         daily_steps=DAILY_STEPS,
-        series=[_series(scores, name) for name in dict.fromkeys(score.series for score in scores)],
-        minutes=_minutes(scores),
+        home=_home(scores),
+        longer=_longer(scores),
         exceeded={"least": f"{min(real):.0%}", "most": f"{max(real):.0%}"},
         nets=_nets(scores),
     )
 
 
-def _series(scores: Sequence[Score], name: str) -> dict[str, object]:
-    """A table for each horizon."""
-    horizons: list[dict[str, object]] = []
-    for horizon_s in HORIZONS_S:
-        rows = [s for s in scores if s.series == name and s.horizon_s == horizon_s]
-        if rows:
-            cells = [
-                (row.method, f"{row.mae:.4f}", f"{row.mse:.5f}", f"{row.pinball:.4f}",
-                 f"{row.exceeded:.1%}", *_lent(row))
-                for row in rows
-            ]  # fmt: skip
-            instants = rows[0].instants
-            horizons.append({"span": _span(horizon_s), "instants": instants, "rows": cells})
-    return {"name": name, "horizons": horizons}
-
-
-def _lent(row: Score) -> tuple[str, str, str]:
-    return f"{row.lent_ratio:.1%}", f"{row.late_ratio:.2%}", f"{row.short_nodes:.1f}"
-
-
-def _minutes(scores: Sequence[Score]) -> str:
-    """What methods are worth over the minutes of a way home."""
-    names = (OF_ARYL, OUR_BOUND, *WAYS)
-    return table(
-        ("series", "method", "lent", "late", "short"),
+def _home(scores: Sequence[Score]) -> str:
+    """Per method and series what it lets one lend over a way home, how often late, how short."""
+    found = {(s.method, s.series): s for s in scores if s.horizon_s == LEND_S}
+    every = tuple(dict.fromkeys(score.series for score in scores))
+    rows = [
         [
-            (score.series, score.method, *_lent(score))
-            for score in scores
-            if score.horizon_s == LEND_S and score.method in names
-        ],
-    )
+            method,
+            *(
+                f"{one.lent_ratio:.1%} / {one.late_ratio:.2%} / {one.short_nodes:.1f}"
+                for one in (found[method, series] for series in every)
+            ),
+        ]
+        for method in dict.fromkeys(score.method for score in scores)
+    ]
+    return table(["lent / late / short", *every], rows)
+
+
+def _longer(scores: Sequence[Score]) -> str:
+    """Per series and longer horizon how often the load rose above each forecast."""
+    found = {(s.series, s.horizon_s, s.method): s.exceeded for s in scores}
+    methods = [m for m in dict.fromkeys(s.method for s in scores) if m not in WAYS]
+    rows = [
+        [f"{series}, {_span(horizon_s)}", *(f"{found[series, horizon_s, m]:.0%}" for m in methods)]
+        for series in dict.fromkeys(score.series for score in scores)
+        for horizon_s in HORIZONS_S
+        if horizon_s > LEND_S
+    ]
+    return table(["exceeded", *(name.partition(" (")[0] for name in methods)], rows)
 
 
 def _nets(scores: Sequence[Score]) -> dict[str, object]:

@@ -146,21 +146,21 @@ def _closed(runs: Runs, workload: str) -> dict[str, float]:
 
 
 def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
+    """Means over the seeds; `paired` has the intervals of the differences."""
     rows = [
         [
             name,
             *(
-                _shown(estimate([figure(runs[w, policy]) for w in workloads]), _digits(name))
+                f"{fmean(figure(runs[w, policy]) for w in workloads):,.{_digits(name)}f}"
                 for policy in POLICIES
             ),
         ]
         for name, figure in FIGURES.items()
+        if name not in ("late", "training use")
     ]
-    bound = estimate([runs[w, "aryl"].result.jct_bound_s for w in workloads])
-    rows.append(["JCT bound (mean T_min)", *([_shown(bound)] * 3)])
     gaps = [_closed(runs, w) for w in workloads]
-    closed = [estimate([100 * gap[p] for gap in gaps]) for p in POLICIES]
-    rows.append(["gap from sjf to it closed, %", *(_shown(each, 1) for each in closed)])
+    closed = [f"{100 * fmean(gap[p] for gap in gaps):.1f}" for p in POLICIES]
+    rows.append(["gap from sjf to the JCT bound closed, %", *closed])
     return _table(["", *POLICIES], rows)
 
 
@@ -199,28 +199,21 @@ def _against(runs: Runs, workloads: Sequence[str], bound: Least) -> str:
     return _table(["aryl / foresight", "measured", "possible at most", "aim"], rows)
 
 
-def _parts(runs: Runs, workloads: Sequence[str], policies: Mapping[str, str]) -> str:
-    """Means over workloads: each policy that played all with its main figures, and aryl over it."""
-    names = ("queueing", "body", "queueing p95", "JCT", "preemptions", "lost GPU-h", "reclaims")
+def _beside(runs: Runs, groups: Mapping[str, Sequence[str]], policies: Mapping[str, str]) -> str:
+    """Per policy and group of workloads the means of what a choice between them rests on."""
+    names = ("queueing", "JCT", "preemptions", "lost GPU-h")
     rows: list[list[str]] = []
     for name, policy in policies.items():
-        if not all((each, policy) in runs for each in workloads):
-            continue
-        means = {
-            key: fmean(FIGURES[key](runs[each, policy]) for each in workloads) for key in names
-        }
-        ratios = [
-            _shown(_ratio(runs, workloads, FIGURES[key], policy), 3 if key == "JCT" else 2)
-            for key in ("queueing", "body", "JCT")
-        ]
-        rows.append(
-            [
-                name,
-                *(f"{mean:,.{_digits(key)}f}" for key, mean in means.items()),
-                " / ".join(ratios),
-            ]
-        )
-    return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
+        cells: list[str] = []
+        for workloads in groups.values():
+            if not all((each, policy) in runs for each in workloads):
+                cells.append("")
+                continue
+            means = [fmean(FIGURES[key](runs[each, policy]) for each in workloads) for key in names]
+            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
+        if any(cells):
+            rows.append([name, *cells])
+    return _table([f"{' / '.join(names)}", *(f"`{group}`" for group in groups)], rows)
 
 
 def _differences(
@@ -299,17 +292,6 @@ def paired(runs: Runs) -> str:
     return _table(["", *(f"`{name}`" for name in there)], rows) + "\n" + said
 
 
-def _families(runs: Runs, rows: Mapping[str, str]) -> str:
-    """Per family the means over its seeds, of the rows that all of them were played with."""
-    told: list[str] = []
-    for name, title in TITLES.items():
-        workloads = [w for w in _complete(runs, name) if all((w, p) in runs for p in rows.values())]
-        if workloads:
-            told += [f"\n{title}, means of {len(workloads)} seeds:\n\n"]
-            told += [_parts(runs, workloads, rows)]
-    return "".join(told)
-
-
 def odds_less_fixed(runs: Runs) -> str:
     """Per real trace what odds by the job change beside two fixed quantiles."""
     names = ("queueing", "JCT", "preemptions", "lost GPU-h")
@@ -326,19 +308,13 @@ def odds_less_fixed(runs: Runs) -> str:
 
 
 def _curve(runs: Runs) -> str:
-    """Per quantile, in order, where all seeds were played with it; odds by the job beside them."""
-    told: list[str] = []
+    """Per quantile, in order, with odds by the job beside them."""
     curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
     curve |= {"0.25": FIXED, "off": WITHOUT["lifetimes"]}
     rows = {"aryl": "aryl", "odds (default)": "foresight"}
     rows |= {name: curve[name] for name in sorted(curve)}
-    overloaded = "`paper-overload-1`"
-    groups = {overloaded: OVERLOADED, **{TITLES[name]: _complete(runs, name) for name in REAL}}
-    for title, workloads in groups.items():
-        seeds = "" if title == overloaded else f", means of {len(workloads)} seeds"
-        if workloads:
-            told += [f"\n{title}{seeds}:\n\n", _parts(runs, workloads, rows)]
-    return "".join(told)
+    groups = {"paper-overload-1": OVERLOADED, **{name: _complete(runs, name) for name in REAL}}
+    return _beside(runs, {name: found for name, found in groups.items() if found}, rows)
 
 
 def page(runs: Runs, bound: Least = least) -> str:
@@ -353,7 +329,6 @@ def page(runs: Runs, bound: Least = least) -> str:
         families=[
             {
                 "title": TITLES[name],
-                "played": ", ".join(f"`{each}`" for each in workloads),
                 "against": _against(runs, workloads, bound),
                 "absolute": _absolute(runs, workloads),
             }
@@ -362,11 +337,9 @@ def page(runs: Runs, bound: Least = least) -> str:
         paired=paired(runs),
         present=present(runs),
         by_seed=by_seed(runs),
-        ablation=_parts(runs, OVERLOADED, parts),
-        ablation_real=_parts(runs, ABLATED, parts),
+        ablation=_beside(runs, {"paper-overload-1": OVERLOADED, "itp-cluster06": ABLATED}, parts),
         odds_less_fixed=odds_less_fixed(runs),
-        odds_families=_families(runs, rows),
-        saving=_parts(runs, SAVED, saving),
+        saving=_beside(runs, {"itp-cluster06, half of the jobs saving": SAVED}, saving),
         curve=_curve(runs),
     )
 

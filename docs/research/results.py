@@ -33,7 +33,7 @@ from docs.research.paper_figures import (
     TABLE_8,
     TABLE_9,
 )
-from docs.research.play_results import DRAWN_DAYS, DRAWS, GOLDEN, Kept, read_kept
+from docs.research.play_results import DRAWS, GOLDEN, Kept, read_kept
 from docs.research.results_bounds import BOUNDS, with_gaps_closed
 from docs.research.results_figures import Named, filled, sentence_figures, text_of
 from docs.research.results_known import (
@@ -71,19 +71,9 @@ def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
     """Every table of the paper that our rows cover."""
     ours = all_values(rows)
     every = gains(rows, sorted(rows))
-    table_5_gains = {
-        row: (TABLE_5["baseline"][0] / cells[0], TABLE_5["baseline"][3] / cells[3])
-        for row, cells in TABLE_5.items()
-        if row != "baseline"
-    }
+    beyond_5 = [each for each in FIGURES_8 if each not in FIGURES_5]
     return [
         Table(name="5", figures=FIGURES_5, published=TABLE_5, ours=ours),
-        Table(
-            name="5 gains",
-            figures=FIGURES_9,
-            published=table_5_gains,
-            ours=every,
-        ),
         Table(
             name="6",
             figures=FIGURES_6,
@@ -99,8 +89,11 @@ def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
         ),
         Table(
             name="8",
-            figures=FIGURES_8,
-            published=TABLE_8,
+            figures=beyond_5,
+            published={
+                row: [cells[FIGURES_8.index(each)] for each in beyond_5]
+                for row, cells in TABLE_8.items()
+            },
             ours={row: made for row, made in ours.items() if "jct_s.p99" in made},
         ),
         Table(
@@ -172,11 +165,13 @@ class UnexplainedError(ValueError):
     """A cell is off and nobody says why."""
 
 
-def sentences(table: Table, figures: Named) -> list[str]:
+def sentences(table: Table, figures: Named, told: dict[str, str] | None = None) -> list[str]:
     """One line per reason: which figures are off, in which rows, and why.
 
     Args:
         figures: what sentences are filled with, by name.
+        told: reasons of earlier tables and where they stand, which is enlarged; such a reason is
+            not written again.
 
     Raises:
         UnexplainedError: no sentence for a figure that is off.
@@ -194,10 +189,18 @@ def sentences(table: Table, figures: Named) -> list[str]:
         if off:
             for why, of_rows in _by_reason(table.name, heading, off).items():
                 reasons.setdefault((", ".join(of_rows), why), []).append(heading)
-    return [
-        f"- **{', '.join(headings)}** ({rows}): {filled(why, figures)}"
-        for (rows, why), headings in reasons.items()
-    ]
+    told = {} if told is None else told
+    lines: list[str] = []
+    for (rows, why), headings in reasons.items():
+        said = ", ".join(headings)
+        reason = f"as for {told[why]}." if why in told else filled(why, figures)
+        told.setdefault(why, f"*{said}* of {_title(table.name)}")
+        lines.append(f"- **{said}** ({rows}): {reason}")
+    return lines
+
+
+def _title(name: str) -> str:
+    return f"{'Figure' if int(name) >= 10 else 'Table'} {name}"
 
 
 def _by_reason(table: str, heading: str, off: Sequence[str]) -> dict[str, list[str]]:
@@ -224,7 +227,7 @@ def drawn_text(rows: Mapping[str, list[Kept]], row: str) -> str:
 def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     """Rows that the paper has not."""
     ours, every = all_values(rows), gains(rows, sorted(rows))
-    figures = (*FIGURES_5, *FIGURES_9, *BOUNDS)
+    figures = (FIGURES_5[0], FIGURES_5[3], *FIGURES_9, *BOUNDS)
     heads = [heading for _, heading, _ in figures]
     lines = ["| row | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
     for row in LACKING:
@@ -235,21 +238,15 @@ def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     return lines
 
 
-def cost_text(rows: Mapping[str, list[Kept]]) -> list[str]:
-    """What our runs cost, row by row; those that differ by their drawn days alone are one row."""
-    lines = ["| row | seeds | events | CPU s | peak MB |", "|---|---|---|---|---|"]
-    together: dict[str, list[Kept]] = {}
-    for row, runs in rows.items():
-        if row not in GOLDEN:
-            name = f"{row.rpartition('-')[0]}-N" if row in DRAWN_DAYS else row
-            together.setdefault(name, []).extend(runs)
-    for row, runs in together.items():
-        events = sum(run.result.events for run in runs) / len(runs)
-        cpu_s = sum(run.cpu_s for run in runs) / len(runs)
-        peak = max(run.result.peak_rss_bytes for run in runs) / 1e6
-        seeds = ", ".join(sorted({str(run.result.seed) for run in runs}, key=int))
-        lines.append(f"| {row} | {seeds} | {events:,.0f} | {cpu_s:.1f} | {peak:,.0f} |")
-    return lines
+def cost_text(rows: Mapping[str, list[Kept]]) -> str:
+    """What our runs cost: of the cheapest and of the dearest row."""
+    runs = [run for row, of_row in rows.items() if row not in GOLDEN for run in of_row]
+    costs = (
+        ("events", [float(run.result.events) for run in runs]),
+        ("CPU seconds of one core", [run.cpu_s for run in runs]),
+        ("MB of memory", [run.result.peak_rss_bytes / 1e6 for run in runs]),
+    )
+    return ", ".join(f"{min(of):,.0f} to {max(of):,.0f} {name}" for name, of in costs)
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -270,22 +267,25 @@ def page(kept: Mapping[str, Kept], seen: Mapping[str, Measured]) -> str:
     seeds = {row: seeds_text(runs) for row, runs in rows.items()}
     seeds |= {row: drawn_text(rows, row) for row in FIGURE_12}
     bars = read_bars()
+    told: dict[str, str] = {}
     return rendered(
         "results.md",
-        tables={table.name: _with_reasons(table, seeds, figures) for table in tables(rows)},
+        tables={table.name: _with_reasons(table, seeds, figures, told) for table in tables(rows)},
         lacking="\n".join(lacking_text(rows)),
         golden="\n".join(golden_text(rows)),
         elasticflow="\n".join(elasticflow_text(bars)),
         margins=margins_text(bars),
         fair_shares="\n".join(fair_shares_text()),
-        cost="\n".join(cost_text(rows)),
+        cost=cost_text(rows),
     )
 
 
-def _with_reasons(table: Table, seeds: Mapping[str, str], figures: Named) -> str:
+def _with_reasons(
+    table: Table, seeds: Mapping[str, str], figures: Named, told: dict[str, str]
+) -> str:
     """A table, and below it why figures are off."""
     lines = table_text(table, seeds)
-    if said := sentences(table, figures):
+    if said := sentences(table, figures, told):
         lines += ["", "More than 15 % apart:", "", *said]
     return "\n".join(lines).strip()
 

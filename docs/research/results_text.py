@@ -10,26 +10,26 @@ from __future__ import annotations
 from docs.research.paper_figures import FIGURES_7
 
 TAIL = (
-    "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} to "
-    "{most.rare_queueing_s h} on average, be the order strict FIFO, `fifo-skip` or Aryl's: "
-    "{seen.basic.rare_part_s} s of Basic's mean. The others wait for "
-    "{seen.basic.others_queueing_s} s in Basic, less than in the paper, as to let jobs pass a gang "
-    "that does not fit is enough to empty our queue: {seen.fifo-skip.others_queueing_s} s under "
-    "`fifo-skip` below, {seen.baseline.others_queueing_s} s in Baseline."
+    "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} "
+    "to {most.rare_queueing_s h} on average in any order: {seen.basic.rare_part_s} s of "
+    "Basic's mean. The others wait for {seen.basic.others_queueing_s} s in Basic. Letting "
+    "jobs pass a gang that does not fit is enough to empty our queue: "
+    "{seen.fifo-skip.others_queueing_s} s under `fifo-skip`, "
+    "{seen.baseline.others_queueing_s} s in Baseline."
 )
 PASS = (
-    "Most jobs wait for nothing but the next pass; the figure is a part of our pass period of "
-    "{trace.pass_s} s, which is fitted to Baseline, and not the policy's."
+    "Most jobs wait for the next pass alone; the figure is a part of our pass period of "
+    "{trace.pass_s} s, which is fitted to Baseline."
 )
 TWENTIETH = (
     "Where the order is not strict, nineteen of twenty of our jobs wait for at most "
-    "{most.queueing_p95_s} s, with a pass every {trace.pass_s} s; in the paper the twentieth waits "
-    "for {least.theirs_queueing_p95_s} s and more."
+    "{most.queueing_p95_s} s; in the paper the twentieth waits for "
+    "{least.theirs_queueing_p95_s} s and more."
 )
 HALF = (
     "An elastic job saves at most half of its run here (w_max is twice w_min, and the mean of "
     "{trace.elastic_s h} is at w_min), and loans shorten no run: Basic's jobs run for "
-    "{basic.running_s} s on average, where {basic.jct_bound_s} s are the least possible."
+    "{basic.running_s} s on average; {basic.jct_bound_s} s are the least possible."
 )
 FULL = (
     HALF + " The paper's run for {theirs.basic.running_s} s in Basic (JCT less queueing), less "
@@ -37,26 +37,23 @@ FULL = (
     "leave by this reading."
 )
 USE = (
-    "Work is the same, and with loans capacity is larger: with as many GPU-hours asked for as in "
-    "Baseline, training nodes cannot be held more unless jobs take longer or more is asked for; "
-    "the paper does not say what else ran."
+    "Loans enlarge capacity and the work is the same: training nodes cannot be held more than "
+    "in Baseline unless more is asked for. The paper does not name other work."
 )
 PREEMPTED = (
-    "Nodes go home often enough, but empty: of {basic.reclaims} in Basic "
-    "{seen.basic.idle_ratio %} are idle and {seen.basic.flexible_alone_ratio %} hold flexible "
-    "workers alone, as only {basic.on_loan_jobs.jobs} jobs are ever on one, "
-    "{seen.basic.guests_elastic} of them elastic; inelastic fungible jobs find room on training "
-    "nodes. Were these to try lent nodes first, `loan-aryl` would have {seen.guests-first.guests} "
-    "guests instead of {loan-aryl.on_loan_jobs.jobs} and preempt "
-    "{seen.guests-first.preemption_ratio %} instead of {loan-aryl.preemption_ratio %}; more load "
-    "does not do it (Basic on `paper-overload`: {seen.overload.preemption_ratio %}). The paper's "
-    "lent nodes are {theirs.lent_use %} held."
+    "Nodes go home often, but empty: of {basic.reclaims} in Basic {seen.basic.idle_ratio %} "
+    "are idle and {seen.basic.flexible_alone_ratio %} hold flexible workers alone. Only "
+    "{basic.on_loan_jobs.jobs} jobs are ever on one, {seen.basic.guests_elastic} of them "
+    "elastic; inelastic fungible jobs find room on training nodes. Were these to try lent "
+    "nodes first, `loan-aryl` would have {seen.guests-first.guests} guests instead of "
+    "{loan-aryl.on_loan_jobs.jobs} and preempt {seen.guests-first.preemption_ratio %} instead "
+    "of {loan-aryl.preemption_ratio %}; Basic on `paper-overload` preempts "
+    "{seen.overload.preemption_ratio %}. The paper's lent nodes are {theirs.lent_use %} held."
 )
 GUESTS = (
-    "{seen.loan-aryl.guests_elastic} of our {loan-aryl.on_loan_jobs.jobs} guests are elastic jobs, "
-    "which prefer lent nodes and run for hours, and start over when preempted; inelastic ones that "
-    "could be guests find room on training nodes. The paper's guests are shorter, and waited "
-    "longer before."
+    "{seen.loan-aryl.guests_elastic} of our {loan-aryl.on_loan_jobs.jobs} guests are elastic "
+    "jobs, which prefer lent nodes, run for hours and start over when preempted. The paper's "
+    "guests are shorter, and waited longer before."
 )
 SHORT = (
     "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job runs "
@@ -69,13 +66,13 @@ LONGEST = (
 
 DRAWN = (
     "Strict FIFO is near its limit on our trace: over the draws its mean queueing goes from "
-    "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s by what their days "
-    "ask for, while that of Basic stays between {least.drawn_basic_queueing_s} s and "
-    "{most.drawn_basic_queueing_s} s and that of Ideal between {least.drawn_ideal_queueing_s} s "
-    "and {most.drawn_ideal_queueing_s} s. So the gain is Baseline's luck with its days, and its "
-    "interval is wide; the paper's queueing gains go from {least.theirs_bootstrap-basic_gain x} to "
-    "{most.theirs_bootstrap-basic_gain x} for Basic and from "
-    "{least.theirs_bootstrap-ideal_gain x} to {most.theirs_bootstrap-ideal_gain x} for Ideal."
+    "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s, that of Basic "
+    "from {least.drawn_basic_queueing_s} s to {most.drawn_basic_queueing_s} s and that of "
+    "Ideal from {least.drawn_ideal_queueing_s} s to {most.drawn_ideal_queueing_s} s. So the "
+    "gain is Baseline's luck with its days; the paper's gains go from "
+    "{least.theirs_bootstrap-basic_gain x} to {most.theirs_bootstrap-basic_gain x} for Basic "
+    "and from {least.theirs_bootstrap-ideal_gain x} to {most.theirs_bootstrap-ideal_gain x} "
+    "for Ideal."
 )
 DRAWN_JCT = (
     "Of Baseline's mean JCT {least.drawn_baseline_queueing_s} s to "
@@ -94,23 +91,19 @@ WHY: dict[tuple[str, str], str] = {
     ("5", "JCT mean"): FULL,
     ("5", "JCT p50"): SHORT + "but where the order is strict.",
     ("5", "JCT p95"): LONGEST,
-    ("8", "queueing p50"): PASS,
     ("8", "queueing p75"): PASS,
-    ("8", "queueing p95"): TWENTIETH,
     ("8", "queueing p99"): (
         "{trace.rare_ratio %} of our jobs insist on the rare GPU type and wait for "
         "{least.rare_queueing_s h} and more on average. This quantile lies right below these, in "
         "what every order but the strict one has emptied here (see `fifo-skip` and `sjf` below) "
         "and has not in the paper."
     ),
-    ("8", "JCT p50"): "As in Table 5: " + SHORT + "under Pollux for one round.",
     ("8", "JCT p75"): (
         "{trace.short_ratio %} of our jobs run for less than {trace.short_s} s and "
         "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is one of the shortest "
         "of the long ones, and lower only where elastic ones among them end sooner. The fit gives "
         "it up for mean and p95 (docs/workload-paper.md)."
     ),
-    ("8", "JCT p95"): LONGEST,
     ("8", "JCT p99"): (
         "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s, "
         "whatever the row; the paper's take {theirs.baseline.p99_over_ours x} times ours under "
@@ -124,8 +117,6 @@ WHY: dict[tuple[str, str], str] = {
         "{theirs.inference_use x} of inference give {theirs.overall_use_by_parts x}); ours do."
     ),
     ("5", "preempted"): PREEMPTED,
-    ("5 gains", "queueing gain"): TAIL,
-    ("5 gains", "JCT gain"): FULL,
     ("6", "queueing mean"): TAIL,
     ("6", "JCT mean"): (
         "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal itself here, not later: "
@@ -173,8 +164,8 @@ LAST_HUNDREDTH = (
     "hundredth that waits longest, and {trace.rare_ratio %} insist on the rare GPU type."
 )
 TUNED_USE = (
-    "Jobs that tune their batch size need fewer GPU-hours for the same work, and nothing here asks "
-    "for what they leave; the paper does not say what else ran."
+    "Jobs that tune their batch size need fewer GPU-hours for the same work, and no other job "
+    "here asks for the rest."
 )
 TUNED_GAIN = (
     "Elastic jobs are {trace.elastic_ratio %} of all and {trace.elastic_s h} long: if they took no "
@@ -183,7 +174,7 @@ TUNED_GAIN = (
     "are queueing."
 )
 IN_LINE = (
-    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of such a "
+    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of that "
     "queue differ much between draws (docs/workload-paper.md)."
 )
 
@@ -204,12 +195,7 @@ WHY_OF_ROW: dict[tuple[str, str, str], str] = {
         "{theirs.fungible_ratio %}. {trace.fungible_short_ratio %} of ours run for less than "
         "{trace.short_s} s, and lent nodes are {loan-opportunistic.on_loan_gpu_ratio %} held."
     ),
-    ("5 gains", "queueing gain", "elastic-gandiva"): IN_LINE,
-    ("5 gains", "queueing gain", "elastic-pollux"): LAST_HUNDREDTH,
-    ("5 gains", "JCT gain", "elastic-tuned"): TUNED_GAIN,
-    ("8", "queueing p50", "elastic-pollux"): ROUND,
     ("8", "queueing p75", "elastic-pollux"): ROUND,
-    ("8", "queueing p95", "elastic-pollux"): ROUND,
     ("8", "queueing p75", "baseline"): (
         "Where the queue begins; it was not fitted and differs much between draws "
         "(docs/workload-paper.md)."

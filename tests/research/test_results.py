@@ -247,6 +247,7 @@ def test_every_bar_of_figure_8a_that_can_be_played_is_on_the_page() -> None:
         assert "| " + " | ".join(cells) + " |" in text
         assert cells[:2] == [bar.row, f"`{bar.policy}`"]
         assert cells[4:6] == [f"{bar.published:.4f}", f"{bar.deadlines_met_ratio:.4f}"]
+        assert cells[7:9] == [str(bar.jobs_rejected), f"{bar.jct_s:,.0f}"]
         assert [float(cell) for cell in cells[-2:]] == [bar.published_cpu_s, bar.cpu_s]
 
 

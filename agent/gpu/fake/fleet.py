@@ -30,7 +30,7 @@ class FaultKind(StrEnum):
     `ecc`: `value` uncorrected errors. `wrong_count`: NVML reports `value` GPUs. `throttle`: slowed
     down; `value` is the bit mask of reasons, hardware heat if there is none. `error`: the call
     named by `call` fails with NVML's error `value`. `reading`: that call returns `value` in NVML's
-    own unit, whatever that means. `recovery`: NVML's recovery action `value`; without such a fault
+    own unit, whatever that means. `recovery`: NVML's recovery action `value`; without that fault
     the driver reports none.
     """
 

@@ -204,7 +204,7 @@ def _width(rows: Sequence[Means], column: Column[Means]) -> int:
 
 
 def _policy(row: Means) -> str:
-    """A scenario's own policy without its knobs, which the scenario tells."""
+    """A scenario's own policy without its knobs, which the scenario implies."""
     return row.policy.partition(":")[0] if plays_own(row) else row.policy
 
 

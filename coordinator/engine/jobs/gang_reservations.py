@@ -32,7 +32,7 @@ from coordinator.engine.state.tables import (
 from coordinator.policies.contract.text import counted
 
 AT_ONCE = frozenset({StopReason.CANCEL, StopReason.GANG_TIMEOUT})
-"""Stops after which the end of a reservation tells the job nothing more. After any other stop, a
+"""Stops after which the end of a reservation has no news for the job. After any other stop, a
 node that is heard may still say why its own worker failed."""
 
 

@@ -483,7 +483,7 @@ def _sent_home(
 
 
 def end_stalled(ctx: Context, job: JobEntry, ending: Ending) -> None:
-    """A job that tells no progress any more is asked to save and to leave, by its own fault."""
+    """A job that reports no progress any more is asked to save and to leave, by its own fault."""
     node = job.workers[min(job.workers)].node
     _fault(ctx, job, node, ending, asks=StopReason.PREEMPT)
     finish_attempt_if_empty(ctx, job)

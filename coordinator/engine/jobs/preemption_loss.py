@@ -9,7 +9,7 @@ worker of the attempt has ended, the remaining loss is booked on the job, on the
 loan whose end caused the stop. That loan may have ended before.
 
 Only the time of an event counts, not the time of its report. A node reports how long ago a worker
-ended or saved, by its own clock, and only such differences are used.
+ended or saved, by its own clock, and only these differences are used.
 
 A node that was taken for dead may report a save late. While the job waits, its next attempt will
 begin from that save, so the booking is reduced. Once the next attempt is placed, the loss of the

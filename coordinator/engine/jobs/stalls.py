@@ -34,7 +34,7 @@ class Watch(NamedTuple):
 
 
 def watched(state: ClusterState, settings: EngineSettings, now_s: float) -> dict[JobId, Watch]:
-    """Running jobs silent for so long that a `ProgressStopped` changes something.
+    """Running jobs silent long enough that a `ProgressStopped` changes something.
 
     now_s: engine time. The driver decides whether the job really reported nothing.
     """
@@ -52,7 +52,7 @@ def watched(state: ClusterState, settings: EngineSettings, now_s: float) -> dict
 
 
 def stopped(ctx: Context, event: ProgressStopped) -> None:
-    """A job tells no progress, though all its nodes are heard: it is STALLED, or to start again."""
+    """A job reports no progress, though all its nodes are heard: it is STALLED, or restarts."""
     job = ctx.job(event.job_id)
     if job is None or event.attempt != job.attempt.number or job.state != JobState.RUNNING:
         return

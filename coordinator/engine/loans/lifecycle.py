@@ -35,10 +35,10 @@ def load_age_s(ctx: Context, loan: LoanEntry) -> float:
 def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dict[str, float]:
     """All stages of a reclaim, in seconds and in order.
 
-    The node tells how long its own stages took and how long ago they were over; what is left, on
+    The node reports how long its own stages took and how long ago they were over; the rest, on
     this clock, is how long the call took until its node acted on it. Of a node that
-    does not say how long ago its stages are all that is told. After a reboot on the way
-    nobody knows what of the rest went before, so all of it is `unattended`.
+    does not report how long ago, only its stages are known. After a reboot on the way
+    the rest cannot be divided, so all of it is `unattended`.
     """
     own_s = dict(event.stage_durations_s)
     ordered_at_s, called_at_s = loan.reclaim_ordered_at_s, loan.called_home_at_s

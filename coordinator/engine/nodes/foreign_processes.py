@@ -18,12 +18,12 @@ logged again. No agent waits longer before it calls a process foreign (`stranger
 STORIES_KEPT = 64
 """Per node; processes of older entries are logged again if they are still there."""
 PIDS_KEPT = 64
-"""Of one story; whoever is back after more others came and went counts as one more."""
+"""In one story; a process that is back after more others came and went counts as one more."""
 WHY = "it belongs to no worker and no server of the node; only its owner can end it"
 
 
 def fold(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
-    """While such a process is there, no new worker gets its GPU."""
+    """While the process is there, no new worker gets its GPU."""
     trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
     if trespassed != node.trespassed:
         node.trespassed = trespassed

@@ -2,8 +2,8 @@
 
 Silence proves nothing. Workers of a LOST node are unknown, not dead. They hold their job until the
 node reports, an operator confirms its death, or the job's own `stop_after_s` has ended them. The
-last is a lease, counted on two clocks. An agent tells its shims when it *sent* the last report that
-a leader answered; a shim stops its worker `stop_after_s` after that instant, plus its grace. A
+last is a lease, counted on two clocks. An agent informs its shims when it *sent* the last report
+that a leader answered; a shim stops its worker `stop_after_s` after that instant, plus its grace. A
 leader answers only reports that it received, and counts from the last one, or from the start of its
 leadership. The leader's count therefore never starts before the shim's.
 """

@@ -100,7 +100,7 @@ def confirm_dead(state: ClusterState, name: NodeName) -> None:
 def settle(ctx: Context) -> None:
     """Release the jobs whose workers are known, as soon as every node has reported what it holds.
 
-    Reservations that such a job gave up meanwhile are released now, if no node can run them.
+    Reservations that this job gave up meanwhile are released now, if no node can run them.
     """
     state = ctx.state
     for name in list(state.doubted_nodes):

@@ -55,7 +55,7 @@ def _loan(state: ClusterState, node: NodeEntry) -> str:
 
 
 def _unread(state: ClusterState, node: NodeEntry) -> str:
-    """Work that only its ledger tells of: the journal was lost, and it fell silent since."""
+    """Work that only its ledger knows: the journal was lost, and it fell silent since."""
     if node.name in state.doubted_nodes:
         return "journal records were lost, and it has not shown since what it runs"
     job_ids = {key.job_id for key in node.ledger.unknown_workers}

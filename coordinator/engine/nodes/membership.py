@@ -1,7 +1,7 @@
 """Membership of nodes: their pool and service, by the agents' settings, which the cell must know.
 
 Settings may change while nodes are lent: an agent restarts in another pool or for another service,
-or the coordinator's settings drop a service. No loan pass sees such a loan, so this module ends it.
+or the coordinator's settings drop a service. No loan pass sees this loan, so this module ends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMED = 8
 def leader_started(ctx: Context) -> None:
     """Settings may have changed: loans of services without settings end.
 
-    Nodes that name such a service are logged, service by service.
+    Nodes that name this service are logged, service by service.
     """
     for name in sorted(ctx.state.nodes):
         settle(ctx, ctx.state.nodes[name])

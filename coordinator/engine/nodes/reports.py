@@ -1,6 +1,6 @@
 """Node reports: role, GPUs and held workers of a node enter the state here.
 
-A node's report is the truth about what it holds; the journal is the truth about what is wanted.
+A node's report is the truth about what it holds; the journal is the truth about the wanted state.
 """
 
 from __future__ import annotations

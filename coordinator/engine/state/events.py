@@ -40,7 +40,7 @@ class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
     settings: EngineSettings | None = None
     """The settings in force from here on; None keeps the old ones."""
     clock: ClockMark | None = None
-    """How its time is told, for the next one; None: virtual time."""
+    """How its time is counted, for the next one; None: virtual time."""
 
 
 class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):

@@ -245,12 +245,12 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     peer_left_at_s: when a flexible worker last left while its gang went on.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
-    prerun_attempts: so many of its attempts were pre-runs, once it is a gang.
+    prerun_attempts: number of its attempts that were pre-runs, once it is a gang.
     avoided: nodes that it leaves alone, each for a time of its own; see `jobs.retry`.
     no_loan_until_s: nodes could not start it, maybe for its own storage: before this no further
         node is lent for it. None: as for any other.
-    failed_on: the nodes that ended its latest attempt; empty: none did, or nobody noted it.
-    node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
+    failed_on: the nodes that ended its latest attempt; empty: none did, or none was noted.
+    node_faults: count of latest faults in a row that were its nodes'; 0: the latest was its own.
     refused_by: since it ran last, the first node that refused it for each thing that it names.
     refused_attempt: the latest attempt whose end that is, while it counts as a node's fault.
     """
@@ -409,7 +409,7 @@ class NodeEntry(Struct, kw_only=True):
     is_server_down: bool = False
     """Its server is down without an order to stop it; only while the node serves."""
     trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
-    """GPUs with a foreign process, by its last report, each with one such process; no worker would
+    """GPUs with a foreign process, by its last report, each with one of them; no worker would
     begin there.
     """
     trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
@@ -684,7 +684,7 @@ class ClusterState(Struct, kw_only=True):
     doubted_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
     """Nodes that have not reported since journal records were lost; see `nodes.lost_records`."""
     doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
-    """Jobs that such a node may run although the state does not know it."""
+    """Jobs that this node may run although the state does not know it."""
 
     def latest_loan(self, node: NodeEntry) -> LoanEntry | None:
         """The loan that a node is under, or on its way home from."""

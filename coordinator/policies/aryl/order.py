@@ -42,7 +42,7 @@ def shortest_key(job: JobView) -> tuple[float, ...]:
 
     The key is the minimum running time T_min, at the most workers: the paper's text names it as
     the job's running-time information, although the base gang alone takes w_max / w_min as long.
-    It is linear whatever a profile tells. Where there is an order to speak of, room is short and
+    It is linear whatever a profile states. Where there is an order to speak of, room is short and
     jobs run with their base gangs; by the time at the best size, which few reach, those that scale
     well would go before shorter ones (docs/simulate.md has figures).
     """

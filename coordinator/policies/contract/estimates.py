@@ -4,7 +4,7 @@ The engine names its sources by this enumeration, with details behind them, and 
 new source therefore counts as a guess until this module lists it.
 
 Lyra (EuroSys'23, section 5) takes throughput as linear in workers; its section 8 names measured
-curves as future work. `JobProfile` reads such a curve. This module converts it to the units of a
+curves as future work. `JobProfile` reads this curve. This module converts it to the units of a
 GPU type; without a profile, speed is proportional to workers.
 """
 
@@ -17,7 +17,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 
 def has_curve(job: JobView, *, trusts_profiles: bool = True) -> bool:
-    """Whether it tells how it speeds up, and is believed."""
+    """Whether it states how it speeds up, and is believed."""
     return trusts_profiles and bool(job.profile.speedup)
 
 
@@ -58,7 +58,7 @@ def runtime_on(job: JobView, gpu_type: str, workers: int, now_s: float) -> float
 
 
 def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
-    """The same with the base gang alone, whatever its profile tells."""
+    """The same with the base gang alone, whatever its profile states."""
     return work_on(job, gpu_type, now_s) / job.workers_on(gpu_type).min
 
 

@@ -285,7 +285,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     behind: during or before a pre-run, the gang behind it, and all other fields are of the pre-run;
         None: no pre-run.
 
-    A view is valid until an event changes the job, however late: snapshots share such views.
+    A view is valid until an event changes the job, however late: snapshots share views.
     """
 
     job_id: JobId

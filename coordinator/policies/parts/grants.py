@@ -70,7 +70,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
-    """Everybody who has workers keeps as many as they are."""
+    """Every job that has workers keeps as many as they are."""
     return [
         Grant(job=job, workers=present_workers(job), reason="it runs")
         for job in snapshot.jobs

@@ -143,11 +143,11 @@ def choices(
     """Which of its hosting types each of these waiting jobs takes.
 
     The first on which its size has room: on free GPUs, else on those of workers that others can
-    spare, next to the gangs that choose before it. Without such a type its base gang looks for room
+    spare, next to the gangs that choose before it. Without this type its base gang looks for room
     in the same way. If that has none either, it takes the type with the least work: the base gangs
     there over its GPUs.
 
-    standing: jobs that already have a type. Such a job takes another one only for free GPUs that
+    standing: jobs that already have a type. That job takes another one only for free GPUs that
         its own lacks, for its base gang.
     """
     standing = standing or {}

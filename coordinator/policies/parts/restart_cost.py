@@ -1,7 +1,7 @@
 """The cost of a restart to jobs that do not save their work: a stop would set them back.
 
 Schedulers that end turns and leases for fairness assume that a stopped job later continues where it
-was. A job that never saves starts over each time, and of two such jobs that take turns neither ever
+was. A job that never saves starts over each time, and of two that take turns neither ever
 ends. So a job is not stopped for another one's turn if its stops would then throw away more work
 than they left. All stops together therefore cost a job less work than it needs, and every job ends.
 Until then it keeps its base gang and pays for it by the policy's own measure: the GPU time counts

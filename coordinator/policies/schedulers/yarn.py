@@ -228,7 +228,7 @@ def _preempting(
 def _kept(
     snapshot: ClusterSnapshot, tenancy: Tenancy, fair: dict[str, float], may_stop: bool
 ) -> list[Grant]:
-    """Everybody who runs, but the jobs by which a queue is above its fair share: the lowest
+    """All running jobs, but those by which a queue is above its fair share: the lowest
     priority first, of these the newest."""
     kept = going_on(snapshot)
     if not may_stop:

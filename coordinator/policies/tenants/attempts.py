@@ -259,7 +259,7 @@ def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnaps
 
 
 def _for_free_gpus(snapshot: ClusterSnapshot, lean: Container[JobId]) -> ClusterSnapshot:
-    """The snapshot as if everybody who has GPUs had been stopped a moment ago, and these jobs could
+    """The snapshot as if all jobs with GPUs had been stopped a moment ago, and these jobs could
     not have more than their base gangs."""
 
     def seen(job: JobView) -> JobView:

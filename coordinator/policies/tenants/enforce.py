@@ -11,7 +11,7 @@ Theory of operation
 
 A policy decides by its own order and need not know tenants. This module calls it on a filtered
 snapshot, checks the result, and calls it again with more jobs hidden until the pass keeps all
-rules. Each such call is a `Pass`; `attempts.Tries` makes it, and keeps why each job is hidden.
+rules. Each of these calls is a `Pass`; `attempts.Tries` makes it, and keeps why each job is hidden.
 
 1. Quotas. Waiting jobs whose tenant has no room are hidden, so that they block no other job. 2.
 Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another tenant's guarantee
@@ -19,12 +19,12 @@ Guard (`quota_guard`). A decision that breaks a quota or takes GPUs of another t
 3. Fair share (`fair_share`, `_by_weight`). Tenants below their share by weight start first: jobs
    behind theirs are hidden. Weights stop no running job.
 4. Guarantees (`reclaim.given_back`). A tenant below its guarantee gets GPUs back from borrowers:
-   first GPUs that they would take in this pass, then flexible workers, then jobs. Such a job is
+   first GPUs that they would take in this pass, then flexible workers, then jobs. Its job is
    *due*; a decision that loses its GPUs to a due job is *displaced*.
 5. Displaced jobs are hidden where that lets other jobs start (`_without_those`) or saves a
    preemption that has lost its purpose (`_for_those_that_start`).
 6. Stability (`stability`). A preemption by the policy counts only if the following passes would
-   not undo it; else the two orders would undo each other for ever (livelock). Jobs on such a cycle
+   not undo it; else the two orders would undo each other for ever (livelock). Jobs on this cycle
    are hidden, or after MOST_TRIES their preemptions are dropped (`_that_ends`).
 
 Two kinds of policies differ in the middle part. One that keeps quotas itself sees all jobs

@@ -172,7 +172,7 @@ class Flow:
         return {node: gpus for node, gpus in found.items() if gpus > 0}
 
     def leaving(self, decision: Decision) -> list[WorkerView]:
-        """Workers that it tells to stop."""
+        """Workers that it orders to stop."""
         match decision:
             case Preempt() | Migrate():
                 job = self.jobs.get(decision.job_id)

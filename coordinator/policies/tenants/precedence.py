@@ -9,14 +9,14 @@ will be over by then (EASY backfilling, Lifka, JSSPP'95). The estimate counts as
 source's known error.
 
 Nor is a job stopped for one of a lower priority: a policy that gives GPUs out in rounds, turns or
-leases would stop the most important job because it had more than others. Such a pass is taken again
+leases would stop the most important job because it had more than others. That pass is taken again
 as if that job had to rest. A deadline that is still ahead is a reason of another kind, as it may
-have been promised: for such a job others are stopped as the policy says. Between tenants that share
+have been promised: for this job others are stopped as the policy says. Between tenants that share
 by weight, and under a policy that divides by tenants itself, all that holds within a tenant: else
-one would keep what is another's by the height of its priorities.
+one would keep another's GPUs by the height of its priorities.
 
 Jobs of one priority are the policy's own matter, as is who of those that fit starts: a job that
-could start at once and that the policy leaves waiting all the same keeps no room from anybody. What
+could start at once and that the policy leaves waiting all the same keeps no room from others. What
 a guarantee covers is not kept from its owner for a job that none covers.
 """
 
@@ -45,7 +45,7 @@ MOST_TRIES = 4
 """The limit of repeated passes, each time for fewer jobs that the policy leaves waiting."""
 
 SLACK_S = 60.0
-"""A job on such nodes must end this long before they are needed: a start takes time."""
+"""A job on these nodes must end this long before they are needed: a start takes time."""
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[ClusterSnapshot, bytes], tuple[PendingReason, ...]]
@@ -72,7 +72,7 @@ def allocated(
 def _stopping_none(
     decide: Decide, by_tenant: bool, snapshot: ClusterSnapshot, memory: bytes
 ) -> Allocation:
-    """A pass in which nobody is stopped for a lesser job."""
+    """A pass in which no job is stopped for a lesser job."""
     made, resting = decide(snapshot, memory), set[JobId]()
     within_tenants = by_tenant or bool(snapshot.tenants)
     for _ in range(MOST_TRIES):
@@ -122,7 +122,7 @@ def _robbed(snapshot: ClusterSnapshot, made: Allocation, *, within_tenants: bool
 def _kept(
     decide: Decide, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[Allocation, dict[JobId, list[Kept]]]:
-    """The pass, and what is kept from which jobs in it."""
+    """The pass, and the nodes that are kept from jobs in it."""
     first = decide(snapshot, memory)
     passed = _passed(snapshot, first)
     if not passed:

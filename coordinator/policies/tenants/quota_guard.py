@@ -67,7 +67,7 @@ class Keeping:
         )
 
     def keep(self) -> dict[int, str]:
-        """Let tenants keep what is theirs; returns the owners, by the position of the decision."""
+        """Let tenants keep their own GPUs; returns the owners, by the position of the decision."""
         kept: dict[int, str] = {}
         for name, view in self._tenancy.views.items():
             if view.guarantee_gpus:

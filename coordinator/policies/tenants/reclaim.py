@@ -314,7 +314,7 @@ class _TakeBack:
         them; None where every stop keeps its use.
 
         The reclaim is repeated from there, because a job that runs on may be the one that gives. A
-        start of this class is no use of such a stop: its job may be due its GPUs only because of
+        start of this class is no use of that stop: its job may be due its GPUs only because of
         the stop. The policy would want the stopped job back there sooner or later, and decide the
         same again. The start is a use where the job had no quota room before, and the stopped one
         has none after it.
@@ -384,5 +384,5 @@ class _TakeBack:
 
 
 def _nodes_of(flow: Flow, decision: Decision) -> set[NodeName]:
-    """Where it tells workers to leave."""
+    """Where it orders workers to leave."""
     return {worker.node for worker in flow.leaving(decision)}

@@ -40,7 +40,7 @@ def suspension_reason(engine: Engine, entry: JobEntry, *, now_s: float) -> str:
 
 
 WORKERS_NAMED = 4
-"""Of the workers that still stop, those with the longest grace are named."""
+"""At most this many of the workers that still stop are named: those with the longest grace."""
 
 
 def stopping_reasons(job: JobEntry, *, now_s: float) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Saved(Struct, frozen=True, kw_only=True):
     journal: str
     """The identity of the journal that its sequence counts in."""
     number: int
-    """Of the last record that is in it."""
+    """Number of the last record that is in it."""
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True):
@@ -44,11 +44,11 @@ class Rebuilt(Struct, frozen=True, kw_only=True):
     records: int
     """Number of journal records taken: those after the newest snapshot."""
     snapshot_sequence: int
-    """Of the last record in that snapshot; 0: there was none."""
+    """Sequence of the last record in that snapshot; 0: there was none."""
     number: int
-    """Of the last record in the engine."""
+    """Number of the last record in the engine."""
     last_number: int
-    """Of the last record known to be written."""
+    """Number of the last record known to be written."""
     losses: tuple[RecordsLost, ...] = ()
     """Records that are gone; the state lacks their effects."""
 

@@ -56,7 +56,7 @@ class EngineTime:
     def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
         """Begin to lead.
 
-        mark: that of whoever led before; None: nobody did.
+        mark: that of the leader before; None: there was none.
         """
         self._began_s = self._clock.now_s()
         self._gap_s = 0.0

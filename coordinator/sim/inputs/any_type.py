@@ -1,7 +1,7 @@
 """Notes on jobs whose trace has no GPU types or worker ranges: how they count.
 
 A job file without a type means the same in a live cell. But a trace is silent where it records
-nothing. A comparison of policies that lend must state how its jobs count, or what is drawn instead.
+nothing. A comparison of policies that lend must state how its jobs count, or the draws instead.
 """
 
 from __future__ import annotations

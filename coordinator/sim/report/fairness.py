@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 """So little above 1 is rounding: instants are sums of many floating-point terms."""
 
 APPS_TOLD = 100
-"""Apps of several jobs that a run tells one by one, the worst first."""
+"""Apps of several jobs that a run lists one by one, the worst first."""
 
 
 class Lived(Struct, frozen=True, kw_only=True):

@@ -109,7 +109,7 @@ mask:linear-gradient(90deg,#000 72%,#0000 76% 80%,#000 84%)}
 tr.one th:first-child{border-left:4px solid var(--own);padding-left:8px}
 thead th:first-child{padding-left:12px}
 """
-"""For a page on which one picks what is in color: all elements of the class `one`."""
+"""For a page with a choice of colored elements: all elements of the class `one`."""
 
 
 def document(title: str, body: str, *, style: str = "") -> str:

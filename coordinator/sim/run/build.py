@@ -349,7 +349,7 @@ def _passes(workload: Workload, options: RunOptions) -> Passes:
 def _check_ranges(workload: Workload) -> None:
     """Raises:
     ConfigError: a job that could not have had its GPUs with a number of workers in its range. Where
-        it tells the size of a worker the reader has seen to it; else that size is the cluster's.
+        it states the size of a worker the reader has seen to it; else that size is the cluster's.
     """
     nodes = node_sizes(workload.nodes)
     for job in workload.jobs:

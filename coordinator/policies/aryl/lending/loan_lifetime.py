@@ -78,7 +78,7 @@ def stop_cost_s(job: JobView, now_s: float) -> float | None:
 
     A job that continues where it was loses only the restart. When another job saves is its own
     matter. It is known to save once a stop left it some work; the average loss of its stops so far
-    tells the age of its saves.
+    gives the age of its saves.
     """
     if is_resumed(job, now_s):
         return RESTART_S

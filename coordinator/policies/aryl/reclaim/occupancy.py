@@ -85,7 +85,7 @@ class Occupancy:
     def ranks(self, job_ids: Iterable[JobId]) -> Ranks:
         """Priorities of jobs above the least of all that have workers, the highest first.
 
-        Of two such rows the lesser one stops fewer jobs of the highest priority in which they
+        Of two of these rows the lesser one stops fewer jobs of the highest priority in which they
         differ. With equal priorities they are empty.
         """
         here = (self.priority(job_id) for job_id in job_ids)

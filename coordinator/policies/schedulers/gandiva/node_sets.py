@@ -109,7 +109,7 @@ class Division:
     def keep(self, jobs: Iterable[JobId]) -> None:
         """Keep only these jobs and the unseen ones; a set without any of these is dissolved.
 
-        Nodes are not kept for unseen jobs alone; a job that stood in such a set is a newcomer
+        Nodes are not kept for unseen jobs alone; a job that stood in one of them is a newcomer
         later.
         """
         there = set(jobs)

@@ -1,7 +1,7 @@
 """Shares of time of one pool of GPUs: max-min fairness, and the least worst finish. Pure numbers.
 
 A gang that runs the part x of the time uses x times its GPUs of the pool. Both problems of Gavel
-(OSDI'20, section 4) are linear or quasi-convex programs over the matrix of such parts; with one
+(OSDI'20, section 4) are linear or quasi-convex programs over the matrix of these parts; with one
 type of GPU a program has one resource, and raising all jobs together until it is used up solves it
 exactly.
 """

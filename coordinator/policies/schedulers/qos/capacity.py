@@ -68,7 +68,7 @@ class Capacity:
 def _whole_tree(snapshot: ClusterSnapshot) -> Tenancy:
     """Tenants, and for each with tenants below it a share for jobs of its own.
 
-    Without such a job that part of its guarantee would be promised to those below it, and taken
+    Without that job this part of its guarantee would be promised to those below it, and taken
     back from them when one arrives.
     """
     return Tenancy(snapshot, (view.name for view in snapshot.tenants))

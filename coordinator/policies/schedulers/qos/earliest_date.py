@@ -30,7 +30,7 @@ def earliest(dates: Iterable[int], accepts: Callable[[int], bool]) -> int | None
 
 
 def _edge(refused: int, accepted: int, accepts: Callable[[int], bool]) -> int:
-    """An accepted date right after one that is refused, between two such dates."""
+    """An accepted date right after one that is refused, between two of these dates."""
     while accepted - refused > 1:
         middle = (refused + accepted) // 2
         if accepts(middle):

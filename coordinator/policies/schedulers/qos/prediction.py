@@ -112,7 +112,7 @@ class Prediction:
     its profile, else in proportion. source: which of these.
 
     Args:
-        gpu_type: where it is to run: only what was measured there tells how fast it is.
+        gpu_type: where it is to run: only measurements there show how fast it is.
         factor: workers there that stand for one of its reference type, in which all are counted.
     """
 

@@ -21,7 +21,7 @@ def sizes_of(
     powers_of_two: its base gang, twice that, and so on (ElasticFlow, section 4.3: together with
         buddy allocation nothing is left over); else every count in its range.
     largest: also those that are no faster than a smaller one. Else the counts end where one more
-        step makes the job slower, as far as its profile tells.
+        step makes the job slower, as far as its profile shows.
     """
     sizes: list[int] = []
     size = job.workers.min

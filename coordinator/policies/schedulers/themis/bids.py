@@ -105,7 +105,7 @@ class Agent:
     def least(self, places: Mapping[NodeName, int]) -> Bundle | None:
         """The smallest of its bids that is better than nothing, the best where several are.
 
-        A ladder grows, so the first demand alone tells it, unless that is of no use.
+        A ladder grows, so the first demand alone shows it, unless that is of no use.
         """
         found = self._better(islice(self._ladder(), 1), places) or self._bids(places)
         return found[0] if found else None
@@ -307,7 +307,7 @@ class Agent:
         """Nodes for one job: a running one stays where it is, others go on the fewest, close
         together.
 
-        Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`; it
+        The base gang and the oldest flexible workers of a running job stay, as in `carry_out`; it
         grows back into its own GPUs first. Where another job got some of these it does not grow: it
         has to leave them before it can have others.
         """

@@ -119,8 +119,8 @@ class AppRecord(Struct, array_like=True):
     area_s: integral of the number of apps when it was first seen. seen_at_s: when that was; None:
         at its submission.
     jobs: all of its jobs so far, also those that have ended.
-    granted_at_s: when it was last given GPUs, or had some of whoever decided before; None: never.
-    rho: as it was when they were given; infinite: somebody else gave them.
+    granted_at_s: when it was last given GPUs, or had some by an earlier policy; None: never.
+    rho: as it was when they were given; infinite: another policy gave them.
     """
 
     submitted_at_s: float

@@ -1,4 +1,4 @@
-"""Leases of Themis: which jobs hold GPUs until when, and what is auctioned when they end. Pure.
+"""Leases of Themis: which jobs hold GPUs until when, and which are auctioned when they end. Pure.
 
 A job whose lease is over gives its GPUs back to be auctioned. A job that a stop would set back
 keeps its base gang for another lease and gives its flexible workers back. Its app's rho counts the
