@@ -1,6 +1,6 @@
 """A coordinator that kills itself, as kill -9 would, at one exact point of one job's submit.
 
-Run by tests/cell/test_submit_points.py as a process of a real cell. Must not differ from
+Run by tests/live/cell/test_submit_points.py as a process of a real cell. Must not differ from
 `coordinator.service.daemon` in anything else.
 """
 

@@ -1,6 +1,6 @@
 """The demo's training job, but it goes on until the test lets it end.
 
-Run as a job of tests/cell/test_policies.py, in a gang of one. Must not differ from
+Run as a job of tests/live/cell/test_policies.py, in a gang of one. Must not differ from
 `coordinator.demo.worker` in anything else.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 from common.model import JobState
 from coordinator.demo.cell import COORDINATOR
-from tests.cell.house import is_alive, running_cell
+from tests.live.cell.house import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from common.api import Describe, Description
 from common.model import JobState, PrerunSpec, RetrySpec
-from tests.cell.house import running_cell
+from tests.live.cell.house import running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

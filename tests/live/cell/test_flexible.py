@@ -13,7 +13,7 @@ import pytest
 
 from common.api import Describe, Description, Done, Operate
 from common.model import JobState
-from tests.cell.house import House, running_cell
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from common.messages import WorkerPhase
 from common.model import JobState
-from tests.cell.house import is_alive, running_cell
+from tests.live.cell.house import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.model import CheckpointSpec, JobState, NodeRole
-from tests.cell.house import PERIODS, running_cell
+from tests.live.cell.house import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ import pytest
 from common.model import JobState, NodeRole
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import Periods
-from tests.cell.house import PERIODS, is_alive, running_cell
+from tests.live.cell.house import PERIODS, is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

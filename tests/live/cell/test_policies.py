@@ -15,8 +15,8 @@ from common.model import JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import coordinator_toml
 from coordinator.policies.registry import COMPARED
-from tests.cell import patient_worker
-from tests.cell.house import PATIENCE_S, PERIODS, House, running_cell
+from tests.live.cell import patient_worker
+from tests.live.cell.house import PATIENCE_S, PERIODS, House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

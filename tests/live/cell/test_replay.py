@@ -11,7 +11,7 @@ from common.model import JobState, NodeRole
 from coordinator.engine.record import decision_bytes
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Resize, Start
 from coordinator.sim.run.replay import replay
-from tests.cell.house import PERIODS, House, running_cell
+from tests.live.cell.house import PERIODS, House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from common.model import NodeRole
 from coordinator.demo.cell import ROUTER
 from coordinator.demo.server_ctl import Files, running_pid
 from tests.agent.worker_house import kill
-from tests.cell.house import House, running_cell
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

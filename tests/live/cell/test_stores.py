@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.api import GetLogs, Logs
 from common.model import STORE_INDEX, JobState, RendezvousSpec, WorkerRange
 from tests.agent.store_house import KEY_VALUE_STORE
-from tests.cell.house import is_alive, running_cell
+from tests.live.cell.house import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

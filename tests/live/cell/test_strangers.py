@@ -14,7 +14,7 @@ import pytest
 from agent.gpu.fake.fleet import fake_uuid
 from common.api import Describe, Description
 from common.model import GpuUuid, NodeRole
-from tests.cell.house import House, running_cell
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -16,9 +16,9 @@ from coordinator.demo.cell import COORDINATOR, MARKER
 from coordinator.demo.plan import coordinator_toml
 from coordinator.demo.supervise import Unit
 from coordinator.engine.state.events import JobSubmitted
-from tests.cell import fatal_coordinator
-from tests.cell.fatal_coordinator import Point
-from tests.cell.house import House, running_cell
+from tests.live.cell import fatal_coordinator
+from tests.live.cell.fatal_coordinator import Point
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.model import JobState
 from coordinator.policies.contract.decisions import Resume, Suspend
-from tests.cell.house import House, running_cell
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

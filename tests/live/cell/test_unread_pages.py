@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from common.api import Describe, Description, Events, GetEvents, UnknownLoadRow
 from common.model import NodeRole
-from tests.cell.house import House, running_cell
+from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 

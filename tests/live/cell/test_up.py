@@ -26,7 +26,7 @@ from coordinator.demo.supervise import mentioning, sweep
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 60.0
 LOOK_S = 0.2
 EMPTY = ("--no-workload", "--nodes", "1+0")
