@@ -22,13 +22,13 @@ from common.profile import JobProfile
 from coordinator.engine.reach import shortened
 from coordinator.engine.state.events import GpuFact
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.registry import POLICIES
 from coordinator.service.api import explain
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
 from tests.engine.house import CHAT, House
 from tests.policies.counted_calls import calls
+from tests.policies.families import FAMILIES
 
 GPUS = 8
 JOBS = 6
@@ -84,7 +84,7 @@ def _played(name: str, *, most: int, points: int) -> tuple[int, dict[str, object
     return count, {job_id: (job.state, job.running_workers) for job_id, job in jobs.items()}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_job_costs_a_policy_no_more_than_the_gpus_that_there_are(name: str) -> None:
     """Under every policy jobs of 1:100000 workers with long speed-up tables cost a cell of 8 GPUs
     hardly more calls than jobs of 1:8, and are decided alike."""

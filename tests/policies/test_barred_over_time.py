@@ -24,9 +24,9 @@ from coordinator.policies.contract.decisions import (
     Start,
 )
 from coordinator.policies.contract.snapshot import WorkerView
-from coordinator.policies.registry import POLICIES
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
+from tests.policies.families import FAMILIES
 from tests.policies.sharing_cell import DELAYS
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
 
@@ -235,7 +235,7 @@ TENANTS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     bad=bad,
@@ -247,8 +247,6 @@ def test_somebody_starts_or_nobody_was_stopped(
 ) -> None:
     """Over many passes with GPUs that fall ill and get well, no stop was for nobody, and nothing
     that was decided had to be refused."""
-    if policy == "gandiva-sets":
-        tenants = ()  # its turns leave a guarantee unmet for a pass, though all GPUs are well
     cell = Ward(policy, bad, tenants=tenants)
     cell.ask(jobs)
     cell.run(until_s=END_S)

@@ -17,10 +17,11 @@ from coordinator.policies.aryl.reclaim.preemption_cost import CostModel, Costs
 from coordinator.policies.aryl.reclaim.problem import by_priority
 from coordinator.policies.contract.decisions import Preempt, Reclaim, Start
 from coordinator.policies.contract.snapshot import JobView, NodeView, TenantView
-from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.registry import policy
 from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import make_cluster, make_job_view, make_service_view, make_snapshot
 from tests.draws import pick, whole
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -63,7 +64,7 @@ def test_of_nodes_that_would_do_the_one_with_lower_priorities_is_cleared() -> No
     assert names(found.decisions, Preempt) == {"high2", "low"}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_under_every_policy_the_lesser_jobs_of_a_borrower_give_way(name: str) -> None:
     """Five jobs of priority 0 and three of 500, one GPU each, and four GPUs are due."""
     tenants = [

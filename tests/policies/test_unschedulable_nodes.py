@@ -11,10 +11,10 @@ from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
-from coordinator.policies.registry import POLICIES
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.policies.families import FAMILIES
 
 CUT_S = 200.0
 SOON_S = 720.0
@@ -58,7 +58,7 @@ class Cut(Simulation):
 
 @pytest.mark.parametrize("tenants", [(), TENANTS], ids=["alone", "tenants"])
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "cordoned"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_a_job_starts_on_a_healthy_node_whatever_runs_on_one_that_takes_nobody(
     policy: str, is_lost: bool, tenants: tuple[TenantSettings, ...]
 ) -> None:

@@ -11,8 +11,9 @@ from common.model import JobId
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
-from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
 
@@ -43,7 +44,7 @@ def started(
 
 @pytest.mark.parametrize("covered_gpus", [0, 1])
 @pytest.mark.parametrize("of_large", ["c", "d"])
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES))
+@pytest.mark.parametrize("policy", sorted(set(FAMILIES) - ROUNDS - LINES))
 def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for(
     policy: str, of_large: str, covered_gpus: int
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for
     assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES - {"philly"}))
+@pytest.mark.parametrize("policy", sorted(set(FAMILIES) - ROUNDS - LINES - {"philly"}))
 def test_a_larger_one_that_is_refused_uses_up_no_room_of_its_tenant(policy: str) -> None:
     """Its tenant may use two GPUs, and the larger one, which is refused, would be both. (Under
     `philly` it holds the free one meanwhile.)"""
@@ -74,7 +75,7 @@ def test_a_larger_one_that_is_refused_uses_up_no_room_of_its_tenant(policy: str)
 
 
 @pytest.mark.parametrize("deadline_s", [None, 1500.0, 2500.0])
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+@pytest.mark.parametrize("policy", sorted(set(FAMILIES) - ROUNDS))
 def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_large_it_might_be(
     policy: str, deadline_s: float | None
 ) -> None:
@@ -90,7 +91,7 @@ def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_larg
     assert started(policy, tenants, jobs)[JobId("a2")] <= 100.0 + SOON_S
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+@pytest.mark.parametrize("policy", sorted(set(FAMILIES) - ROUNDS))
 def test_a_team_within_its_guarantee_goes_before_an_outsider_s_gang_though_a_sibling_borrows(
     policy: str,
 ) -> None:

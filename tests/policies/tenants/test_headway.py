@@ -9,13 +9,13 @@ from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.quota_guard import blocked
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -33,7 +33,7 @@ IN_LINE = {"sjf", "aryl", "tetris", "foresight", "srtf", "fifo-skip"}
 """They start what is small or short while a large job waits, and nobody goes on in rounds."""
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_a_stop_whose_beneficiary_gives_way_to_the_stopped_tenant_is_not_decided_again_and_again(
     policy: str,
 ) -> None:

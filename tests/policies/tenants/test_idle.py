@@ -28,6 +28,7 @@ from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -83,7 +84,7 @@ BEHIND = halves(
 # --- under every policy -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_a_borrower_s_gang_that_cannot_start_keeps_no_job_within_a_guarantee_waiting(
     policy: str,
 ) -> None:

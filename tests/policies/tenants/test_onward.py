@@ -30,6 +30,7 @@ from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -317,7 +318,7 @@ def test_a_stop_for_workers_that_are_given_back_again_is_not_made() -> None:
 # --- played ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy_name", sorted(POLICIES))
+@pytest.mark.parametrize("policy_name", FAMILIES)
 def test_a_gang_and_smaller_jobs_of_others_do_not_take_turns_for_ever(policy_name: str) -> None:
     """On the engine: by its order the gang precedes `c`, and `b` it only if `b` stays."""
     tenants = (TenantSettings(name="a", guarantee_gpus=4), TenantSettings(name="b"))

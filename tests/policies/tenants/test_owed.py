@@ -17,6 +17,7 @@ from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_node_view, make_snapshot
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -38,7 +39,7 @@ IN_TURN = {"gandiva-sets", "las", "themis-lp"}
 # --- in bounded time ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_a_guarantee_is_met_though_the_borrower_still_starts_and_nothing_else_happens(
     policy: str,
 ) -> None:

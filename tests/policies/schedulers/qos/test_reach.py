@@ -10,10 +10,10 @@ from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -71,7 +71,7 @@ def test_growth_that_a_limit_forbids_keeps_no_gpu_from_others(
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_two_that_a_limit_lets_run_one_by_one_are_both_in_time(policy: str, limits: str) -> None:
     """Beside GPUs on which both would fit. Who waits for its tenant's limit is told so."""
     played = Cell(policy, LIMITS[limits], nodes=1, check=True)
