@@ -29,7 +29,7 @@ settings.load_profile("gate")
 
 
 HERE = Path(__file__).parent
-COMPUTING = {"engine", "policies", "sim", "workloads"}
+COMPUTING = {"engine", "policies", "properties", "sim", "workloads"}
 """Areas of tests that wait for nothing."""
 
 LIVE = "live"

@@ -17,7 +17,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.losing import gone_report, lend
-from tests.engine.test_safety import DELAYS, Op, often, perform, steps
+from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 
 T0, I0 = NodeName("t0"), NodeName("i0")
 SUBMITTED_S = 20.0

@@ -20,7 +20,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, Policy
-from tests.policies.safety import (
+from tests.properties.safety import (
     among,
     careful_reclaim,
     every_reclaim,

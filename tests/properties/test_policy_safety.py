@@ -23,7 +23,8 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import Policy
-from tests.policies.safety import (
+from tests.policies.tenant_books import shared_cells
+from tests.properties.safety import (
     Ledger,
     among,
     every_policy,
@@ -32,7 +33,6 @@ from tests.policies.safety import (
     scaling_policy,
     settle,
 )
-from tests.policies.tenant_books import shared_cells
 from tests.strategies import snapshots
 
 pytestmark = pytest.mark.slow

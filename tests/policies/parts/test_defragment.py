@@ -20,7 +20,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.policies.safety import Ledger
+from tests.properties.safety import Ledger
 
 START_S, RESTART_S, RESIZE_S, GRACE_S = 10.0, 30.0, 20.0, 5.0
 WHOLE_S = START_S + RESTART_S + GRACE_S
