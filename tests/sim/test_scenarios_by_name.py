@@ -171,7 +171,7 @@ def test_every_scenario_runs_to_its_last_job(name: str) -> None:
         day = small(60, is_dense=False)
         workload = scene.shape(structs.replace(day, jobs=day.jobs[::4]), 1)
     else:
-        workload = scene.shape(small(30), 1)
+        workload = scene.shape(small(16), 1)
     found = play(workload, options, clock=SystemClock())
     assert found.result.jobs == len(workload.jobs) > 0
 

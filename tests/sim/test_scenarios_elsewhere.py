@@ -13,13 +13,13 @@ from common.errors import ConfigError
 from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.sim.run.build import RunOptions, Stage
 from coordinator.sim.run.play import Run, play
-from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
+from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 from tests.sim.small import small
 
-NAMES = sorted({*SCENES, *(f"{family}-20" for family in FAMILIES)})
 PLAYED = ("advanced", "heterogeneous", "ideal", "naive-ideal", "elastic-40", "checkpoint-50")
-
+NAMES = (*PLAYED, "baseline", "basic", "wrong-20", "bootstrap-ideal-1", "elasticflow-8a")
+"""Scenarios that shape jobs in different ways; others differ from these by a share or a policy."""
 
 Group = tuple[int, int, str, str]
 """Count, GPUs of a node, GPU type, pool."""
