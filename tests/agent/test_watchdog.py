@@ -19,6 +19,7 @@ from tests.agent.bench import key, lease, order
 from tests.agent.daemon_house import DaemonHouse, lend, make_daemon_house
 from tests.agent.stalling_agent import STALL
 from tests.fakes import FakeClock
+from tests.tables import each_row
 
 R = NodeRole
 house = pytest.fixture(make_daemon_house)
@@ -33,7 +34,7 @@ LIMITS = {
 """The duty that cannot get on at a place, and the time that it may take there."""
 
 
-@pytest.mark.parametrize("place", LIMITS)
+@each_row("place", LIMITS)
 async def test_an_agent_with_a_duty_that_gets_nowhere_feeds_no_watchdog(place: str) -> None:
     """Whatever else goes on: the duty is named, and it is over as soon as it gets on."""
     duty, limit_s = LIMITS[place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobSpec, JobState, WorkerRange
@@ -12,6 +11,7 @@ from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.aryl.reclaim.preemption_cost import LEAST_WAIT_S, Costs
 from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ratio
 from tests.builders import make_job_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 
 def spec(*, expected_runtime_s: float | None = None) -> JobSpec:
@@ -44,7 +44,7 @@ def test_what_the_engine_writes_is_known_to_policies() -> None:
         assert late_ratio(text) == LATE_RATIOS.get(source)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "latest_s"),
     [
         ("live progress", 125.0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -29,6 +28,7 @@ from coordinator.workloads.records import SpeedUp
 from tests.engine.house import CHAT, House
 from tests.policies.counted_calls import calls
 from tests.policies.families import FAMILIES
+from tests.tables import each_row
 
 GPUS = 8
 JOBS = 6
@@ -84,7 +84,7 @@ def _played(name: str, *, most: int, points: int) -> tuple[int, dict[str, object
     return count, {job_id: (job.state, job.running_workers) for job_id, job in jobs.items()}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_row("name", FAMILIES)
 def test_a_job_costs_a_policy_no_more_than_the_gpus_that_there_are(name: str) -> None:
     """Under every policy jobs of 1:100000 workers with long speed-up tables cost a cell of 8 GPUs
     hardly more calls than jobs of 1:8, and are decided alike."""

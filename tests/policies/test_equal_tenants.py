@@ -14,6 +14,7 @@ from coordinator.policies.registry import policy as named
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")
 """Policies that serve the tenant that has least."""
@@ -67,7 +68,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
     return Counter(job.tenant for job in jobs if job.state != JobState.PENDING)
 
 
-@pytest.mark.parametrize("policy", BY_THE_TREE)
+@each_row("policy", BY_THE_TREE)
 def test_equals_take_turns(policy: str) -> None:
     """Three tenants on two GPUs: where all have none of a GPU that comes free the one whose job
     waits for longest has it, so that nobody stands behind the same two for ever."""
@@ -76,7 +77,7 @@ def test_equals_take_turns(policy: str) -> None:
     assert max(found.values()) - min(found[each.name] for each in FLAT) <= 1
 
 
-@pytest.mark.parametrize("policy", BY_THE_TREE)
+@each_row("policy", BY_THE_TREE)
 def test_teams_of_a_small_organisation_take_turns(policy: str) -> None:
     """Its part is less than a GPU for each of its three teams, and its sibling weighs far more."""
     found = started(policy, NESTED)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pytest
-
 from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
@@ -15,6 +13,7 @@ from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.simulation import Simulation, Submission
 from tests.policies.families import FAMILIES
+from tests.tables import each_row
 
 CUT_S = 200.0
 SOON_S = 720.0
@@ -56,9 +55,9 @@ class Cut(Simulation):
                 self.starts.setdefault(str(each.job_id), self.loop.now_s)
 
 
-@pytest.mark.parametrize("tenants", [(), TENANTS], ids=["alone", "tenants"])
-@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "cordoned"])
-@pytest.mark.parametrize("policy", FAMILIES)
+@each_row("tenants", [(), TENANTS], ids=["alone", "tenants"])
+@each_row("is_lost", [True, False], ids=["lost", "cordoned"])
+@each_row("policy", FAMILIES)
 def test_a_job_starts_on_a_healthy_node_whatever_runs_on_one_that_takes_nobody(
     policy: str, is_lost: bool, tenants: tuple[TenantSettings, ...]
 ) -> None:

@@ -29,6 +29,7 @@ from coordinator.sim.run.simulation import Submission
 from tests.policies.families import FAMILIES
 from tests.policies.sharing_cell import DELAYS
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
+from tests.tables import each_row
 
 ILL_AT_S, WELL_AT_S, END_S = 100.0, 700.0, 1500.0
 LOOK_S = DELAYS.stop_s / 5
@@ -149,8 +150,8 @@ RIVALS = [
 ]
 
 
-@pytest.mark.parametrize("is_stranger", [False, True])
-@pytest.mark.parametrize("rival", RIVALS, ids=lambda each: f"{each.policy}-{len(each.tenants)}")
+@each_row("is_stranger", [False, True])
+@each_row("rival", RIVALS)
 def test_nobody_is_stopped_for_a_job_that_needs_a_barred_gpu_too(
     rival: Rival, *, is_stranger: bool
 ) -> None:

@@ -13,6 +13,7 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.registry import POLICIES
 from coordinator.sim.run.cluster import Delays
 from tests.policies.tenant_passes import CONCAVE, TENANTS, Asked, Cell, asked, trees
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -192,7 +193,7 @@ def played(
     return cell
 
 
-@pytest.mark.parametrize("policy", sorted(SHRINKING))
+@each_row("policy", sorted(SHRINKING))
 def test_what_a_job_left_for_nobody_is_not_another_tenant_s_a_pass_later(policy: str) -> None:
     """It is not left at all: nothing is lost, and nothing that the tenant is due lies idle."""
     books = played(policy, SHRINKING[policy]).books

@@ -24,6 +24,7 @@ from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.keeper_house import CLOCK, KeeperHouse, make_keeper_house
 from tests.agent.worker_house import kill, rss_bytes
+from tests.tables import each_row
 
 house = pytest.fixture(make_keeper_house)
 
@@ -107,11 +108,10 @@ def test_a_keeper_looks_often_and_fires_on_time() -> None:
     assert nap_s(None, "this", 100.0) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["", "[]", "{}", '{"boot_id":"b","fire_at_s":1,"argv":[]}', '{"boot_id":"b","argv":["x"]}',
      '{"boot_id":"b","fire_at_s":"soon","argv":["x"]}', "[" * 200_000],
-    ids=str.__len__,
 )  # fmt: skip
 def test_a_file_that_does_not_fit_asks_for_nothing(tmp_path: Path, text: str) -> None:
     """Half an order never fires."""

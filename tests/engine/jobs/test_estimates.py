@@ -21,6 +21,7 @@ from common.model import (
 from common.profile import JobProfile
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
+from tests.tables import each_row
 
 JOB = JobId("j")
 WORK_S = 1000.0
@@ -74,7 +75,7 @@ def say(job: JobEntry, step: int, now_s: float) -> None:
     estimates.measure(job, now_s)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("done", "left"), [(0.5, 0.5), (0.96, 0.05), (1.0, 0.05), (1.04, 0.05), (1.3, 0.3), (2.0, 1.0)]
 )
 def test_a_job_that_outlives_its_estimate_has_as_much_left_as_it_ran_over(

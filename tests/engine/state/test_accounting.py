@@ -14,6 +14,7 @@ from coordinator.engine.state.accounting import (
     queueing_s,
 )
 from coordinator.engine.state.tables import ClusterState, JobEntry
+from tests.tables import each_row
 
 SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
 
@@ -49,7 +50,7 @@ FAILED = entry(
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "waited_s"),
     [(WAITS, 60.0), (RUNS, 20.0), (AGAIN, 15.0), (DONE, 10.0), (GIVEN_UP, 30.0), (FAILED, 1.0)],
 )
@@ -81,7 +82,7 @@ def test_waits_count_until_the_instant_that_is_asked_for() -> None:
     assert figures(state(WAITS), now_s=190.0).queueing_s.mean == 90.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "deadline_s", "due", "met"),
     [
         (DONE, 40.0, 1, 1),  # it took just that

@@ -19,6 +19,7 @@ from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
 from tests.policies.tenants.test_idle import BEHIND, gang, halves
+from tests.tables import each_row
 
 # --- what others do not lend --------------------------------------------------------------------
 
@@ -30,7 +31,7 @@ KEPT = (
 )
 
 
-@pytest.mark.parametrize("policy", FAMILIES)
+@each_row("policy", FAMILIES)
 def test_a_job_that_a_team_s_lending_limit_forbids_keeps_no_borrower_from_starting(
     policy: str,
 ) -> None:

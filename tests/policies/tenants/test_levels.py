@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,11 +16,12 @@ from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import NODE_GPUS, Asked
 from tests.policies.tenants.test_free_gpus import started
+from tests.tables import each_row
 
 SOON_S = 60.0
 
 
-@pytest.mark.parametrize("policy", FAMILIES)
+@each_row("policy", FAMILIES)
 def test_siblings_and_outsiders_give_together(policy: str) -> None:
     """All of the organisation's guarantee is the team's, and a sibling uses half of it: no outsider
     owes the team anything until that is stopped, and it alone is not enough."""

@@ -22,6 +22,7 @@ from coordinator.sim.run.simulation import Simulation, Submission
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 often = settings(max_examples=100, deadline=None)
@@ -41,7 +42,7 @@ def full_but_for(gpus: int, *waiting: JobView, tenants: tuple[TenantView, ...]) 
     return cell(*running, *waiting, tenants=tenants)
 
 
-@pytest.mark.parametrize("policy", ["fifo", *STAYING])
+@each_row("policy", ["fifo", *STAYING])
 def test_who_has_its_share_waits_for_who_has_not(policy: str) -> None:
     """`b` has twelve of sixteen GPUs and its job is older and shorter; `a` has none: `a` starts."""
     own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
@@ -49,7 +50,7 @@ def test_who_has_its_share_waits_for_who_has_not(policy: str) -> None:
     assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"a1"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", *(name for name in STAYING if name != "philly")])
+@each_row("policy", ["fifo", *(name for name in STAYING if name != "philly")])
 def test_what_nobody_below_its_share_can_use_goes_to_the_others(policy: str) -> None:
     """The job of `a` needs a whole node and there is none: the four GPUs do not wait for it.
 
@@ -61,7 +62,7 @@ def test_what_nobody_below_its_share_can_use_goes_to_the_others(policy: str) -> 
     assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"b1"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "aryl:reservation_after_s=1e9", "tiresias"])
+@each_row("policy", ["fifo", "sjf", "aryl:reservation_after_s=1e9", "tiresias"])
 def test_what_is_left_after_turns_is_used_in_the_same_pass(policy: str) -> None:
     """Of eight GPUs `a` gets four, as its other job needs a node, and the first of `b` the rest.
 
@@ -74,7 +75,7 @@ def test_what_is_left_after_turns_is_used_in_the_same_pass(policy: str) -> None:
     assert names(decisions, Start) == {"a1", "b0"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "aryl", "tiresias", "gandiva", "philly"])
+@each_row("policy", ["fifo", "sjf", "aryl", "tiresias", "gandiva", "philly"])
 def test_guarantees_come_first_and_the_rest_by_weight(policy: str) -> None:
     """64 GPUs, 8 guaranteed to each, weights 3 : 1, the lighter one first in line: 44 and 20."""
     line = [waits(f"b{n:02d}", "b", 1, submitted_at_s=-50.0) for n in range(64)]
@@ -105,7 +106,7 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
     assert turn not in why[JobId("a1")]
 
 
-@pytest.mark.parametrize("policy", ["fifo", *STAYING])
+@each_row("policy", ["fifo", *STAYING])
 def test_siblings_share_alike_where_no_weight_is_set(policy: str) -> None:
     """`b` has twelve of the sixteen GPUs of their parent, and its job is older and shorter."""
     own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
@@ -140,7 +141,7 @@ def test_a_policy_that_divides_by_weight_itself_is_left_alone() -> None:
     assert names(POLICIES["sjf"].allocate(snapshot, b"").decisions, Start) == {"a9"}
 
 
-@pytest.mark.parametrize("name", ["drf", "mesos", "yarn-fair", "yarn-capacity"])
+@each_row("name", ["drf", "mesos", "yarn-fair", "yarn-capacity"])
 def test_nobody_waits_for_a_turn_that_its_policy_does_not_give(name: str) -> None:
     """Those policies name their own reasons, and none of them is the shared rule."""
     full = full_but_for(0, waits("b1", "b", 4), waits("a1", "a", 4), tenants=(A3, B1))
@@ -307,7 +308,7 @@ def mean_use(policy: str, tenants: tuple[TenantSettings, ...], seed: int) -> dic
 
 
 @slow
-@pytest.mark.parametrize(
+@each_row(
     "policy", ["fifo", "sjf", "srtf", "aryl", "tiresias", "themis", "gandiva", "philly", "qos"]
 )
 def test_a_backlog_settles_at_the_weights(policy: str) -> None:

@@ -26,6 +26,7 @@ from coordinator.sim.run.play import Run, RunResult, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.stall_detection import UnfinishedError
 from tests.sim.small import small, write_few
+from tests.tables import each_row
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,7 @@ def test_dask_needs_its_scheduler_s_address(few: str) -> None:
 # --- means --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("degrees", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042)]
 )
 def test_student_s_t_is_that_of_the_tables(degrees: int, t: float) -> None:
