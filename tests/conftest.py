@@ -104,8 +104,8 @@ class _Kind(Enum):
 
 def _kind(item: pytest.Item) -> _Kind:
     area = _area(item.path)
-    if area == LIVE and item.get_closest_marker("nats") is not None:
-        return _Kind.CELL
+    if area == LIVE and item.path.parent.name in (LIVE, "cell"):
+        return _Kind.CELL if item.get_closest_marker("nats") is not None else _Kind.OTHER
     if area in COMPUTING:
         return _Kind.COMPUTES
     return _Kind.OTHER if item.get_closest_marker("slow") is None else _Kind.WAITS

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 PATIENCE_S = 60.0
 DENIED = EXIT_CODES[ApiErrorCode.DENIED]
-TLS = Path(__file__).parents[1] / "data/tls"
+TLS = Path(__file__).parents[2] / "data/tls"
 CA = str(TLS / "cert.pem")
 
 
