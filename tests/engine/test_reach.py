@@ -10,7 +10,6 @@ from common.model import (
     GpuRequest,
     GpuUuid,
     JobId,
-    JobSpec,
     Mode,
     NodeName,
     NodeRole,
@@ -25,6 +24,7 @@ from coordinator.service.api import explain
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
+from tests.builders import make_spec
 from tests.engine.house import CHAT, House
 from tests.policies.counted_calls import calls
 from tests.policies.families import FAMILIES
@@ -50,10 +50,9 @@ def _submit(
     sim: Simulation, index: int, *, most: int, points: int = 0, gpu: GpuRequest | None = None
 ) -> None:
     """An elastic job of 1 to `most` workers; each other one has a deadline, and is of an app."""
-    spec = JobSpec(
-        name=f"j{index}",
-        command=("train",),
-        workers=WorkerRange(min=1, max=most),
+    spec = make_spec(
+        f"j{index}",
+        workers=(1, most),
         gpu=gpu or GpuRequest(),
         expected_runtime_s=5000.0,
         deadline_s=20_000.0 if index % 2 else None,

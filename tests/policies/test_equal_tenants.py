@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy as named
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_spec, make_worker_view
 from tests.tables import each_row
 
 BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")
@@ -48,13 +48,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
         Submission(
             at_s=60.0 * number,
             job_id=JobId(f"{number:02d}-{owner}"),
-            spec=JobSpec(
-                name="j",
-                command=("train",),
-                workers=WorkerRange(min=1, max=1),
-                gpus_per_worker=1,
-                expected_runtime_s=300.0 + 7.0 * number,
-            ),
+            spec=make_spec(expected_runtime_s=300.0 + 7.0 * number),
             work_s=300.0 + 7.0 * number,
             tenant=owner,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from common.api import Describe, Description
 from common.failure_rules import read_rules
-from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
+from common.model import JobId, JobState, PrerunSpec
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain, rows
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
+from tests.builders import make_spec
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.engine.house import House, start, state
 from tests.engine.jobs.test_prerun import TIME_S, cell, submit
@@ -111,10 +112,9 @@ LARGER = "its gang of 2 workers with 16 GPUs"
 
 def larger(house: House, *, time_limit_s: float | None = None) -> JobEntry:
     """An elastic gang whose pre-run is on two GPUs, running there."""
-    spec = JobSpec(
-        name="gang",
-        command=("train",),
-        workers=WorkerRange(min=2, max=4),
+    spec = make_spec(
+        "gang",
+        workers=(2, 4),
         gpus_per_worker=8,
         expected_runtime_s=5000.0,
         time_limit_s=time_limit_s,

@@ -10,7 +10,6 @@ from common.model import (
     Checkpoint,
     GpuRequest,
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     Progress,
@@ -21,6 +20,7 @@ from common.model import (
 from common.profile import JobProfile
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
+from tests.builders import make_spec
 from tests.tables import each_row
 
 JOB = JobId("j")
@@ -32,13 +32,7 @@ def entry(
     *, gpu_type: str = "V100", multiplier: dict[str, int] | None = None, workers: int = 1
 ) -> JobEntry:
     """A job of 1000 worker-seconds whose gang has run since instant 0."""
-    spec = JobSpec(
-        name="j",
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
-        gpus_per_worker=1,
-        gpu=GpuRequest(worker_multiplier=multiplier or {}),
-    )
+    spec = make_spec(gpu=GpuRequest(worker_multiplier=multiplier or {}))
     return JobEntry(
         job_id=JOB,
         spec=spec,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from common.model import JobId, JobSpec, JobState, WorkerRange
+from common.model import JobId, JobState
 from coordinator.engine.state.accounting import (
     Durations,
     ReclaimTimes,
@@ -14,9 +14,10 @@ from coordinator.engine.state.accounting import (
     queueing_s,
 )
 from coordinator.engine.state.tables import ClusterState, JobEntry
+from tests.builders import make_spec
 from tests.tables import each_row
 
-SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
+SPEC = make_spec()
 
 
 def entry(job_id: str, **changes: object) -> JobEntry:

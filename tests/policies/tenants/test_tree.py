@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
+from common.model import JobId, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
@@ -21,7 +21,7 @@ from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_node_view, make_snapshot
+from tests.builders import make_node_view, make_snapshot, make_spec
 from tests.draws import pick
 from tests.policies.tenant_books import runs, waits
 from tests.tables import each_row
@@ -244,13 +244,7 @@ def mean_use(policy: str, weight: float) -> tuple[float, int]:
         Submission(
             at_s=float(number % 3),
             job_id=JobId(f"{owner}-{number:02d}"),
-            spec=JobSpec(
-                name="j",
-                command=("train",),
-                workers=WorkerRange(min=1, max=1),
-                gpus_per_worker=1,
-                expected_runtime_s=40.0 + number,
-            ),
+            spec=make_spec(expected_runtime_s=40.0 + number),
             work_s=40.0 + number,
             tenant=owner,
         )

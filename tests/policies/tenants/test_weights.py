@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
+from common.model import JobId, NodeName, Pool, Preemptibility
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Preempt, Start, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
@@ -19,6 +19,7 @@ from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
@@ -265,13 +266,7 @@ def backlog(seed: int) -> list[Submission]:
     made: list[Submission] = []
     for number in range(110):
         work_s = random.uniform(20.0, 100.0)
-        spec = JobSpec(
-            name=f"j{number}",
-            command=("train",),
-            workers=WorkerRange(min=1, max=1),
-            gpus_per_worker=1,
-            expected_runtime_s=work_s,
-        )
+        spec = make_spec(f"j{number}", expected_runtime_s=work_s)
         made.append(
             Submission(
                 at_s=random.uniform(0.0, 10.0),

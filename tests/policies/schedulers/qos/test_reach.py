@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -44,13 +45,7 @@ def starts(policy: str, tenants: tuple[TenantSettings, ...], deadline_s: float) 
         ("grows", "b", 0.0, (1, 4), 20000.0, deadline_s),
         ("fits", "c", 100.0, (3, 3), 600.0, None),
     ):
-        spec = JobSpec(
-            name=name,
-            command=("train",),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
-            expected_runtime_s=runs_s,
-            deadline_s=due_s,
-        )
+        spec = make_spec(name, workers=workers, expected_runtime_s=runs_s, deadline_s=due_s)
         work_s = workers[0] * runs_s
         job = Submission(at_s=at_s, job_id=JobId(name), spec=spec, work_s=work_s, tenant=tenant)
         played.submit([job])
