@@ -170,7 +170,7 @@ def test_every_scenario_runs_to_its_last_job(name: str) -> None:
     options = RunOptions(policy=scene.policy, has_delays=False, check=True)
     if name.startswith("bootstrap"):  # ten days of draws of a whole day; others need a queue
         day = small(60, is_dense=False)
-        workload = scene.shape(structs.replace(day, jobs=day.jobs[::4]), 1)
+        workload = scene.shape(structs.replace(day, jobs=day.jobs[::12]), 1)
     else:
         workload = scene.shape(small(16), 1)
     found = play(workload, options, clock=SystemClock())
