@@ -283,7 +283,7 @@ def test_within_two_percent_of_the_optimum_on_average(name: str, least_bound_rat
     far below."""
     found = best = bound = 0
     for node_count, wanted in ((24, 8), (40, 10)):
-        for seed in range(2):
+        for seed in range(4):
             problem = made(name, node_count, wanted, seed)
             if problem.wanted <= 0:
                 continue
