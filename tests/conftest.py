@@ -33,7 +33,8 @@ COMPUTING = {"engine", "policies", "properties", "sim", "workloads"}
 """Areas of tests that wait for nothing."""
 
 LIVE = "live"
-"""The area of tests that start daemons and servers as processes; the marker of its tests."""
+"""The area of tests that start daemons and servers as processes; the marker of its tests, and of
+those elsewhere that are slow because of a nats-server."""
 
 WAITS_PER_CELL = 15
 """How many times as long a test of a cell takes as another one that waits."""
@@ -54,7 +55,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     """Live tests are marked before others choose by markers; what is left gets its order."""
     for item in items:
-        if _area(item.path) == LIVE:
+        if _area(item.path) == LIVE or all(map(item.get_closest_marker, ("nats", "slow"))):
             item.add_marker(LIVE)
     found = yield
     items[:] = _in_parts(items)
