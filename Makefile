@@ -1,4 +1,5 @@
 # Two commands for a newcomer: `make up` runs a whole cell here, `make test` runs the tests.
+# `make test-live` runs the tests that start daemons and servers as processes, and `make test-all` both.
 # `make test-training` runs PyTorch's own training jobs on a cell. It needs a GB of packages of its own.
 # `make docs` builds the documentation as a site.
 # `make chaos` hurts a cell for an hour and writes docs/reliability.md.
@@ -13,13 +14,23 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-training test-serving chaos lint docs fuzz env cc clean
+.PHONY: up test test-live test-all test-training test-serving chaos lint docs fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
 
+# All that computes, and one test of a live cell: it lends, reclaims and ends a job.
+PYTEST = $(VENV)/bin/pytest -n 4 --dist worksteal
 test: env cc
-	$(VENV)/bin/pytest -n 4 --dist worksteal
+	$(PYTEST) -m "not live or smoke"
+
+# The other live tests, which wait most of their time.
+test-live: env cc
+	$(PYTEST) -m "live and not smoke"
+
+# Both in one run, where the ones compute while the others wait: shorter than one after the other.
+test-all: env cc
+	$(PYTEST)
 
 # Apart from ours: what jobs need is no dependency of Aryl. Where the index has CUDA builds only, name
 # one with builds for the CPU: make test-training TORCH_INDEX=URL

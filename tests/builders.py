@@ -1,12 +1,14 @@
-"""Views and snapshots with defaults for all that a test does not care about."""
+"""Specs, views and snapshots with defaults for all that a test does not care about."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from common.model import (
     GpuRequest,
     JobId,
+    JobSpec,
     JobState,
     Mode,
     NodeName,
@@ -27,6 +29,17 @@ from coordinator.policies.contract.snapshot import (
 
 NOW_S = 100_000.0
 SERVICE = ServiceName("chat")
+
+
+def make_spec(name: str = "j", *, workers: tuple[int, int] = (1, 1), **fields: Any) -> JobSpec:
+    """What a user submits: one command, by default on one worker of one GPU.
+
+    fields: of `JobSpec`, as they are.
+    """
+    least, most = workers
+    return JobSpec(
+        name=name, command=("train",), workers=WorkerRange(min=least, max=most), **fields
+    )
 
 
 def make_worker_view(

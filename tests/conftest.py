@@ -29,8 +29,12 @@ settings.load_profile("gate")
 
 
 HERE = Path(__file__).parent
-COMPUTING = {"engine", "policies", "sim", "workloads"}
+COMPUTING = {"engine", "policies", "properties", "sim", "workloads"}
 """Areas of tests that wait for nothing."""
+
+LIVE = "live"
+"""The area of tests that start daemons and servers as processes; the marker of its tests, and of
+those elsewhere that are slow because of a nats-server."""
 
 WAITS_PER_CELL = 15
 """How many times as long a test of a cell takes as another one that waits."""
@@ -47,7 +51,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Live tests are marked before others choose by markers; what is left gets its order."""
+    for item in items:
+        if _area(item.path) == LIVE or all(map(item.get_closest_marker, ("nats", "slow"))):
+            item.add_marker(LIVE)
+    found = yield
+    items[:] = _in_parts(items)
+    return found
+
+
+def _in_parts(items: list[pytest.Item]) -> list[pytest.Item]:
     """Tests that wait begin first, those of whole cells before all; the others compute.
 
     A long one that began last would be waited for alone, with both cores idle. So two thirds of the
@@ -76,7 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered: list[pytest.Item] = []
     for each in begun:
         ordered += [*each, *islice(rest, max(0, length - len(each)))]
-    items[:] = [*ordered, *computing[:alone], *rest]
+    return [*ordered, *computing[:alone], *rest]
 
 
 class _Kind(Enum):
@@ -90,8 +105,8 @@ class _Kind(Enum):
 
 def _kind(item: pytest.Item) -> _Kind:
     area = _area(item.path)
-    if area == "cell" or (area == "live" and item.get_closest_marker("nats") is not None):
-        return _Kind.CELL
+    if area == LIVE and item.path.parent.name in (LIVE, "cell"):
+        return _Kind.CELL if item.get_closest_marker("nats") is not None else _Kind.OTHER
     if area in COMPUTING:
         return _Kind.COMPUTES
     return _Kind.OTHER if item.get_closest_marker("slow") is None else _Kind.WAITS
@@ -99,8 +114,9 @@ def _kind(item: pytest.Item) -> _Kind:
 
 @cache
 def _area(path: Path) -> str:
-    """The directory of `tests` that a file is in; empty where it is in none."""
-    return path.parent.name if path.parent.parent == HERE else ""
+    """The directory of `tests` that a file is in or below; empty where it is in none."""
+    *directories, _ = path.relative_to(HERE).parts
+    return directories[0] if directories else ""
 
 
 @pytest.fixture

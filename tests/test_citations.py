@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from common.api import Status
 from coordinator.demo.workload import Run
 from coordinator.engine.state.accounting import Figures
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
@@ -22,7 +21,7 @@ FIGURES_OF_A_RUN = (
 ).partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("package", ["agent", "common", "coordinator", "tests"])
+@each_row("package", ["agent", "common", "coordinator", "tests"])
 def test_code_cites_only_pages_that_are_here(package: str) -> None:
     """A reader can open what a comment sends them to: pages by their path, none by a number."""
     texts = {path: path.read_text() for path in SOURCES if path.is_relative_to(ROOT / package)}

@@ -15,6 +15,7 @@ import pytest
 
 from tests.live.faults import DEFAULT_KINDS
 from tests.live.verdict import Broken
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -62,7 +63,7 @@ def test_generated_blocks_are_what_the_code_says() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name)
+@each_row("path", PAGES)
 def test_links_lead_somewhere(path: Path) -> None:
     """Every relative link of a page leads to a file, and to a heading of it where it names one."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
@@ -75,10 +76,9 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "path",
     [path for path in PAGES if path.is_relative_to(DOCS)],
-    ids=name,
 )
 def test_a_page_has_the_same_lists_in_the_repository_and_on_the_site(path: Path) -> None:
     """A blank line stands before a list, and what is below an item is indented by four spaces: the
@@ -91,7 +91,7 @@ def test_a_page_has_the_same_lists_in_the_repository_and_on_the_site(path: Path)
     assert re.findall(r"^ {1,3}(?:```|\|).*$", page, re.MULTILINE) == []
 
 
-@pytest.mark.parametrize("path", DECISIONS, ids=name)
+@each_row("path", DECISIONS)
 def test_a_decision_has_every_section(path: Path) -> None:
     """A decision says why, what, what else and at what price, on one screen."""
     page = path.read_text()

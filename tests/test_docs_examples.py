@@ -28,6 +28,7 @@ from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.settings import CoordinatorSettings
 from tests.agent.worker_house import WorkerHouse, make_house, make_order
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,10 +77,8 @@ def test_the_coordinator_s_example_is_a_settings_file(tmp_path: Path) -> None:
     assert settings.engine.return_s(service) <= service.reclaim_deadline_s
 
 
-@pytest.mark.parametrize(
-    "added", ["", "[server.metrics]", "[[server.instances]]", "[server.access]"]
-)
-@pytest.mark.parametrize("machine", ["A training node", "An inference node"])
+@each_row("added", ["", "[server.metrics]", "[[server.instances]]", "[server.access]"])
+@each_row("machine", ["A training node", "An inference node"])
 def test_the_agents_examples_are_settings_files(tmp_path: Path, machine: str, added: str) -> None:
     """Each node's file as it stands; an inference node's with what a page adds to it."""
     text = file_of(section_of(INSTALL, machine), "/etc/aryl/agent.toml")

@@ -24,6 +24,7 @@ from coordinator.cli.app import whole
 from coordinator.policies.knob_text import knobs
 from coordinator.policies.registry import POLICIES
 from coordinator.service.settings import CoordinatorSettings
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
@@ -125,7 +126,7 @@ def test_settings(kind: type[msgspec.Struct]) -> None:
     assert {key: bad for key, text in found.items() if (bad := problems(text))} == {}
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@each_row("name", POLICIES)
 def test_a_policy_and_its_knobs(name: str) -> None:
     """The line of the policies table, the parts, and the description of each knob."""
     made = POLICIES[name]

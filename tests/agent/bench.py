@@ -34,7 +34,6 @@ from common.model import (
     CheckpointSpec,
     GpuUuid,
     JobId,
-    JobSpec,
     Lease,
     LeaseId,
     NodeRole,
@@ -42,8 +41,8 @@ from common.model import (
     ServiceName,
     StopReason,
     WorkerKey,
-    WorkerRange,
 )
+from tests.builders import make_spec
 
 CHAT = ServiceName("chat")
 SERVER = ServerSettings(
@@ -87,10 +86,9 @@ def order(
     """An order for a worker of one process per GPU; for a rendezvous store, by a key of one."""
     return WorkerOrder(
         key=worker or key(),
-        spec=JobSpec(
-            name="train",
-            command=("true",),
-            workers=WorkerRange(min=1, max=4),
+        spec=make_spec(
+            "train",
+            workers=(1, 4),
             gpus_per_worker=max(1, len(gpus)),
             checkpoint=CheckpointSpec(grace_s=grace_s),
             stop_after_s=stop_after_s,

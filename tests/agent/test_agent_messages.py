@@ -28,6 +28,7 @@ from common.messages import (
 from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse, grant
 from tests.agent.bench import key, order
+from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
 
@@ -74,8 +75,8 @@ SPOILINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", SPOILINGS)
-@pytest.mark.parametrize("subject", list(_good()), ids=["desired", "ledger", "logs"])
+@each_row("how", SPOILINGS)
+@each_row("subject", list(_good()), ids=["desired", "ledger", "logs"])
 async def test_a_bad_message_is_counted_and_dropped_and_changes_nothing(
     subject: str, how: str
 ) -> None:
@@ -147,7 +148,7 @@ async def test_a_question_to_another_node_is_not_answered(kind: str) -> None:
         assert house.agent.bad_messages == 1
 
 
-@pytest.mark.parametrize("how", ["garbage", "wrong nonce", "other lease", "oversized", "version"])
+@each_row("how", ["garbage", "wrong nonce", "other lease", "oversized", "version"])
 async def test_a_bad_answer_to_a_renewal_prolongs_nothing(how: str) -> None:
     """The TTL runs on as if nobody had answered, and the node goes home."""
 

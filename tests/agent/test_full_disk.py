@@ -31,6 +31,7 @@ from tests.agent.bench import Bench, key, lease, order, settings
 from tests.agent.full_disk import Writes
 from tests.agent.node_house import House
 from tests.agent.worker_house import PATIENCE_S
+from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
 FULL = "no space left"
@@ -47,7 +48,7 @@ def memory(generation: int) -> Memory:
 # --- the ledger -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("room_bytes", [0, 1, 7, 8, 9, 100])
+@each_row("room_bytes", [0, 1, 7, 8, 9, 100])
 async def test_a_save_that_failed_costs_neither_the_one_before_nor_the_one_after(
     tmp_path: Path, room_bytes: int
 ) -> None:
@@ -149,7 +150,7 @@ async def test_what_was_on_disk_before_is_not_taken_for_written_after_a_failure(
             await ledger.save(memory(generation))
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+@each_row("error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
 async def test_a_ledger_that_cannot_be_written_is_read_and_says_so_with_the_first_save(
     tmp_path: Path, error: int
 ) -> None:
@@ -382,7 +383,7 @@ async def test_a_loan_is_not_begun_on_a_full_disk() -> None:
     assert "unroute" not in house.machine.commands[len(commands) :]
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 4, 5])
+@each_row("turns", [1, 2, 3, 4, 5])
 async def test_a_drain_turns_back_when_the_disk_fills_up(turns: int) -> None:
     """Wherever it was: the node ends up serving, with its server up and routed."""
     house = House(inference=True)

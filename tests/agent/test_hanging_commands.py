@@ -21,6 +21,7 @@ from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import SERVER, Bench, lease, settings
 from tests.agent.worker_house import PATIENCE_S, is_alive
 from tests.fakes import FakeClock
+from tests.tables import each_row
 
 TTL_S, DEVICE_FREE_S = 30.0, 20.0
 STEP_S = 1.0
@@ -145,8 +146,8 @@ def ended_after_s(bench: Bench, within_s: float) -> float:
     return bench.now_s - began_at_s
 
 
-@pytest.mark.parametrize("hangs", [HookKind.START, HookKind.ROUTE])
-@pytest.mark.parametrize(("left_s", "ended_s"), [(40.0, 35.0), (10.0, 5.0), (6.0, 3.0)])
+@each_row("hangs", [HookKind.START, HookKind.ROUTE])
+@each_row(("left_s", "ended_s"), [(40.0, 35.0), (10.0, 5.0), (6.0, 3.0)])
 def test_what_hangs_on_the_way_home_is_tried_again_in_time(
     hangs: HookKind, left_s: float, ended_s: float
 ) -> None:

@@ -18,6 +18,7 @@ from common.messages import (
 from common.model import STORE_INDEX, JobId, NodeRole, StopReason, WorkerKey
 from tests.agent.bench import key, lease, order, settings
 from tests.agent.node_house import House
+from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
 
@@ -138,7 +139,7 @@ async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() 
 # --- a hung agent -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("after_s", "ttl_s", "expected_s"),
     [(10.0, None, 10.0), (10.0, 30.0, 10.0), (10.0, 12.0, 6.0), (10.0, 1.0, 2.0), (3.0, 30.0, 3.0)],
 )

@@ -12,6 +12,7 @@ import pytest
 from agent.core.state import first_memory
 from agent.storage.ledger import Ledger, exclusive
 from tests.agent.bench import settings
+from tests.tables import each_row
 
 CLOSED = 0o600
 NAMES = ("ledger", "ledger.current", "ledger.torn", "lock")
@@ -47,7 +48,7 @@ async def test_ledger_and_lock_are_made_for_their_account_alone(tmp_path: Path) 
     assert modes(tmp_path) == {"ledger": CLOSED, "ledger.current": CLOSED, "lock": CLOSED}
 
 
-@pytest.mark.parametrize("open_to_others", ["ledger", "lock", "ledger.new", "ledger.torn"])
+@each_row("open_to_others", ["ledger", "lock", "ledger.new", "ledger.torn"])
 async def test_files_that_others_may_read_are_closed_to_them(
     tmp_path: Path, open_to_others: str
 ) -> None:

@@ -18,6 +18,7 @@ from common.model import NodeRole
 from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
 from tests.agent.bench import settings as agent_settings
 from tests.agent.page_server import PageServer, make_pages
+from tests.tables import each_row
 
 R, H = NodeRole, HookKind
 CLOCK = SystemClock()
@@ -144,7 +145,7 @@ async def test_a_page_that_cannot_be_read_tells_no_load(
     assert seen.is_healthy == (health == "vllm")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpus", "is_gone"),
     [(FREE, True), (USED, False), (NOT_TOLD, False), (SICK, False)],
     ids=["free", "a process", "memory not told", "GPU does not answer"],

@@ -26,6 +26,7 @@ from common.messages import (
 from common.model import GpuUuid, NodeRole, Pool
 from coordinator.service.nodes.report_folding import facts_of
 from tests.agent.bench import SERVER, Bench, key, order, settings
+from tests.tables import each_row
 
 R = NodeRole
 RATIO = 0.05
@@ -117,7 +118,7 @@ def test_a_gpu_in_use_without_a_worker_is_a_trespass_that_nobody_can_name(role: 
     assert house.saw(busy) == []
 
 
-@pytest.mark.parametrize("role", [R.SERVING, R.DRAINING, R.VACATING, R.WARMING])
+@each_row("role", [R.SERVING, R.DRAINING, R.VACATING, R.WARMING])
 def test_a_servers_gpu_is_no_trespass(role: NodeRole) -> None:
     """It is in use by the server, as far as anybody can tell."""
     house = House(role)

@@ -12,11 +12,12 @@ import pytest
 
 from common.api import REQUESTS
 from tests.cli.fake_cell import FakeCell, aryl
+from tests.tables import each_row
 
 BYTE = os.fsdecode(b"\xff")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "named"),
     [
         (("job", "submit", "--env", f"A={BYTE}", "--", "true"), "argument 4 (after --env)"),
@@ -41,7 +42,7 @@ def test_an_argument_that_is_no_text_is_a_usage_error(args: tuple[str, ...], nam
     assert not cell.asked
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "said"),
     [
         ("a.json", r'{"name": "\ud800"}', "a.json: field name: '\\ud800' is not UTF-8"),

@@ -58,6 +58,7 @@ from tests.cli.fake_cell import (
     story_row,
     tenant_row,
 )
+from tests.tables import each_row
 
 SPEC = JobSpec(
     name="train",
@@ -300,7 +301,7 @@ def test_the_caller_is_who_the_flags_say(cell: FakeCell) -> None:
     assert cell.is_closed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "code", "said", "advice"),
     [
         (refusal(ApiErrorCode.USAGE, "bad"), 2, "bad", ""),

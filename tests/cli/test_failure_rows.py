@@ -11,6 +11,7 @@ from common.model import JobState
 from coordinator.cli import columns, render
 from coordinator.cli.describe import _facts, _why
 from tests.cli.fake_cell import FakeCell, aryl
+from tests.tables import each_row
 
 ROW = JobRow(
     job_id="j1",
@@ -75,7 +76,7 @@ def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:
     assert column.value(ROW) == "GPU out of memory"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "said"),
     [
         (ROW, "GPU out of memory (exit code 1)"),

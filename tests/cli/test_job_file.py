@@ -21,6 +21,7 @@ from coordinator.cli import job_file, yaml_text
 from coordinator.cli.job_file import STDIN, FileKind
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.draws import whole
+from tests.tables import each_row
 
 GOOD = """\
 name: llm
@@ -182,7 +183,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+@each_row("why", REFUSED)
 def test_what_yaml_would_guess_is_refused_by_its_line(tmp_path: Path, why: str) -> None:
     """The error names the file, the line and the field where known; nothing is sent."""
     text, words = REFUSED[why]
@@ -209,7 +210,7 @@ def test_a_flag_is_not_blamed_on_a_line_of_the_file(tmp_path: Path) -> None:
     assert "job.yaml, line 2: field command" in run.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "text"),
     [
         ("yaml", GOOD),
@@ -241,7 +242,7 @@ def test_the_format_that_is_said_wins_over_the_name(tmp_path: Path) -> None:
     assert run.code == 0, run.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "text", "words"),
     [
         (FileKind.JSON, '{"name": "a", "name": "b"}', "name is given twice"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from typer.testing import CliRunner
 
 from common.permissions import Login, of_coordinator, of_node, of_user, users_file
 from coordinator.cli.app import app
+from tests.tables import each_row
 
 ASKED = ["prod", "--node", "n1", "--node", "n2", "--user", "ops/ada", "--watcher", "watch/cron"]
 
@@ -33,7 +33,7 @@ def test_each_identity_has_its_rights_and_a_password_of_its_own() -> None:
     assert len({*passwords[0], *passwords[1]}) == 2 * len(rights)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "said"),
     [
         (["a.b"], "cell: 'a.b'"),

@@ -32,6 +32,7 @@ from tests.cli.fake_cell import (
     node_row,
     refusal,
 )
+from tests.tables import each_row
 
 A = OperatorAction
 
@@ -86,7 +87,7 @@ AGAINST_JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "sent"), PLAIN, ids=[line for line, _ in PLAIN])
+@each_row(("line", "sent"), PLAIN, ids=[line for line, _ in PLAIN])
 def test_an_order_is_sent_as_it_was_given(line: str, sent: Operate) -> None:
     """One command, one order; what was done is said on stderr."""
     here = cell()
@@ -105,7 +106,7 @@ def test_an_order_is_said_in_words() -> None:
     assert found["detail"] == "set_mode my_chat act"
 
 
-@pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+@each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
 def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Operate) -> None:
     """Off a terminal without --yes: exit 2, the hit job is named, nothing is ordered."""
     here = cell()
@@ -116,7 +117,7 @@ def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Ope
     assert "jdef" not in run.err
 
 
-@pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+@each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
 def test_yes_goes_ahead_and_still_says_who_is_hit(line: str, sent: Operate) -> None:
     """--yes sends the order, by the loan's own id whatever name it was given."""
     here = cell()
@@ -127,8 +128,8 @@ def test_yes_goes_ahead_and_still_says_who_is_hit(line: str, sent: Operate) -> N
     assert "hits 1 job:" in run.err
 
 
-@pytest.mark.parametrize(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
-@pytest.mark.parametrize("line", [line for line, _ in AGAINST_JOBS])
+@each_row(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
+@each_row("line", [line for line, _ in AGAINST_JOBS])
 def test_on_a_terminal_the_person_decides(line: str, answer: str, code: int, count: int) -> None:
     """Only an explicit yes sends the order; the question comes after the list of jobs."""
     here = cell()
@@ -144,7 +145,7 @@ def test_how_long_jobs_may_go_on_is_in_the_question() -> None:
     assert "draining t0 within 1h 30m? [y/N]" in run.err
 
 
-@pytest.mark.parametrize("deadline", ["soon", "-5m", "0", "0s", "1e9", "9999999d", ""])
+@each_row("deadline", ["soon", "-5m", "0", "0s", "1e9", "9999999d", ""])
 def test_a_deadline_that_is_none_is_refused_before_anything_is_asked(deadline: str) -> None:
     """Exit 2, the option is named with what was said, and nobody is asked or told."""
     here = cell()
@@ -191,7 +192,7 @@ def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
     assert "node t0 is no longer drained" in run.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "said"),
     [
         (drained("ja"), "training (draining)"),
@@ -210,8 +211,8 @@ def test_the_list_of_nodes_tells_a_drain_from_a_cordon(row: NodeRow, said: str) 
     assert columns.role(row) == said
 
 
-@pytest.mark.parametrize("is_interactive", [False, True])
-@pytest.mark.parametrize("line", ["node drain t9", "loan revoke l8"])
+@each_row("is_interactive", [False, True])
+@each_row("line", ["node drain t9", "loan revoke l8"])
 def test_an_order_that_hits_no_job_is_not_asked_about(line: str, is_interactive: bool) -> None:
     """It says that nobody is hit, and is given: with or without a terminal, and without --yes."""
     here = cell()

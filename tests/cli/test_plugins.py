@@ -21,6 +21,7 @@ from coordinator.policies.registry import POLICIES, policy
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.plugged import acme, block, distribution
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,8 +169,8 @@ def test_a_simulation_runs_it_in_other_processes_too(
     assert means["fifo"] == pytest.approx((100 + 200 + 200 + 300) / 4)
 
 
-@pytest.mark.parametrize("command", [("up",), ("simulate", "--workload", "paper-1")])
-@pytest.mark.parametrize(
+@each_row("command", [("up",), ("simulate", "--workload", "paper-1")])
+@each_row(
     ("name", "says"),
     [
         ("tiresia", "'tiresia' is not one of "),

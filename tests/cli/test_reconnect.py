@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
-
 from common.api import (
     ApiErrorCode,
     Describe,
@@ -38,6 +36,7 @@ from tests.cli.fake_cell import (
     status,
     story_row,
 )
+from tests.tables import each_row
 
 AWAY: dict[str, Answer] = {
     "no listener": nobody(),
@@ -91,8 +90,8 @@ def watches(away: Answer) -> dict[str, Mapping[type[Message], Answer | list[Answ
     }
 
 
-@pytest.mark.parametrize("away", AWAY.values(), ids=AWAY)
-@pytest.mark.parametrize("line", list(watches(END)))
+@each_row("away", AWAY.values(), ids=AWAY)
+@each_row("line", list(watches(END)))
 def test_whoever_watches_outwaits_a_coordinator(line: str, away: Answer) -> None:
     """What it says when it is there again is shown; that it was away is said once each time."""
     run = aryl(FakeCell(watches(away)[line]), *line.split())
@@ -101,8 +100,8 @@ def test_whoever_watches_outwaits_a_coordinator(line: str, away: Answer) -> None
     assert run.code == (0 if line.startswith(("job submit", "job logs")) else 1)
 
 
-@pytest.mark.parametrize("away", AWAY.values(), ids=AWAY)
-@pytest.mark.parametrize("line", [one for one in watches(END) if "submit" not in one])
+@each_row("away", AWAY.values(), ids=AWAY)
+@each_row("line", [one for one in watches(END) if "submit" not in one])
 def test_a_watch_of_a_cell_that_is_not_there_is_an_error(line: str, away: Answer) -> None:
     """Before anything was seen there is nothing to wait for: a wrong name would wait for ever."""
     answers = {kind: [away, END] for kind in watches(END)[line]}

@@ -13,11 +13,12 @@ from rich.cells import cell_len
 from coordinator.cli import render
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import console
+from tests.tables import each_row
 
 NOW_S = 1_000_000.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "text"),
     [
         (None, "-"),
@@ -38,7 +39,7 @@ def test_a_length_of_time_has_at_most_two_units(seconds: float | None, text: str
     assert render.duration(seconds) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("at_s", "text"),
     [
         (None, "-"),

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from coordinator.cli.run_report import run_table
 from coordinator.demo.workload import Run
 from coordinator.engine.state.accounting import Durations, Figures, ReclaimTimes
 from tests.cli.fake_cell import loan_row
+from tests.tables import each_row
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
@@ -212,7 +212,7 @@ def test_a_late_reclaim_of_a_loan_that_was_not_heard_to_begin_is_shown() -> None
     assert "|101.0 s late|45 s|" in table(run(reclaims_late=1), loan)
 
 
-@pytest.mark.parametrize("name", sorted({*Run.__struct_fields__, *Figures.__struct_fields__}))
+@each_row("name", sorted({*Run.__struct_fields__, *Figures.__struct_fields__}))
 def test_every_figure_is_in_the_glossary(name: str) -> None:
     """A name in JSON that nobody explains is a name that everybody reads differently."""
     assert f"`{name}`" in GLOSSARY.read_text()

@@ -14,6 +14,7 @@ from common.messages import Message
 from common.model import CheckpointSpec, GpuRequest, JobSpec, JobState, Launcher, WorkerRange
 from coordinator.cli.submit import SubmitFlags, job_spec
 from tests.cli.fake_cell import Answer, FakeCell, aryl, job_row, no_answer, nobody
+from tests.tables import each_row
 
 FILE = """
 name = "llm"
@@ -153,7 +154,7 @@ BAD: list[tuple[str, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+@each_row(("text", "said"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, said: list[str]) -> None:
     """The error names the file and the field and what was expected; nothing is sent."""
     cell = accepting()
@@ -180,7 +181,7 @@ def test_other_formats_are_refused_in_words(
     assert said in run.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "said"),
     [
         ("nofile.toml", "nofile.toml: there is no such file"),
@@ -265,7 +266,7 @@ def waiting(*states: JobState, **last: Any) -> dict[type[Message], Answer | list
     return {Submit: Submitted(job_id="jabc"), Describe: answers}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "job_code", "code"),
     [
         (JobState.SUCCEEDED, 0, 0),

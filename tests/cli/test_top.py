@@ -33,6 +33,7 @@ from tests.cli.fake_cell import (
     node_row,
     status,
 )
+from tests.tables import each_row
 
 
 def view(nodes: int = 2, **changes: Any) -> View:
@@ -47,9 +48,9 @@ def view(nodes: int = 2, **changes: Any) -> View:
     return View(**{**values, **changes})
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-@pytest.mark.parametrize("height", [8, 24, 60])
-@pytest.mark.parametrize("nodes", [0, 2, 300])
+@each_row("width", [60, 80, 200])
+@each_row("height", [8, 24, 60])
+@each_row("nodes", [0, 2, 300])
 def test_a_frame_fits_the_screen(width: int, height: int, nodes: int) -> None:
     """No line is too long and no frame too high, in a small cell and a large one."""
     lines = frame(view(nodes), width=width, height=height)

@@ -13,6 +13,7 @@ from rich.live import Live
 
 from common.errors import ConfigError
 from coordinator.cli.up import PLAIN_LINE_S, QUIET_LINE_S, ProgressLines, above, make_plan
+from tests.tables import each_row
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def logging_as_it_was() -> Iterator[None]:
     logging.getLogger("nats").setLevel(nats_level)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "speed", "named"),
     [("six", 120.0, "--nodes"), ("0+6", 120.0, "--nodes"), ("100+101", 120.0, "--nodes"),
      ("6+6", inf, "--speed")],
@@ -37,7 +38,7 @@ def test_an_option_that_fits_no_cell_is_named(nodes: str, speed: float, named: s
         make_plan(nodes, 8, 1, "aryl", speed=speed)
 
 
-@pytest.mark.parametrize(("nodes", "headroom"), [("2+2", 0), ("2+1", 0), ("2+3", 1), ("6+6", 1)])
+@each_row(("nodes", "headroom"), [("2+2", 0), ("2+1", 0), ("2+3", 1), ("6+6", 1)])
 def test_a_small_service_keeps_no_node_of_headroom(nodes: str, headroom: int) -> None:
     """Of two nodes one serves and one would be headroom: none could ever be lent."""
     assert make_plan(nodes, 8, 1, "aryl", speed=120.0).headroom_nodes == headroom

@@ -6,6 +6,7 @@ import pytest
 
 from common.failure_rules import NO_SIGNATURE, read_rules
 from common.failures import RetryClass
+from tests.tables import each_row
 
 RULES = read_rules()
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
@@ -21,9 +22,9 @@ COLOURED = "".join(
 )
 
 
-@pytest.mark.parametrize("line", HARMLESS)
-@pytest.mark.parametrize("after", [START, COLOURED], ids=["start", "coloured"])
-@pytest.mark.parametrize("exit_code", [-9, 137, -15, 143])
+@each_row("line", HARMLESS)
+@each_row("after", [START, COLOURED], ids=["start", "coloured"])
+@each_row("exit_code", [-9, 137, -15, 143])
 def test_a_harmless_line_says_nothing_of_a_kill(line: str, after: str, exit_code: int) -> None:
     """A program that ran on after it and was ended by others is tried again as without the line."""
     bare = RULES.classify(after.encode(), exit_code=exit_code)
@@ -44,7 +45,7 @@ def test_coloured_steps_are_progress() -> None:
     assert RULES.classify((HARMLESS[3] + COLOURED).encode(), exit_code=1).reason == NO_SIGNATURE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "log"),
     [
         ("gpu_out_of_memory", f"{START}RuntimeError: CUDA out of memory\nbye\n"),
@@ -58,7 +59,7 @@ def test_a_kill_hides_no_end_that_the_log_tells(expected: str, log: str) -> None
     assert RULES.classify(log.encode(), exit_code=-9).reason == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "bad", "well"),
     [
         ("cpu_out_of_memory", '"OOMKilled": true,', '"OOMKilled": false,'),
@@ -81,7 +82,7 @@ BOTO = (
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         *(BOTO.format(code) for code in ("InternalError", "ServiceUnavailable", "SlowDown")),
@@ -99,7 +100,7 @@ def test_a_server_that_does_not_answer_passes(line: str) -> None:
     assert (found.reason, found.retry) == ("mpi_runtime_failure", RetryClass.BACK_OFF)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "log", "exit_code"),
     [
         (

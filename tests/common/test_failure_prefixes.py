@@ -12,6 +12,7 @@ from common.failure_rules import read_rules
 from common.log_prefixes import MOST_PREFIX_CHARS, Line, bare_lines
 from tests.common.failure_logs import LOGS, NCCL, PASSING, STEPS, TRACEBACK
 from tests.common.test_failures import SEEN
+from tests.tables import each_row
 
 RULES = read_rules()
 
@@ -47,7 +48,7 @@ def named(prefix: str, rank: int, log: str) -> str:
     return "".join(f"{prefix.format(rank=rank)}{line}\n" for line in log.splitlines())
 
 
-@pytest.mark.parametrize("name", PREFIXES)
+@each_row("name", PREFIXES)
 def test_no_launcher_changes_a_reason_or_its_class(name: str) -> None:
     """With its prefix before each line every log has the reason and the class of the bare log."""
     for expected, log in TOLD:
@@ -56,7 +57,7 @@ def test_no_launcher_changes_a_reason_or_its_class(name: str) -> None:
         assert (bare.reason, told.reason, told.retry) == (expected, expected, bare.retry), log
 
 
-@pytest.mark.parametrize("name", PREFIXES)
+@each_row("name", PREFIXES)
 def test_of_ranks_that_write_by_turns_the_one_with_the_fault_decides(name: str) -> None:
     """Its peers' broken collectives do not hide it, though their lines stand between its own."""
     own, peers = (
@@ -77,7 +78,7 @@ def test_what_stands_before_a_traceback_and_its_frames_is_a_prefix() -> None:
     assert RULES.classify(log.encode(), exit_code=1).reason == "mpi_error"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "ValueError: bad",
@@ -124,7 +125,7 @@ def test_a_name_that_may_be_a_command_s_counts_only_where_half_of_the_lines_have
     assert ([told.text for told in bare_lines(lines)] != lines) == is_named
 
 
-@pytest.mark.parametrize(
+@each_row(
     "code",
     [
         "\x1b[31m",
@@ -144,7 +145,7 @@ def test_what_a_terminal_is_told_is_no_word_of_the_program(code: str) -> None:
     assert bare_lines([f"{code}KeyError: {code}'x'"]) == [Line("KeyError: 'x'")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "time",
     [
         "2026-03-01 12:00:00 ",
@@ -161,7 +162,7 @@ def test_a_time_is_taken_off_in_whatever_form_and_says_nobody_s_name(time: str) 
     assert bare_lines([f"{time}[rank3]: {time}bad"]) == [Line("bad", "[rank3]: ")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "[3]: ",
@@ -206,7 +207,7 @@ def test_a_prefix_that_nobody_here_knows_is_a_speaker_too(length: int) -> None:
     assert [line.text for line in bare_lines(both)] == prefixed("") * 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     "lines",
     [
         prefixed("q" * 100),
@@ -224,7 +225,7 @@ def test_not_all_that_stands_before_a_traceback_is_a_prefix(lines: list[str]) ->
 SAY_WHO = [name for name in PREFIXES if name not in ("a log driver's time", "colour")]
 
 
-@pytest.mark.parametrize("prefix", [*(PREFIXES[name] for name in SAY_WHO), "pod-{rank} main "])
+@each_row("prefix", [*(PREFIXES[name] for name in SAY_WHO), "pod-{rank} main "])
 def test_a_traceback_goes_on_in_its_own_rank_s_lines(prefix: str) -> None:
     """What another rank says between its header and its end is not that end; so the fault of the
     one outweighs the lost connection that the other is told much later."""
@@ -245,7 +246,7 @@ def test_what_is_left_is_the_end_of_the_line(lines: list[str]) -> None:
         assert "\x1b" in line or line.endswith(bare.text)
 
 
-@pytest.mark.parametrize("name", PREFIXES)
+@each_row("name", PREFIXES)
 def test_a_site_s_rule_needs_no_prefix(tmp_path: Path, name: str) -> None:
     """A pattern that begins with ^ is that of the program's line."""
     path = tmp_path / "site.toml"

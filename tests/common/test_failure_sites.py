@@ -11,6 +11,7 @@ import pytest
 from common.errors import ConfigError
 from common.failure_rules import NO_SIGNATURE, FailureRules, RuleFile, read_rules
 from common.failures import RetryClass
+from tests.tables import each_row
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
@@ -92,7 +93,7 @@ def test_an_outcome_of_a_site_yields_to_a_packaged_root_cause(
     assert (silent.reason, silent.is_explicit) == ("job_preempted", is_implicit == "false")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "expected"),
     [
         ("[[signature]]\nreason = 'nonsense'", "reason 'nonsense' is not one of"),
@@ -159,7 +160,7 @@ def test_one_way_to_show_it_is_enough(tmp_path: Path, shown: str) -> None:
     assert rules.classify(b"x\n", exit_code=7).reason == "core_dump"
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+b", "(0*)*b", "(-|--)+b", "(.*)*b"])
+@each_row("pattern", ["(a+)+b", "(0*)*b", "(-|--)+b", "(.*)*b"])
 def test_a_pattern_that_may_take_for_ever_is_read_at_once(tmp_path: Path, pattern: str) -> None:
     """It is tried on short lines only: whoever matches logs with it can end that, a start cannot.
 
@@ -182,7 +183,7 @@ def test_rules_without_the_last_resort_are_none() -> None:
         FailureRules(RuleFile())
 
 
-@pytest.mark.parametrize("pattern", [r"\w", r"\d", r"\s", r"\w+\s", r".{8}", r"(?i)[a-z]"])
+@each_row("pattern", [r"\w", r"\d", r"\s", r"\w+\s", r".{8}", r"(?i)[a-z]"])
 def test_a_pattern_of_ordinary_lines_is_refused(tmp_path: Path, pattern: str) -> None:
     """What letters, digits or a few characters of any kind match tells no failure from steps."""
     path = tmp_path / "site.toml"

@@ -7,6 +7,7 @@ import pytest
 from common.failure_rules import read_rules
 from common.failures import RetryClass
 from tests.common.failure_logs import OOM, TRACEBACK
+from tests.tables import each_row
 
 RULES = read_rules()
 
@@ -23,7 +24,7 @@ LOW = (
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "words"),
     [
         ("gpu_out_of_memory", TASK.format("OutOfMemoryError") + OOM),
@@ -84,15 +85,15 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("form", ["\nError: {}\n", "╭─ Error ──────╮\n│ {} │\n╰──────────────╯\n"])
-@pytest.mark.parametrize("words", WRONG)
+@each_row("form", ["\nError: {}\n", "╭─ Error ──────╮\n│ {} │\n╰──────────────╯\n"])
+@each_row("words", WRONG)
 def test_a_command_line_that_its_parser_refuses_is_not_tried_again(words: str, form: str) -> None:
     """By click and by Typer, in the words of their versions, as by argparse."""
     found = RULES.classify((USAGE + form.format(words)).encode(), exit_code=2)
     assert (found.reason, found.retry) == ("syntax_error", RetryClass.NEVER)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "loader: Error: Invalid value for x",
@@ -111,7 +112,7 @@ def test_other_errors_are_no_matter_of_the_command_line(line: str) -> None:
 # --- what passes by itself ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "words"),
     [
         (
@@ -187,7 +188,7 @@ def test_what_ends_a_launcher_is_tried_again() -> None:
 # --- what does not pass -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "words"),
     [
         (
@@ -243,7 +244,7 @@ def test_a_program_at_odds_with_itself_or_its_inputs_is_not_tried_again(
     assert (found.reason, found.retry) == (expected, RetryClass.NEVER)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "line",
     [
         "run.sh: line 9: syntax error: unexpected end of file",

@@ -10,6 +10,7 @@ import pytest
 from common.failure_rules import MAX_CHARS_OF_LINE, NO_SIGNATURE, TAIL_BYTES, read_rules
 from common.failures import MAX_LINE_CHARS, Failure, RetryClass, is_more_telling
 from tests.common.failure_logs import LOGS, PASSING
+from tests.tables import each_row
 
 RULES = read_rules()
 
@@ -238,17 +239,13 @@ def test_every_row_of_the_table_is_a_reason_with_its_retry_class() -> None:
     assert [name for name, rule in RULES.reasons.items() if rule.suspects_node] == ["gpu_ecc_error"]
 
 
-@pytest.mark.parametrize(
-    ("expected", "log"), SEEN, ids=[f"{row[0]}-{row[1][-20:]}" for row in SEEN]
-)
+@each_row(("expected", "log"), SEEN, ids=[f"{row[0]}-{row[1][-20:]}" for row in SEEN])
 def test_what_programs_print_is_recognised(expected: str, log: str) -> None:
     """Words that real programs print mean the reason that people would name."""
     assert reason(f"step 1 loss 2.3\n{log}\nexiting\n") == expected
 
 
-@pytest.mark.parametrize(
-    ("expected", "log"), [row[1:] for row in LOGS], ids=[row[0] for row in LOGS]
-)
+@each_row(("expected", "log"), [row[1:] for row in LOGS], ids=[row[0] for row in LOGS])
 def test_what_a_program_ended_by_decides(expected: str, log: str) -> None:
     """Not what it got over, nor what its end brought about, wherever those stand."""
     assert reason(log) == expected
@@ -265,7 +262,7 @@ def test_what_a_launcher_puts_before_each_line_changes_no_reason(prefix: str) ->
         assert reason(named) == expected, named
 
 
-@pytest.mark.parametrize(("expected", "line"), PASSING)
+@each_row(("expected", "line"), PASSING)
 def test_storage_and_servers_that_do_not_answer_are_tried_again(expected: str, line: str) -> None:
     """They pass, so that one more try at most would give up jobs that need two."""
     found = RULES.classify(f"{TRACEBACK}{line}\n".encode(), exit_code=1)
@@ -287,7 +284,7 @@ def test_a_root_cause_goes_before_its_outcome_wherever_they_stand() -> None:
     assert (found.reason, found.is_explicit) == ("traceback_from_crash", False)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("exit_code", "expected"),
     [
         (-9, NO_SIGNATURE),

@@ -22,6 +22,7 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
+from tests.tables import each_row
 
 GOOD: dict[str, Any] = {"name": "j", "command": ["train"], "workers": {"min": 1, "max": 2}}
 
@@ -79,7 +80,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("why", BAD)
+@each_row("why", BAD)
 def test_a_job_that_no_node_could_run_is_refused_by_its_field(why: str) -> None:
     """What would fail, hang or overflow later is an error now, and says where it stands."""
     change, field = BAD[why]
@@ -129,7 +130,7 @@ def test_the_check_holds_for_a_job_that_came_decoded() -> None:
     assert found.field == "command"
 
 
-@pytest.mark.parametrize("field", ["command", "workdir", "env", "checkpoint", "rendezvous"])
+@each_row("field", ["command", "workdir", "env", "checkpoint", "rendezvous"])
 def test_what_is_no_text_is_found_in_a_job_that_is_none_of_a_file(field: str) -> None:
     """A caller who makes a job in code hears of the field, before it fails to be encoded."""
     bad = "/\ud800"

@@ -19,6 +19,7 @@ from common.lifecycle import (
     advance,
 )
 from common.model import FINAL_JOB_STATES, JobState, NodeRole
+from tests.tables import each_row
 
 ILLEGAL_NODE_MOVES = [
     (role, event)
@@ -58,13 +59,13 @@ def test_every_job_state_can_be_reached() -> None:
     assert reachable(JOB_TRANSITIONS, JobState.PENDING) == set(JobState)
 
 
-@pytest.mark.parametrize("role", NodeRole)
+@each_row("role", NodeRole)
 def test_no_role_is_a_trap(role: NodeRole) -> None:
     """From wherever a node is, there is a way back to serving."""
     assert NodeRole.SERVING in reachable(NODE_TRANSITIONS, role)
 
 
-@pytest.mark.parametrize("state", JobState)
+@each_row("state", JobState)
 def test_a_job_can_always_end_and_an_ended_job_stays(state: JobState) -> None:
     """Every live state leads to each final one that is left; a final state knows no event."""
     if state in FINAL_JOB_STATES:
@@ -73,7 +74,7 @@ def test_a_job_can_always_end_and_an_ended_job_stays(state: JobState) -> None:
         assert reachable(JOB_TRANSITIONS, state) >= FINAL_JOB_STATES
 
 
-@pytest.mark.parametrize(("role", "event"), ILLEGAL_NODE_MOVES)
+@each_row(("role", "event"), ILLEGAL_NODE_MOVES)
 def test_an_illegal_move_of_a_node_is_named(role: NodeRole, event: NodeEvent) -> None:
     """What is not in the table raises, and says which node, from where, on what."""
     with pytest.raises(TransitionError) as error:
@@ -83,7 +84,7 @@ def test_an_illegal_move_of_a_node_is_named(role: NodeRole, event: NodeEvent) ->
     assert event.value in str(error.value)
 
 
-@pytest.mark.parametrize(("state", "event"), ILLEGAL_JOB_MOVES)
+@each_row(("state", "event"), ILLEGAL_JOB_MOVES)
 def test_an_illegal_move_of_a_job_is_named(state: JobState, event: JobEvent) -> None:
     """What is not in the table raises, and says which job, from where, on what."""
     with pytest.raises(TransitionError) as error:
@@ -122,7 +123,7 @@ def test_a_lent_node_serves_only_after_its_device_was_free() -> None:
     assert NodeRole.SERVING not in NODE_TRANSITIONS[NodeRole.VACATING].values()
 
 
-@pytest.mark.parametrize("role", [role for role in NodeRole if role is not NodeRole.LOST])
+@each_row("role", [role for role in NodeRole if role is not NodeRole.LOST])
 def test_a_lost_node_comes_back_as_what_it_reports(role: NodeRole) -> None:
     """Silence changes nothing on the node: it returns to the role that its agent names."""
     lost = advance(NODE_TRANSITIONS, role, NodeEvent.SILENT, who="n1")

@@ -7,6 +7,7 @@ import pytest
 from common.errors import ProtocolError
 from common.messages import LedgerRequest, NodeReport, decode, encode
 from common.model import NodeRole, Pool
+from tests.tables import each_row
 
 REPORT = NodeReport(
     node="n1",
@@ -26,7 +27,7 @@ def test_a_report_survives_the_wire() -> None:
     assert decode(encode(REPORT), NodeReport) == REPORT
 
 
-@pytest.mark.parametrize(
+@each_row(
     "data",
     [b"", b"\xc1", encode(REPORT)[:-3], encode(LedgerRequest(node="a")), b"\x81\xa1v\x02"],
 )

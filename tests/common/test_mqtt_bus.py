@@ -29,6 +29,7 @@ from coordinator.demo.nats_server import NatsServer, find_binary
 from tests.fakes import matches
 from tests.inbox import ECHO, PATIENCE_S, Inbox, echo
 from tests.servers import client_url, running_nats
+from tests.tables import each_row
 
 CELL = "c"
 TOKENS = st.from_regex(r"\A[A-Za-z0-9_-]{1,8}\Z")
@@ -298,7 +299,7 @@ async def test_a_refusal_says_what_it_is(site: Site, user: str, has_ca: bool, ca
 # --- the URL ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "access", "named"),
     [
         ("nats://127.0.0.1:1883", NatsAccess(), "mqtt://host:port"),

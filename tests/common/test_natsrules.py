@@ -13,9 +13,10 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from common.model import NatsAccess
 from common.mqttrules import servers_of
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "nats://10.0.0.1:4222",
@@ -31,7 +32,7 @@ async def test_plain_text_off_loopback_is_refused(url: str) -> None:
     assert natsrules.checked(url, may_be_plain=True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url", ["nats://127.0.0.1:4222", "nats://localhost:1", "nats://[::1]:1", "tls://far.example:1"]
 )
 def test_loopback_and_tls_are_allowed(url: str) -> None:
@@ -39,7 +40,7 @@ def test_loopback_and_tls_are_allowed(url: str) -> None:
     assert natsrules.checked(url, may_be_plain=False) == [url]
 
 
-@pytest.mark.parametrize("url", ["", "localhost:4222", "http://h", "nats://", "nats://h:99999"])
+@each_row("url", ["", "localhost:4222", "http://h", "nats://", "nats://h:99999"])
 def test_what_is_no_nats_url_is_refused(url: str) -> None:
     """The error names the setting."""
     with pytest.raises(ConfigError, match="nats_url"):
@@ -54,9 +55,7 @@ def test_a_password_is_never_in_a_message() -> None:
     assert "far.example" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "rest", ["12/34@h:1", "pa/ss@h:1", "pa,ss@h:1", "12?34@h", "1#2@h", "pass@h:x"]
-)
+@each_row("rest", ["12/34@h:1", "pa/ss@h:1", "pa,ss@h:1", "12?34@h", "1#2@h", "pass@h:x"])
 def test_a_url_that_a_password_breaks_is_refused_without_any_of_it(rest: str) -> None:
     """A `/` in a password ends the host: what stands before it would be taken for host and port."""
     nats = f"nats://ada:{rest}"

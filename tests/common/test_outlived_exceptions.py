@@ -21,11 +21,12 @@ from tests.common.outlived_logs import (
     epochs,
     steps,
 )
+from tests.tables import each_row
 
 RULES = read_rules()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "exit_code", "log"), [each[1:] for each in OUTLIVED], ids=[o[0] for o in OUTLIVED]
 )
 def test_what_a_program_outlived_is_not_its_end(expected: str, exit_code: int, log: str) -> None:

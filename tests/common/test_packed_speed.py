@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.profile import NO_PROFILE, JobProfile, packed_speed_ratio
+from tests.tables import each_row
 
 busy_ratios = st.floats(0.01, 1.0)
 
@@ -16,7 +17,7 @@ def busy(ratio: float) -> JobProfile:
     return JobProfile(gpu_busy_ratio=ratio)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ratio", "together"),
     [(0.616, 1.46), (0.668, 1.39), (0.762, 1.17), (0.872, 0.84), (0.94, 0.87), (0.989, 0.89)],
 )

@@ -8,6 +8,7 @@ from common.failure_rules import read_rules
 from common.failures import RetryClass
 from tests.common.failure_logs import NCCL, OOM, TRACEBACK, of_rank
 from tests.common.outlived_logs import CAUGHT_EVALUATION, LOST, WATCHDOG, epochs, steps
+from tests.tables import each_row
 
 RULES = read_rules()
 
@@ -54,10 +55,10 @@ def reason(log: str) -> str:
     return RULES.classify(log.encode(), exit_code=1).reason
 
 
-@pytest.mark.parametrize("prefix", ["", "[default3]:"])
-@pytest.mark.parametrize("count", [0, 9, 300])
-@pytest.mark.parametrize(("expected", "end"), UNCAUGHT)
-@pytest.mark.parametrize("line", WRAPPER)
+@each_row("prefix", ["", "[default3]:"])
+@each_row("count", [0, 9, 300])
+@each_row(("expected", "end"), UNCAUGHT)
+@each_row("line", WRAPPER)
 def test_a_line_of_a_start_script_yields_to_an_exception_that_nobody_caught(
     line: str, expected: str, end: str, count: int, prefix: str
 ) -> None:
@@ -67,15 +68,15 @@ def test_a_line_of_a_start_script_yields_to_an_exception_that_nobody_caught(
         assert reason("".join(f"{prefix}{each}\n" for each in log.splitlines())) == expected
 
 
-@pytest.mark.parametrize("line", WRAPPER)
+@each_row("line", WRAPPER)
 def test_a_lost_connection_after_a_start_script_s_line_is_tried_again(line: str) -> None:
     """The job is not given up, and the exception is the line that is told."""
     found = RULES.classify((line + told(9) + TRACEBACK + LOST).encode(), exit_code=1)
     assert (found.retry, found.line) == (RetryClass.BACK_OFF, LOST.strip())
 
 
-@pytest.mark.parametrize("end", [NCCL, LOST, OOPS])
-@pytest.mark.parametrize(("expected", "cause"), CAUSES)
+@each_row("end", [NCCL, LOST, OOPS])
+@each_row(("expected", "cause"), CAUSES)
 def test_a_rank_that_ends_without_a_traceback_explains_the_others(
     expected: str, cause: str, end: str
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError
 from common.jobspec import parse
 from common.profile import JobProfile
+from tests.tables import each_row
 
 
 def test_without_points_a_job_is_linear() -> None:
@@ -43,7 +44,7 @@ def test_a_gang_is_slower_the_farther_it_is_spread() -> None:
     assert profile.locality_ratio(2, 2) == 0.5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("profile", "said"),
     [
         ({"speedup": [[2, 1.0], [2, 2.0]]}, "field profile: speedup: worker counts must grow"),

@@ -14,6 +14,7 @@ from common import streams, subjects
 from common.errors import ConfigError
 from common.model import Token
 from tests.fakes import matches
+from tests.tables import each_row
 
 TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 
@@ -124,8 +125,8 @@ def test_an_answer_goes_only_to_the_inbox_of_the_sender(
     assert subjects.may_answer(message.subject, own + rest) == is_plain
 
 
-@pytest.mark.parametrize("reply", ["x", "aryl.v1.c.inbox.user.t.u.x", ""])
-@pytest.mark.parametrize(
+@each_row("reply", ["x", "aryl.v1.c.inbox.user.t.u.x", ""])
+@each_row(
     "subject",
     ["echo", "aryl.v1.c.journal", "aryl.v1.c.api.t.u", "aryl.v2.c.api.t.u.v", "aryl.v1.c.node.n.x"],
 )
@@ -135,7 +136,7 @@ def test_a_subject_on_which_nobody_asks_has_no_answers(subject: str, reply: str)
     assert not subjects.may_answer(subject, reply)
 
 
-@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\x00", "a\n"])
+@each_row("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\x00", "a\n"])
 def test_what_is_no_token_is_refused(bad: str) -> None:
     """Dots, blanks, wildcards and length: the error names what the value was for."""
     with pytest.raises(ConfigError, match="cell"):

@@ -28,6 +28,7 @@ from coordinator.demo.plan import (
 from coordinator.demo.supervise import RESTART_S
 from coordinator.policies.contract.snapshot import ServiceView, nodes_for
 from coordinator.service.settings import CoordinatorSettings
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 NATS_URL = "nats://127.0.0.1:4222"
@@ -117,7 +118,7 @@ def test_what_a_visitor_submits_may_run_on_lent_nodes(tmp_path: Path) -> None:
         assert settings.vacate_grace_s >= service.max_grace_s
 
 
-@pytest.mark.parametrize(("inference_nodes", "headroom_nodes"), [(2, 0), (3, 1), (6, 1), (49, 1)])
+@each_row(("inference_nodes", "headroom_nodes"), [(2, 0), (3, 1), (6, 1), (49, 1)])
 def test_the_peak_needs_every_node_and_a_quiet_hour_does_not(
     tmp_path: Path, inference_nodes: int, headroom_nodes: int
 ) -> None:

@@ -28,6 +28,7 @@ from coordinator.demo.traces import (
     submissions,
 )
 from coordinator.workloads.records import LoadSeries, TraceJob
+from tests.tables import each_row
 
 OPTIONS = JobOptions(speed=120.0, checkpoint_root=Path("/shared/checkpoints"))
 SQUARE = LoadSeries(name="x", values=(100, 0, 50), step_s=600)
@@ -169,7 +170,7 @@ def test_a_servegen_aggregate_gives_the_asked_model(tmp_path: Path) -> None:
         read_load(path, model="m-mid")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (
@@ -203,7 +204,7 @@ def test_a_bad_job_file_is_named_to_the_column(tmp_path: Path, text: str, said: 
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("t_s,req_per_s\n0,1\n600,1\n1300,1\n", "line 4: column t_s: 1300, expected 1200"),

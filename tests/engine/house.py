@@ -11,7 +11,6 @@ from common.messages import DesiredState
 from common.model import (
     CheckpointSpec,
     JobId,
-    JobSpec,
     JobState,
     Launcher,
     Mode,
@@ -20,7 +19,6 @@ from common.model import (
     Pool,
     RetrySpec,
     ServiceName,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.loans import lifecycle as loans_lifecycle
@@ -42,6 +40,7 @@ from coordinator.policies.registry import Policy
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 
 CHAT = ServiceName("chat")
 
@@ -193,10 +192,9 @@ class House:
 
         path: where it saves when it is asked to stop; None: it never does.
         """
-        spec = JobSpec(
-            name=name,
-            command=("train",),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
+        spec = make_spec(
+            name,
+            workers=workers,
             gpus_per_worker=gpus_per_worker,
             expected_runtime_s=work_s / workers[0],
             retry=RetrySpec(max_restarts=max_restarts),

@@ -7,14 +7,12 @@ from common.messages import WorkerPhase
 from common.model import (
     GpuUuid,
     JobId,
-    JobSpec,
     Launcher,
     LeaseId,
     NodeName,
     NodeRole,
     Pool,
     RendezvousSpec,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import Outcome
@@ -30,6 +28,7 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
+from tests.builders import make_spec
 from tests.engine.black_hole import Refusal
 from tests.engine.journalled import journalled
 from tests.engine.reporting import CHAT, GPUS, service, settings
@@ -96,10 +95,9 @@ class Lending:
     ) -> JobEntry:
         """A job of two GPUs a worker that waits; under torchrun it has a rendezvous store."""
         is_torchrun = launcher == Launcher.TORCHRUN
-        spec = JobSpec(
-            name=name,
-            command=("x",),
-            workers=WorkerRange(min=workers, max=max(workers, most)),
+        spec = make_spec(
+            name,
+            workers=(workers, max(workers, most)),
             gpus_per_worker=2,
             launcher=launcher,
             rendezvous=RendezvousSpec(command=("store",) if is_torchrun else ()),

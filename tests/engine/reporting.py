@@ -8,7 +8,6 @@ from common.messages import GpuHealth, RecoveryAction, WorkerPhase
 from common.model import (
     GpuUuid,
     JobId,
-    JobSpec,
     LeaseId,
     Mode,
     NodeName,
@@ -16,7 +15,6 @@ from common.model import (
     Pool,
     RetrySpec,
     ServiceName,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import Outcome
@@ -34,6 +32,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
+from tests.builders import make_spec
 from tests.engine.journalled import journalled
 
 CHAT, CODE = ServiceName("chat"), ServiceName("code")
@@ -137,12 +136,8 @@ class Reporting:
         self, name: str, *, gpus: int = 2, workers: tuple[int, int] = (1, 1), restarts: int = 0
     ) -> JobEntry:
         """A job that waits."""
-        spec = JobSpec(
-            name=name,
-            command=("x",),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
-            gpus_per_worker=gpus,
-            retry=RetrySpec(max_restarts=restarts),
+        spec = make_spec(
+            name, workers=workers, gpus_per_worker=gpus, retry=RetrySpec(max_restarts=restarts)
         )
         job_id = JobId(name)
         self.handle(JobSubmitted(job_id=job_id, spec=spec, tenant="t", user="u"))

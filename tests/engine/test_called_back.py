@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole
@@ -14,6 +13,7 @@ from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api import rows
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House
+from tests.tables import each_row
 
 SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 I0 = NodeName("i0")
@@ -69,7 +69,7 @@ WAYS: dict[str, list[tuple[float, NodeRole, dict[str, float]]]] = {
 }
 
 
-@pytest.mark.parametrize("heard", sorted(WAYS))
+@each_row("heard", sorted(WAYS))
 def test_a_node_that_had_stopped_its_server_is_reclaimed(heard: str) -> None:
     """Its service missed it, whatever was heard on the way: the return is timed and judged."""
     house = called_back()

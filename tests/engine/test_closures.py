@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from common.model import NodeName
 from coordinator.engine.engine import Engine
 from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState
 from tests.engine.black_hole import BlackHole
+from tests.tables import each_row
 
 T0, GONE = NodeName("t0"), NodeName("gone")
 
@@ -49,7 +48,7 @@ def _deadline_alone(state: ClusterState) -> None:
     state.nodes[T0].cordon.is_draining = False
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("spoil", "told"),
     [
         (_for_ever, "t0 is closed for ever"),

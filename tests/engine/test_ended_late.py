@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from common.model import JobId, JobSpec, NodeName, WorkerKey, WorkerRange
+from common.model import JobId, NodeName, WorkerKey
 from coordinator.engine.jobs.ended_workers import HEARD_LATE_S, left, waits_since_s
 from coordinator.engine.state.job_groups import WaitEntry
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
+from tests.builders import make_spec
 
 
 def test_an_earlier_end_that_is_heard_later_moves_nothing_back() -> None:
@@ -13,7 +14,7 @@ def test_an_earlier_end_that_is_heard_later_moves_nothing_back() -> None:
     worker was, and the job has waited since then."""
     job = JobEntry(
         job_id=JobId("j1"),
-        spec=JobSpec(name="train", command=("true",), workers=WorkerRange(min=2, max=2)),
+        spec=make_spec("train", workers=(2, 2)),
         tenant="t",
         user="u",
         submitted_at_s=0.0,

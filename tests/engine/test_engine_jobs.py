@@ -8,14 +8,12 @@ from msgspec.structs import replace
 from common.messages import GpuHealth, OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     NodeRole,
     Pool,
     StopReason,
     WorkerKey,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import AskLedger, PushDesired
@@ -29,6 +27,7 @@ from coordinator.engine.state.events import (
     WorkerFact,
 )
 from coordinator.engine.state.settings import EngineSettings
+from tests.builders import make_spec
 
 JOB = JobId("j1")
 
@@ -52,9 +51,7 @@ def test_a_job_goes_from_submit_to_success_through_ready() -> None:
     engine.handle(LeaderStarted(epoch=1, holder="t"), now_s=0.0)
     for name in ("n1", "n2"):
         engine.handle(report(name, generation=0), now_s=1.0)
-    spec = JobSpec(
-        name="a", command=("true",), workers=WorkerRange(min=2, max=2), gpus_per_worker=8
-    )
+    spec = make_spec("a", workers=(2, 2), gpus_per_worker=8)
     engine.handle(JobSubmitted(job_id=JOB, spec=spec, tenant="t", user="u"), now_s=2.0)
     outcome = engine.handle(PassDue(), now_s=3.0)
     pushed = [engine.desired(c.node) for c in outcome.commands if isinstance(c, PushDesired)]
@@ -84,9 +81,7 @@ def running_again() -> Engine:
     engine = Engine(EngineSettings(policy="fifo"))
     engine.handle(LeaderStarted(epoch=1, holder="t"), now_s=0.0)
     engine.handle(report("n1", generation=0), now_s=1.0)
-    spec = JobSpec(
-        name="a", command=("true",), workers=WorkerRange(min=1, max=1), gpus_per_worker=8
-    )
+    spec = make_spec("a", gpus_per_worker=8)
     engine.handle(JobSubmitted(job_id=JOB, spec=spec, tenant="t", user="u"), now_s=2.0)
     run(engine, "n1")
     engine.handle(report("n2", generation=0), now_s=6.0)
@@ -145,9 +140,7 @@ def test_a_worker_that_waits_for_its_gpus_is_adopted_when_they_are_free() -> Non
     ordered for the second as long as it waits, and it is adopted once the first is gone."""
     engine = Engine(EngineSettings(policy="fifo"))
     engine.handle(LeaderStarted(epoch=1, holder="t"), now_s=0.0)
-    spec = JobSpec(
-        name="a", command=("true",), workers=WorkerRange(min=1, max=1), gpus_per_worker=8
-    )
+    spec = make_spec("a", gpus_per_worker=8)
     orders = [
         WorkerOrder(
             key=WorkerKey(JobId(name), 1, 0),

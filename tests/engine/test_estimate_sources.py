@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
-from common.model import JobSpec, JobState, WorkerRange
+from common.model import JobSpec, JobState
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.aryl.reclaim.preemption_cost import LEAST_WAIT_S, Costs
 from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ratio
-from tests.builders import make_job_view, make_snapshot, make_worker_view
+from tests.builders import make_job_view, make_snapshot, make_spec, make_worker_view
+from tests.tables import each_row
 
 
 def spec(*, expected_runtime_s: float | None = None) -> JobSpec:
     """A job of one GPU."""
-    return JobSpec(
-        name="j",
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
-        gpus_per_worker=1,
-        expected_runtime_s=expected_runtime_s,
-    )
+    return make_spec(expected_runtime_s=expected_runtime_s)
 
 
 def test_what_the_engine_writes_is_known_to_policies() -> None:
@@ -44,7 +38,7 @@ def test_what_the_engine_writes_is_known_to_policies() -> None:
         assert late_ratio(text) == LATE_RATIOS.get(source)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "latest_s"),
     [
         ("live progress", 125.0),

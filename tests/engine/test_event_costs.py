@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.model import GpuUuid, JobId, JobSpec, Mode, NodeName, NodeRole, Pool, WorkerRange
+from common.model import GpuUuid, JobId, Mode, NodeName, NodeRole, Pool
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import (
     GpuFact,
@@ -14,6 +14,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from tests.builders import make_spec
 from tests.engine.house import CHAT
 from tests.policies.counted_calls import calls
 
@@ -37,10 +38,7 @@ def _engine(*, nodes: int) -> Engine:
 
 
 def _submit(engine: Engine, number: int, *, workers: int = 1) -> JobId:
-    spec = JobSpec(
-        name=f"j{number}", command=("x",), workers=WorkerRange(min=workers, max=workers),
-        gpus_per_worker=8,
-    )  # fmt: skip
+    spec = make_spec(f"j{number}", workers=(workers, workers), gpus_per_worker=8)  # fmt: skip
     job_id = JobId(f"j{number:05}")
     engine.handle(JobSubmitted(job_id=job_id, spec=spec, tenant="t", user="u"), now_s=NOW_S)
     return job_id

@@ -20,6 +20,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
+from tests.tables import each_row
 
 BASE, FLEXIBLE = NodeName("t0"), NodeName("t1")
 
@@ -120,7 +121,7 @@ def strike(house: House, name: NodeName, job: JobEntry, how: str) -> None:
 WAYS = ("said", "rebooted", "silent", "confirmed dead")
 
 
-@pytest.mark.parametrize("how", WAYS)
+@each_row("how", WAYS)
 def test_a_lost_flexible_worker_only_shrinks_its_gang(how: str) -> None:
     """The attempt goes on with its base, which is told the new worker count; nobody is charged."""
     house = House()
@@ -148,7 +149,7 @@ def test_a_job_grows_again_after_it_lost_a_flexible_worker() -> None:
     assert (state(job), job.running_workers, sorted(job.workers)) == (JobState.RUNNING, 2, [0, 2])
 
 
-@pytest.mark.parametrize("how", WAYS)
+@each_row("how", WAYS)
 def test_a_lost_base_worker_ends_the_attempt(how: str) -> None:
     """Without its base a gang cannot go on; its flexible worker is told to stop."""
     house = House()

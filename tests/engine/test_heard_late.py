@@ -16,13 +16,14 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
 from tests.engine.losing import gone_report
+from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")
 GPUS = 8
 
 
-@pytest.mark.parametrize("end", ["success", "failure", "home"])
-@pytest.mark.parametrize(
+@each_row("end", ["success", "failure", "home"])
+@each_row(
     ("ended_ago_s", "counted_s"), [(200.0, 200.0), (HEARD_LATE_S, 385.0), (14.0, 400.0), (1e6, 0.0)]
 )
 def test_a_job_computed_until_its_worker_ended_however_late_that_was_heard(

@@ -14,6 +14,7 @@ from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerF
 from coordinator.engine.state.tables import JobEntry
 from tests.engine.black_hole import BROKEN, REST_S, BlackHole, Refusal
 from tests.engine.house import state
+from tests.tables import each_row
 
 SILENT = f"{STORAGE_SILENT} in 10 s"
 LOOKED = Refusal(f"workdir or checkpoint.path: {SILENT}", Fault.STORAGE)
@@ -58,7 +59,7 @@ def hangs(cell: BlackHole, job: JobEntry, why: Refusal = HUNG) -> NodeName:
     return worker.node
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("where", "why"),
     [
         ({"workdir": "/data/a"}, HUNG),
@@ -88,7 +89,7 @@ def test_many_jobs_of_one_directory_close_no_node() -> None:
     assert not cell.node("t0").failed_starts.closed_reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"),
     [
         ({"workdir": "/data/a"}, {"workdir": "/data/b"}),

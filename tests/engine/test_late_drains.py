@@ -29,6 +29,7 @@ from tests.engine.test_called_back import (
     loan_of,
     passes,
 )
+from tests.tables import each_row
 
 DEADLINE_S = RECLAIM.deadline_s
 LOST_AFTER_S = 15.0
@@ -103,7 +104,7 @@ def test_a_node_that_says_that_it_drains_after_its_deadline_is_a_late_reclaim() 
     is_late_by(house, 101.0)
 
 
-@pytest.mark.parametrize("took_s", [0.0, 1.0, 59.0, 60.0, 60.5, 61.0, 200.0])
+@each_row("took_s", [0.0, 1.0, 59.0, 60.0, 60.5, 61.0, 200.0])
 def test_the_instant_of_the_deadline_is_in_time_and_what_is_after_it_is_not(took_s: float) -> None:
     """A node that serves by then is a cancelled loan: its service has missed nothing that counts.
     What was late once stays so."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName, NodeRole, WorkerKey
 from coordinator.engine.engine import Engine, decode_state
@@ -20,6 +18,7 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.service.api.explain import node as explain_node
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
+from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")
 TIMEOUT_S = 40.0
@@ -65,8 +64,8 @@ def held(house: House, name: str = "t0") -> int:
     return sum(slot.holder is not None for slot in house.node(name).gpus)
 
 
-@pytest.mark.parametrize("launcher", list(Launcher))
-@pytest.mark.parametrize("is_lost", [False, True])
+@each_row("launcher", list(Launcher))
+@each_row("is_lost", [False, True])
 def test_a_gang_whose_node_died_before_it_was_ready_goes_elsewhere(
     launcher: Launcher, *, is_lost: bool
 ) -> None:

@@ -11,13 +11,11 @@ from common.model import (
     GpuRequest,
     GpuUuid,
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     NodeRole,
     Pool,
     ServiceName,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import (
@@ -33,6 +31,7 @@ from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start
 from coordinator.service.api.explain import job as explain_job
+from tests.builders import make_spec
 from tests.engine.house import state
 from tests.engine.journalled import journalled
 from tests.engine.reporting import facts
@@ -89,13 +88,7 @@ class Mixed:
         self, name: str, *types: str, gpus: int = 1, workers: tuple[int, int] = (1, 1)
     ) -> JobEntry:
         """A job that asks for these types, and a pass."""
-        spec = JobSpec(
-            name=name,
-            command=("x",),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
-            gpus_per_worker=gpus,
-            gpu=GpuRequest(types=types),
-        )
+        spec = make_spec(name, workers=workers, gpus_per_worker=gpus, gpu=GpuRequest(types=types))
         self.handle(JobSubmitted(job_id=JobId(name), spec=spec, tenant="t", user="u"))
         self.passes()
         return self.engine.state.jobs[JobId(name)]

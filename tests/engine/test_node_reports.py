@@ -20,6 +20,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from tests.engine.house import CHAT, House, state
 from tests.engine.reporting import Reporting
+from tests.tables import each_row
 
 R = NodeRole
 HOME_LIFE = (R.SERVING, R.DRAINING, R.ON_LOAN, R.VACATING, R.WARMING, R.SERVING)
@@ -110,7 +111,7 @@ def test_of_one_gpu_there_is_no_all() -> None:
     assert lone.report(R.SERVING, health=GpuHealth.LOST) == ["GPU GPU-1 is lost"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "told"),
     [
         (R.SERVING, R.ON_LOAN, "serving -> on_loan without draining"),
@@ -187,7 +188,7 @@ def claim(house: House, name: str, *facts: WorkerFact) -> None:
     assert house.engine.check() == []
 
 
-@pytest.mark.parametrize("phase", list(WorkerPhase))
+@each_row("phase", list(WorkerPhase))
 def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
     """Whatever it says of it, the job and the true holder stay as they are; it is told to stop."""
     house = House()

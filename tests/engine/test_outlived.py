@@ -13,11 +13,10 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.registry import policy
 from coordinator.service.api import explain
 from coordinator.sim.run.simulation import Submission
+from tests.builders import make_spec
 from tests.engine.house import House, state
 
-SPEC = JobSpec(
-    name="long", command=("train",), workers=WorkerRange(min=2, max=40), gpus_per_worker=8
-)
+SPEC = make_spec("long", workers=(2, 40), gpus_per_worker=8)
 THOUGHT_S = 20.0
 """The default running time of this cell: nobody says how long its jobs take."""
 

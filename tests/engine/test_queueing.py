@@ -17,7 +17,8 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.losing import gone_report, lend
-from tests.engine.test_safety import DELAYS, Op, often, perform, steps
+from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
+from tests.tables import each_row
 
 T0, I0 = NodeName("t0"), NodeName("i0")
 SUBMITTED_S = 20.0
@@ -70,7 +71,7 @@ def node_goes_home(house: House, job: JobEntry) -> None:
 WAYS = (not_in_time, node_dies, fails_to_start, gives_way, node_goes_home)
 
 
-@pytest.mark.parametrize("undone", WAYS)
+@each_row("undone", WAYS)
 def test_a_start_that_came_to_nothing_is_part_of_the_wait(
     undone: Callable[[House, JobEntry], None],
 ) -> None:
@@ -114,9 +115,7 @@ def hears_late(house: House, job: JobEntry, ended_ago_s: float) -> float:
     return house.sim.loop.now_s
 
 
-@pytest.mark.parametrize(
-    ("ended_ago_s", "waited_s"), [(200.0, 200.0), (15.0, 15.0), (14.0, 0.0), (1e6, 400.0)]
-)
+@each_row(("ended_ago_s", "waited_s"), [(200.0, 200.0), (15.0, 15.0), (14.0, 0.0), (1e6, 400.0)])
 def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
     ended_ago_s: float, waited_s: float
 ) -> None:

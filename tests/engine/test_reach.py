@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -11,7 +10,6 @@ from common.model import (
     GpuRequest,
     GpuUuid,
     JobId,
-    JobSpec,
     Mode,
     NodeName,
     NodeRole,
@@ -22,13 +20,15 @@ from common.profile import JobProfile
 from coordinator.engine.reach import shortened
 from coordinator.engine.state.events import GpuFact
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.policies.registry import POLICIES
 from coordinator.service.api import explain
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
+from tests.builders import make_spec
 from tests.engine.house import CHAT, House
 from tests.policies.counted_calls import calls
+from tests.policies.families import FAMILIES
+from tests.tables import each_row
 
 GPUS = 8
 JOBS = 6
@@ -50,10 +50,9 @@ def _submit(
     sim: Simulation, index: int, *, most: int, points: int = 0, gpu: GpuRequest | None = None
 ) -> None:
     """An elastic job of 1 to `most` workers; each other one has a deadline, and is of an app."""
-    spec = JobSpec(
-        name=f"j{index}",
-        command=("train",),
-        workers=WorkerRange(min=1, max=most),
+    spec = make_spec(
+        f"j{index}",
+        workers=(1, most),
         gpu=gpu or GpuRequest(),
         expected_runtime_s=5000.0,
         deadline_s=20_000.0 if index % 2 else None,
@@ -84,7 +83,7 @@ def _played(name: str, *, most: int, points: int) -> tuple[int, dict[str, object
     return count, {job_id: (job.state, job.running_workers) for job_id, job in jobs.items()}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", FAMILIES)
 def test_a_job_costs_a_policy_no_more_than_the_gpus_that_there_are(name: str) -> None:
     """Under every policy jobs of 1:100000 workers with long speed-up tables cost a cell of 8 GPUs
     hardly more calls than jobs of 1:8, and are decided alike."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.faults import Fault
@@ -12,6 +11,7 @@ from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
 from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.engine.house import state
+from tests.tables import each_row
 
 WORKDIR = "workdir '/data/run' is not a directory on this node"
 COMMAND = "command 'train' was not found on PATH '/usr/bin'"
@@ -129,8 +129,8 @@ def test_one_node_that_says_it_twice_is_still_one() -> None:
         cell.handle(PassDue())
 
 
-@pytest.mark.parametrize("names", [("t0", "t1"), ("t1", "t0")])
-@pytest.mark.parametrize("restarts", [0, 1])
+@each_row("names", [("t0", "t1"), ("t1", "t0")])
+@each_row("restarts", [0, 1])
 def test_two_nodes_of_one_gang_that_say_the_same_are_two(
     names: tuple[str, str], restarts: int
 ) -> None:

@@ -23,6 +23,7 @@ from coordinator.engine.state.events import (
 from tests.engine.house import House
 from tests.engine.house import state as state_of
 from tests.engine.reporting import N, Reporting, service
+from tests.tables import each_row
 
 A = OperatorAction
 STRANGER = WorkerKey(JobId("stranger"), 1, 0)
@@ -122,7 +123,7 @@ def test_one_that_is_heard_stays() -> None:
     assert "stop its agent" in last.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "why"),
     [
         (running_and_lost, "it may still run j"),

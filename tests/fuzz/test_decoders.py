@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.decoders import Decoder, all_decoders
+from tests.tables import each_row
 
 DECODERS = all_decoders()
 
@@ -35,14 +36,14 @@ NASTY = (
 """Inputs that have broken a decoder, of ours or of others."""
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each_row("name", DECODERS)
 def test_a_decoder_takes_what_is_right(name: str) -> None:
     """The inputs that fuzzing begins with are valid, else it would only see the first check."""
     for seed in DECODERS[name].seeds:
         DECODERS[name].decode(seed)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each_row("name", DECODERS)
 def test_nasty_bytes_raise_a_decoders_own_error(name: str) -> None:
     """Bad UTF-8, depth, huge integers and lengths, alone and behind what is right."""
     decoder = DECODERS[name]

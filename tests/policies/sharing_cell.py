@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from common.model import (
     CheckpointSpec,
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     Pool,
     Preemptibility,
-    WorkerRange,
 )
 from common.profile import JobProfile
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
@@ -21,6 +19,7 @@ from coordinator.policies.contract.decisions import Decision
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 
 SLICE_S = 60.0
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=5.0, suspend_s=0.5, resume_s=0.5, stop_s=5.0)
@@ -85,10 +84,9 @@ class Cell:
         """A job that saves on request, or never; its work is in seconds with its base gang."""
         each = gpus_per_worker or gpus
         least = gpus // each
-        spec = JobSpec(
-            name=name,
-            command=("train",),
-            workers=WorkerRange(min=least, max=most or least),
+        spec = make_spec(
+            name,
+            workers=(least, most or least),
             gpus_per_worker=each,
             priority=priority,
             preemptibility=preemptibility,

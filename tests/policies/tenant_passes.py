@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
+from common.model import JobId, NodeName, Pool, Preemptibility
 from common.profile import JobProfile
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import Event, PassDue
@@ -21,6 +21,7 @@ from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.run.cluster import Delays, NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 from tests.draws import pick
 
 NODE_GPUS = 8
@@ -226,10 +227,9 @@ class Cell(Simulation):
         """Let jobs come; their names end with their numbers."""
         for number, each in enumerate(jobs):
             least, most = each.workers
-            spec = JobSpec(
-                name=f"{each.tenant}{number}",
-                command=("train",),
-                workers=WorkerRange(min=least, max=most),
+            spec = make_spec(
+                f"{each.tenant}{number}",
+                workers=(least, most),
                 gpus_per_worker=each.gpus,
                 expected_runtime_s=each.work_s / least,
                 deadline_s=each.deadline_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
@@ -18,6 +17,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 STRICT = ("fifo", "yarn", "yarn-capacity", "yarn-fair", "mesos", "gandiva-lyra")
 
@@ -66,14 +66,14 @@ def starts(name: str, snapshot: ClusterSnapshot) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", STRICT)
-@pytest.mark.parametrize("why", ABSENT)
+@each_row("name", STRICT)
+@each_row("why", ABSENT)
 def test_a_gang_that_only_an_absent_node_could_complete_blocks_nobody(name: str, why: str) -> None:
     """Two whole nodes would idle for as long as the third is away."""
     assert starts(name, cell(absent(why))) == ["small"]
 
 
-@pytest.mark.parametrize("name", [name for name in STRICT if name != "mesos"])
+@each_row("name", [name for name in STRICT if name != "mesos"])
 def test_a_gang_that_waits_for_a_busy_node_still_blocks(name: str) -> None:
     """That one comes free by itself: strict is strict. Mesos' framework keeps its offers for it."""
     worker = make_worker_view("busy", 0, "n3", gpus=8)
@@ -83,7 +83,7 @@ def test_a_gang_that_waits_for_a_busy_node_still_blocks(name: str) -> None:
     assert starts(name, cell(make_node_view("n3", workers=[worker]), busy)) == []
 
 
-@pytest.mark.parametrize("name", STRICT)
+@each_row("name", STRICT)
 def test_it_says_that_it_waits_for_an_absent_node(name: str) -> None:
     """With the node's name; and that nobody waits behind it."""
     holds = policy(name).pending_reasons(cell(absent("lost")), b"")
@@ -92,7 +92,7 @@ def test_it_says_that_it_waits_for_an_absent_node(name: str) -> None:
     assert "can never run here" not in said
 
 
-@pytest.mark.parametrize("name", STRICT)
+@each_row("name", STRICT)
 def test_with_the_node_back_the_gang_goes_first(name: str) -> None:
     """It kept its place in the line."""
     assert starts(name, cell(make_node_view("n3")))[0] == "gang"

@@ -3,7 +3,6 @@ the last of them, under policies that share none."""
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobState, NodeName
@@ -14,6 +13,7 @@ from coordinator.policies.parts.pooling import pools
 from coordinator.policies.registry import policy as bundle
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import DELAYS, Cell
+from tests.tables import each_row
 
 N0 = NodeName("n0")
 
@@ -68,7 +68,7 @@ def test_shared_gpus_count_once_in_what_can_be_shared_out() -> None:
     assert floor.free == {N0: 0}
 
 
-@pytest.mark.parametrize("policy", ["srtf", "tiresias:limits=10", "themis:lease_s=60", "afs"])
+@each_row("policy", ["srtf", "tiresias:limits=10", "themis:lease_s=60", "afs"])
 def test_nobody_is_stopped_in_vain_after_a_live_switch(policy: str) -> None:
     """Three jobs have the same GPUs: all of them leave for a start that is not refused."""
     cell = Cell(delays=DELAYS)

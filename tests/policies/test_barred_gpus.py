@@ -32,7 +32,7 @@ from tests.builders import (
     make_worker_view,
 )
 from tests.draws import pick, whole, yes_or_no
-from tests.policies.safety import settle
+from tests.properties.safety import settle
 
 N0 = NodeName("n0")
 GPUS = tuple(GpuUuid(f"GPU-{number}") for number in range(8))

@@ -23,6 +23,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     measures,
 )
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 LATER_S = NOW_S + 100_000.0
 J = JobId("j")
@@ -136,7 +137,7 @@ def test_a_gang_is_another_one_to_frameworks_that_saw_its_pre_run() -> None:
 # --- nodes that a job leaves alone --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_who_leaves_a_node_alone_starts_on_another_one(name: str) -> None:
     """At once, although the node that it leaves alone is the first that would take it."""
     job = replace(PRERUN, avoid_nodes=(NodeName("n0"),))

@@ -7,13 +7,14 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy as named
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_spec, make_worker_view
+from tests.tables import each_row
 
 BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")
 """Policies that serve the tenant that has least."""
@@ -47,13 +48,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
         Submission(
             at_s=60.0 * number,
             job_id=JobId(f"{number:02d}-{owner}"),
-            spec=JobSpec(
-                name="j",
-                command=("train",),
-                workers=WorkerRange(min=1, max=1),
-                gpus_per_worker=1,
-                expected_runtime_s=300.0 + 7.0 * number,
-            ),
+            spec=make_spec(expected_runtime_s=300.0 + 7.0 * number),
             work_s=300.0 + 7.0 * number,
             tenant=owner,
         )
@@ -67,7 +62,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
     return Counter(job.tenant for job in jobs if job.state != JobState.PENDING)
 
 
-@pytest.mark.parametrize("policy", BY_THE_TREE)
+@each_row("policy", BY_THE_TREE)
 def test_equals_take_turns(policy: str) -> None:
     """Three tenants on two GPUs: where all have none of a GPU that comes free the one whose job
     waits for longest has it, so that nobody stands behind the same two for ever."""
@@ -76,7 +71,7 @@ def test_equals_take_turns(policy: str) -> None:
     assert max(found.values()) - min(found[each.name] for each in FLAT) <= 1
 
 
-@pytest.mark.parametrize("policy", BY_THE_TREE)
+@each_row("policy", BY_THE_TREE)
 def test_teams_of_a_small_organisation_take_turns(policy: str) -> None:
     """Its part is less than a GPU for each of its three teams, and its sibling weighs far more."""
     found = started(policy, NESTED)

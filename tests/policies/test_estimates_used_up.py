@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.snapshot import JobView
 from tests.builders import NOW_S, make_job_view
+from tests.tables import each_row
 
 RATE = 4.0
 
@@ -23,7 +23,7 @@ def view(left_s: float, as_of_s: float, least_work_s: float = 8.0) -> JobView:
     )
 
 
-@pytest.mark.parametrize("rounding", [-4e-15, 0.0, 4e-15, 1e-9])
+@each_row("rounding", [-4e-15, 0.0, 4e-15, 1e-9])
 def test_views_of_different_instants_agree_where_an_estimate_is_used_up(rounding: float) -> None:
     """An older view comes there by arithmetic and a fresh one exactly: both have outlived it."""
     ran_s = 4.5

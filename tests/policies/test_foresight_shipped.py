@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from msgspec.structs import asdict, replace
 
 from common.model import JobState, NodeRole, Preemptibility
@@ -24,6 +23,7 @@ from tests.builders import (
 from tests.policies.midnight import HOUR_S, cell, hours, lent_node, ten_days, with_home
 from tests.policies.test_foresight import noon_and_midnight
 from tests.policies.test_near_home import beside_flexible
+from tests.tables import each_row
 
 
 def ends_in_a_minute() -> ClusterSnapshot:
@@ -108,9 +108,7 @@ CASES: dict[str, tuple[Callable[[], ClusterSnapshot], str, tuple[str, ...]]] = {
 """Per knob a cell, other knobs, and values with which it decides otherwise there."""
 
 
-@pytest.mark.parametrize(
-    ("case", "value"), [(case, value) for case, found in CASES.items() for value in found[2]]
-)
+@each_row(("case", "value"), [(case, value) for case, found in CASES.items() for value in found[2]])
 def test_every_part_that_is_shipped_decides_something(case: str, value: str) -> None:
     """As shipped it does other things than with that knob turned, in a cell where it matters."""
     snapshot, others, _ = CASES[case]

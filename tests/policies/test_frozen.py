@@ -16,6 +16,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.tables import each_row
 
 
 def short(mode: Mode = Mode.ACT) -> ClusterSnapshot:
@@ -33,7 +34,7 @@ def short(mode: Mode = Mode.ACT) -> ClusterSnapshot:
     )
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_a_frozen_service_that_is_short_gets_its_node_back(name: str) -> None:
     """By every policy, in the way that it knows: the promise to services comes first."""
     decisions = policy(name).lend(short())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from tests.policies.machines import cell, decide, job, machine, started
+from tests.tables import each_row
 
 
 def promised(snapshot: ClusterSnapshot, *tenants: TenantView) -> ClusterSnapshot:
@@ -24,7 +24,7 @@ def one_node(*jobs: JobView, gpus: int = 8) -> ClusterSnapshot:
 # --- what a tenant may take ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("used", "room"), [(0, 6), (3, 6), (4, 6), (5, 5), (6, 4)])
+@each_row(("used", "room"), [(0, 6), (3, 6), (4, 6), (5, 5), (6, 4)])
 def test_a_tenant_keeps_of_its_idle_guarantee_what_it_does_not_lend(used: int, room: int) -> None:
     """Of six promised two are lent: with `used` in use, 6 - used - 2 of the idle ones are kept."""
     mine = job("b", "B")

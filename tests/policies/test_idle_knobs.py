@@ -23,13 +23,14 @@ from coordinator.sim.run.play import play
 from coordinator.workloads.records import Workload
 from coordinator.workloads.shaping import with_fungible_share
 from tests.sim.small import small
+from tests.tables import each_row
 
 SCALES = "is_scaling, which is false"
 LENDS = "is_loaning, which is false"
 PREFERS = "elastic_base_prefers_loan, which is false"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "needs"),
     [
         ("fifo:resize_cost_s=60", SCALES),
@@ -74,7 +75,7 @@ def test_a_cell_s_settings_are_refused_by_the_same_words() -> None:
         check(settings)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "fifo:reclaim=cost:resize_cost_s=5",

@@ -10,6 +10,7 @@ from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.knob_text import knobs
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.registry import POLICIES, policy
+from tests.tables import each_row
 
 
 class ToyKnobs(Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class ToyKnobs(Struct, frozen=True, kw_only=True):
     slice_s: float = 1.0
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_every_default_can_be_written_as_it_is_shown(name: str) -> None:
     """`NAME:KNOB=DEFAULT` for all knobs at once is the policy as it was."""
     made = POLICIES[name]
@@ -49,7 +50,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "knob"), NUMBERS)
+@each_row(("name", "knob"), NUMBERS)
 def test_no_number_is_endless_or_none_at_all(name: str, knob: str) -> None:
     """Whatever its type says: a pass that compares with NaN or waits for ever decides nothing."""
     for value in ("inf", "-inf", "nan", "1e999"):
@@ -68,7 +69,7 @@ def test_every_number_says_from_where_on_it_makes_sense() -> None:
     assert not open_ended
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("tetris:srtf_weight=-1", "srtf_weight=-1: Expected `float` >= 0"),
@@ -141,7 +142,7 @@ IDLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "turned", "needs"), IDLE)
+@each_row(("name", "turned", "needs"), IDLE)
 def test_a_knob_that_decides_nothing_is_refused(name: str, turned: str, needs: str) -> None:
     """Whoever turns it expects a difference, and is told which other knob it needs; once that one
     is on, in whichever order they are written, it is taken."""
@@ -156,7 +157,7 @@ def test_a_knob_that_decides_nothing_is_refused(name: str, turned: str, needs: s
         assert found.default == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "aryl:lifetime_odds=false:near_quantile=null:claim_stretch=30:claims_most=1",

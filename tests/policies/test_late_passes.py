@@ -10,6 +10,7 @@ from coordinator.policies.contract.decisions import Allocation, Decision, Preemp
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 IN_TURNS = ("las", "themis-lp", "themis", "afs-p", "tiresias:limits=600")
 LATE_S = 0.25
@@ -56,7 +57,7 @@ def turns_at(name: str, late_s: float) -> tuple[str, list[tuple[type, str]], All
     return waits, whom(found.decisions), found
 
 
-@pytest.mark.parametrize("name", IN_TURNS)
+@each_row("name", IN_TURNS)
 def test_a_turn_that_is_due_is_taken_in_a_late_pass_too(name: str) -> None:
     """The one that waits gets its turn, as it would have at the very instant."""
     waits, in_time, _ = turns_at(name, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobState
@@ -12,6 +11,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 ROUNDS = {"las", "themis-lp"}
 """In their first round nobody is owed more than anybody else."""
@@ -41,7 +41,7 @@ def cell(tenants: Mapping[str, str], free_gpus: int) -> ClusterSnapshot:
     return make_snapshot(nodes=nodes, jobs=jobs)
 
 
-@pytest.mark.parametrize("name", LINED)
+@each_row("name", LINED)
 def test_number_one_of_those_that_wait_starts_when_a_gpu_falls_free(name: str) -> None:
     """Of four alike, whatever their names are."""
     four = dict.fromkeys("dcba", "one")
@@ -50,14 +50,14 @@ def test_number_one_of_those_that_wait_starts_when_a_gpu_falls_free(name: str) -
     assert first == next(made.job_id for made in decisions if isinstance(made, Start))
 
 
-@pytest.mark.parametrize("name", ["afs", "afs-lyra", "gandiva-sets", "qos", "qos-edf", "sjf"])
+@each_row("name", ["afs", "afs-lyra", "gandiva-sets", "qos", "qos-edf", "sjf"])
 def test_the_others_stand_behind_it_in_the_same_order(name: str) -> None:
     """By submission here, which agrees with shortness and with deadlines."""
     holds = policy(name).pending_reasons(cell(dict.fromkeys("dcba", "one"), 0), b"")
     assert [hold.job_id for hold in holds] == list("dcba")
 
 
-@pytest.mark.parametrize("name", ["drf", "mesos", "yarn-capacity", "yarn-fair"])
+@each_row("name", ["drf", "mesos", "yarn-capacity", "yarn-fair"])
 def test_the_tenant_that_is_served_next_has_the_first_job(name: str) -> None:
     """Not the one whose name comes first, or whose job was submitted first."""
     waiting = {"d": "used", "c": "wants"}

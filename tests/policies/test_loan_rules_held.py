@@ -17,6 +17,7 @@ from tests.builders import (
     make_worker_view,
 )
 from tests.policies.midnight import HOUR_S, MIDNIGHT_S, hours, ten_days
+from tests.tables import each_row
 
 LENT, SERVING = 80, 20
 
@@ -65,7 +66,7 @@ def beside_home(opens_s: float, job: JobView) -> ClusterSnapshot:
     return fleet([busy, job], home=(make_node_view("t1", workers=[worker]),))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("opens_s", "least_q", "goes_by", "not_by"),
     [
         (1.0, 0.25, 0.9, (0.5, 0.99)),

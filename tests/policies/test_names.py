@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from coordinator.policies.names import DEFAULT, YARDSTICK
 from coordinator.policies.registry import POLICIES
 from coordinator.sim.inputs.failure_sources import FailureSource
+from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2] / "coordinator"
 SOURCES = sorted(path for floor in ("engine", "sim") for path in (ROOT / floor).rglob("*.py"))
@@ -35,14 +34,14 @@ def names_in(source: str) -> Iterator[str]:
                 pass
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@each_row("path", SOURCES)
 def test_no_engine_and_no_simulator_names_a_policy(path: Path) -> None:
     """One that is added, renamed or brought by a plug-in changes nothing there."""
     found = {(path.name, name) for name in names_in(path.read_text())}
     assert found <= NO_POLICIES
 
 
-@pytest.mark.parametrize(
+@each_row(
     "source",
     [
         'if policy == "themis":\n    pass',

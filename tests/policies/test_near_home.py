@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
@@ -22,6 +21,7 @@ from tests.policies.midnight import (
     starts,
     with_home,
 )
+from tests.tables import each_row
 
 
 def test_who_is_kept_from_home_by_a_claim_alone_takes_no_chances() -> None:
@@ -57,8 +57,8 @@ def beside_flexible(*, has_room: bool) -> ClusterSnapshot:
     )
 
 
-@pytest.mark.parametrize("near", ["0.9", "null"])
-@pytest.mark.parametrize(
+@each_row("near", ["0.9", "null"])
+@each_row(
     ("has_room", "odds", "node"),
     [(True, "true", "t2"), (True, "false", "l1"), (False, "true", "l1")],
 )

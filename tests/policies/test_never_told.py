@@ -17,6 +17,7 @@ from tests.builders import (
     make_snapshot,
 )
 from tests.policies.tenant_books import names, runs
+from tests.tables import each_row
 
 WHY = "can never run here: all 2 nodes of type H100 have 4 GPUs together, room for 2 workers"
 
@@ -43,7 +44,7 @@ def cell(*jobs: JobView) -> ClusterSnapshot:
     return make_snapshot(nodes=there, jobs=jobs)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_a_job_that_can_never_run_is_told_so_under_every_policy(name: str) -> None:
     """Whoever is before it, and whatever the policy weighs; those that decide jointly add nothing
     that would not be true of it."""
@@ -120,8 +121,8 @@ def t4_job(**wants: int) -> JobView:
     return replace(make_job_view("j", types=("T4",)), tenant="a", **wants)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize(
+@each_row("name", sorted(POLICIES))
+@each_row(
     ("role", "why"),
     [
         (NodeRole.SERVING, "2 nodes of type T4 not lent to training"),
@@ -137,8 +138,8 @@ def test_a_job_is_told_that_no_node_of_its_type_is_open_under_every_policy(
     assert not [said for said in blockers if "never" in said]
 
 
-@pytest.mark.parametrize("name", ["drf", "tetris"])
-@pytest.mark.parametrize("is_open", [False, True])
+@each_row("name", ["drf", "tetris"])
+@each_row("is_open", [False, True])
 def test_what_no_node_has_cpus_or_memory_for_can_never_run(name: str, is_open: bool) -> None:
     """Whether or not its nodes are open now."""
     nodes = of_t4(NodeRole.TRAINING, is_open=is_open)
@@ -146,7 +147,7 @@ def test_what_no_node_has_cpus_or_memory_for_can_never_run(name: str, is_open: b
         assert told(name, nodes, t4_job(**wants))[0].startswith("can never run here: its CPUs")
 
 
-@pytest.mark.parametrize("name", ["drf", "tetris", "yarn", "mesos", "philly"])
+@each_row("name", ["drf", "tetris", "yarn", "mesos", "philly"])
 def test_a_job_that_others_keep_from_its_nodes_is_not_told_which_are_closed(name: str) -> None:
     """One is open, and would hold it if nobody else were there."""
     closed, open_ = of_t4(NodeRole.TRAINING, is_open=True)
@@ -154,7 +155,7 @@ def test_a_job_that_others_keep_from_its_nodes_is_not_told_which_are_closed(name
     assert not [said for said in told(name, nodes, t4_job()) if "closed to workers" in said]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_a_node_that_a_job_avoids_is_not_open_to_it(name: str) -> None:
     """With nobody else there it would run nowhere, so which nodes are closed is told."""
     closed, avoided = of_t4(NodeRole.TRAINING, is_open=True)
@@ -163,8 +164,8 @@ def test_a_node_that_a_job_avoids_is_not_open_to_it(name: str) -> None:
     assert told(name, nodes, asks).count("1 node of type T4 closed to workers now") == 1
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("cpus", [0, 8])
+@each_row("name", sorted(POLICIES))
+@each_row("cpus", [0, 8])
 def test_a_node_without_gpus_hosts_nobody_whatever_else_it_has(name: str, cpus: int) -> None:
     """Its driver may have found none: a job that fits nowhere else waits, others go elsewhere."""
     bare = replace(make_node_view("c0", gpus=0, gpu_type=""), cpus=cpus)

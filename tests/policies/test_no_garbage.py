@@ -17,6 +17,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.tables import each_row
 
 
 def busy_cell() -> ClusterSnapshot:
@@ -43,7 +44,7 @@ def garbage_of(run: Callable[[], object]) -> int:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", ["fifo", "sjf", "aryl", "foresight", "aryl-loan"])
+@each_row("name", ["fifo", "sjf", "aryl", "foresight", "aryl-loan"])
 def test_a_scheduling_pass_leaves_no_garbage(name: str) -> None:
     """All that it made goes with it: what it saw of the cluster would else stay for thousands of
     passes."""

@@ -19,6 +19,7 @@ from coordinator.policies.schedulers.mesos.offers import (
 )
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
 from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
 
 N0, N1, N2 = (NodeName(f"n{number}") for number in range(3))
 
@@ -114,7 +115,7 @@ def hoards(now_s: float = 100.0, **since_s: float) -> Hoards:
     return Hoards(since_s, now_s=now_s, hoard_s=50.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("since_s", "who"),
     [
         ({"a": 51.0}, None),

@@ -17,12 +17,14 @@ from coordinator.policies.aryl.reclaim.preemption_cost import CostModel, Costs
 from coordinator.policies.aryl.reclaim.problem import by_priority
 from coordinator.policies.contract.decisions import Preempt, Reclaim, Start
 from coordinator.policies.contract.snapshot import JobView, NodeView, TenantView
-from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.registry import policy
 from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import make_cluster, make_job_view, make_service_view, make_snapshot
 from tests.draws import pick, whole
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 ROUNDS = ("las", "pollux", "themis", "themis-lp", "themis-simple")
 """They stop jobs for their own turns as well."""
@@ -63,7 +65,7 @@ def test_of_nodes_that_would_do_the_one_with_lower_priorities_is_cleared() -> No
     assert names(found.decisions, Preempt) == {"high2", "low"}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", FAMILIES)
 def test_under_every_policy_the_lesser_jobs_of_a_borrower_give_way(name: str) -> None:
     """Five jobs of priority 0 and three of 500, one GPU each, and four GPUs are due."""
     tenants = [
@@ -85,7 +87,7 @@ def test_under_every_policy_the_lesser_jobs_of_a_borrower_give_way(name: str) ->
 # --- reclaims -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "aryl",
@@ -96,7 +98,7 @@ def test_under_every_policy_the_lesser_jobs_of_a_borrower_give_way(name: str) ->
         "aryl:reclaim=near-optimum:reclaim_cost=lost-gpu-s",
     ],
 )
-@pytest.mark.parametrize("high", ["j1", "j2"])
+@each_row("high", ["j1", "j2"])
 def test_the_lent_node_with_the_lower_priority_goes_home(name: str, high: str) -> None:
     """Of two nodes with a job each, though the other one would lose less by a stop."""
     nodes, jobs = make_cluster({"n1": {"j1": 8}, "n2": {"j2": 8}})

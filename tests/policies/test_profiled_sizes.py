@@ -22,6 +22,7 @@ from tests.builders import (
     make_snapshot,
 )
 from tests.policies.profiled import DIP, SPEEDUP, decided, node, phase_2, running, size_of, told
+from tests.tables import each_row
 
 
 @pytest.mark.parametrize("name", ["aryl", "foresight", "aryl-elastic"])
@@ -101,7 +102,7 @@ def test_a_job_past_its_best_size_gives_workers_up() -> None:
     assert "save 6250.0 s, and a resize costs 7200 s" in why
 
 
-@pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 0), (2, 2), (3, 2)])
+@each_row(("free", "count"), [(0, 0), (1, 0), (2, 2), (3, 2)])
 def test_a_dip_is_crossed_at_once_or_not_at_all(free: int, count: int) -> None:
     """One worker more would slow it down, so it waits until there is room for two."""
     job = running("j", workers=(1, 4), on=["n1"], speedup=DIP)

@@ -26,7 +26,14 @@ from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobV
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_spec,
+    make_worker_view,
+)
 from tests.draws import pick
 
 PRERUN_S = 300.0
@@ -226,11 +233,9 @@ def spec(draw: st.DrawFn) -> tuple[float, JobSpec]:
     """
     workers = draw(pick(1, 2, 4, 8, 16))
     runs_s = float(draw(pick(200, 900, 3000)))
-    made = JobSpec(
-        name="x",
-        command=("x",),
-        workers=WorkerRange(min=workers, max=workers * draw(pick(1, 1, 2))),
-        gpus_per_worker=1,
+    made = make_spec(
+        "x",
+        workers=(workers, workers * draw(pick(1, 1, 2))),
         expected_runtime_s=runs_s,
         deadline_s=draw(
             pick(None, runs_s * 1.06, runs_s * 1.1 + PRERUN_S, runs_s * 1.5 + 400.0, runs_s * 3.0)

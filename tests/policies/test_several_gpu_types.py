@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole, Preemptibility
@@ -21,6 +20,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 GUESTS = "opportunistic"
 """Whose jobs for several types run on lent nodes alone, which is what it is compared for."""
@@ -50,7 +50,7 @@ def started(
     return {made.job_id: made.gpu_type for made in decisions if isinstance(made, Start)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_who_accepts_several_types_waits_for_none_while_another_is_free(name: str) -> None:
     """Two jobs for a whole node each, one node of each type: both run."""
     for types, deadline_at_s in product(((), ("A100", "H100"), ("H100", "A100")), DEADLINES):
@@ -88,8 +88,8 @@ def behind_a_full_type() -> tuple[list[JobView], list[NodeView]]:
     return [holds, first], [full, NODES[1]]
 
 
-@pytest.mark.parametrize("types", [("H100",), ("A100", "H100")])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - ONE_LINE.keys()))
+@each_row("types", [("H100",), ("A100", "H100")])
+@each_row("name", sorted(set(NAMES) - ONE_LINE.keys()))
 def test_who_waits_for_one_type_keeps_nobody_from_another(
     name: str, types: tuple[str, ...]
 ) -> None:
@@ -99,7 +99,7 @@ def test_who_waits_for_one_type_keeps_nobody_from_another(
     assert started(name, [*jobs, second], nodes) == {"second": "H100"}
 
 
-@pytest.mark.parametrize("name", LINES)
+@each_row("name", LINES)
 def test_a_strict_line_is_strict_on_each_type(name: str) -> None:
     """Half a node of the full type is free: the first needs all of it, the second could have it."""
     jobs, nodes = behind_a_full_type()
@@ -112,7 +112,7 @@ def test_a_strict_line_is_strict_on_each_type(name: str) -> None:
     assert started(name, [*jobs, second, third], nodes) == {"third": "H100"}
 
 
-@pytest.mark.parametrize("name", LINES)
+@each_row("name", LINES)
 def test_who_could_never_run_on_a_type_keeps_nobody_waiting_there(name: str) -> None:
     """The first of a line accepts both types; only the nodes of one could ever hold its gang."""
     jobs, nodes = behind_a_full_type()
@@ -122,7 +122,7 @@ def test_who_could_never_run_on_a_type_keeps_nobody_waiting_there(name: str) -> 
     assert started(name, [*jobs, second], nodes) == {"second": "H100"}
 
 
-@pytest.mark.parametrize("name", sorted(set(LINES) - {"fifo", "gandiva-lyra"}))
+@each_row("name", sorted(set(LINES) - {"fifo", "gandiva-lyra"}))
 def test_who_is_behind_another_on_some_types_is_told_on_which_it_looked(name: str) -> None:
     """Half a node of the first's type is free and would do; of the other type nothing is."""
     [holds, first], [_, other] = behind_a_full_type()
@@ -141,8 +141,8 @@ def test_who_is_behind_another_on_some_types_is_told_on_which_it_looked(name: st
     assert "it is the first" not in said
 
 
-@pytest.mark.parametrize("never", NEVER.values(), ids=NEVER)
-@pytest.mark.parametrize("name", NAMES)
+@each_row("never", NEVER.values(), ids=NEVER)
+@each_row("name", NAMES)
 def test_who_could_never_run_keeps_nobody_waiting(name: str, never: JobView) -> None:
     """Submitted before the others or behind them, it does not start, and they do."""
     others = [
@@ -160,7 +160,7 @@ def test_who_could_never_run_keeps_nobody_waiting(name: str, never: JobView) -> 
         assert started(name, jobs, nodes).keys() == {"whole", "elastic"}, (at_s, deadline_at_s)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not policy(name).parts.loan])
+@each_row("name", [name for name in NAMES if not policy(name).parts.loan])
 def test_who_could_run_only_on_nodes_that_nobody_lends_keeps_nobody_waiting(name: str) -> None:
     """A service's two nodes would hold it, and this policy lends none of them."""
     serving = [
@@ -177,7 +177,7 @@ def test_who_could_run_only_on_nodes_that_nobody_lends_keeps_nobody_waiting(name
     assert [made.job_id for made in decisions if isinstance(made, Start)] == ["small"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "at_s"),
     [
         *((name, 1.0) for name in ("afs", "afs-lyra", "qos", "qos-edf", "qos-elasticflow")),
@@ -200,9 +200,9 @@ COUNTING = ["afs", "afs-lyra", "afs-p", "pollux:grows_at_most=null", "themis-sim
 """Policies that themselves say how many workers an elastic job has."""
 
 
-@pytest.mark.parametrize("name", COUNTING)
-@pytest.mark.parametrize("runs", [False, True])
-@pytest.mark.parametrize(("other_gpus", "workers"), [(0, 6), (3, 4)])
+@each_row("name", COUNTING)
+@each_row("runs", [False, True])
+@each_row(("other_gpus", "workers"), [(0, 6), (3, 4)])
 def test_workers_that_stand_for_one_are_given_and_counted_together(
     name: str, runs: bool, other_gpus: int, workers: int
 ) -> None:

@@ -10,6 +10,7 @@ from coordinator.policies.contract.decisions import Loan, Recommend
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, policy
 from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
+from tests.tables import each_row
 
 WANTS = make_job_view("wants", gpus_per_worker=4)
 LENDING = sorted(name for name in POLICIES if POLICIES[name].parts.loan)
@@ -30,7 +31,7 @@ def cell(*sick: str, mode: Mode = Mode.ACT) -> ClusterSnapshot:
     return make_snapshot(nodes=nodes, jobs=[WANTS], services=[service])
 
 
-@pytest.mark.parametrize("name", LENDING)
+@each_row("name", LENDING)
 def test_another_node_is_lent_and_none_where_there_is_no_other(name: str) -> None:
     """By every policy that lends, also by those that lend all that is spare."""
     made = policy(name)

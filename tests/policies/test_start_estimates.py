@@ -14,6 +14,7 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.policies.profiled import told
+from tests.tables import each_row
 
 CURVE = ((2, 1.0), (4, 1.5), (8, 2.0))
 """Four workers are half as fast again as two, not twice as fast."""
@@ -92,8 +93,8 @@ def test_a_guard_that_is_told_nothing_trusts_the_curve() -> None:
     assert kept.estimated_runtime_s == pytest.approx(4000.0)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@pytest.mark.parametrize("tenants", [(), (A4,)], ids=["alone", "within a quota"])
+@each_row("name", sorted(POLICIES))
+@each_row("tenants", [(), (A4,)], ids=["alone", "within a quota"])
 def test_every_policy_tells_the_same_of_the_same_start(
     name: str, tenants: tuple[TenantView, ...]
 ) -> None:

@@ -15,7 +15,6 @@ from types import GenericAlias
 from typing import Any, cast
 
 import msgspec
-import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields, replace
 
@@ -31,6 +30,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 STORED = Path(__file__).parents[1] / "data" / "memory"
 
@@ -112,13 +112,13 @@ def read(recording: str) -> Any:
     return recalled((STORED / f"{recording}.msgpack").read_bytes(), kind_of(recording))
 
 
-@pytest.mark.parametrize("recording", sorted(NAMED))
+@each_row("recording", sorted(NAMED))
 def test_what_an_earlier_release_remembered_is_read_whole(recording: str) -> None:
     """Every field that its bytes set is found again, with its value and under its name."""
     assert lost(NAMED[recording], read(recording)) == []
 
 
-@pytest.mark.parametrize("recording", sorted(NAMED))
+@each_row("recording", sorted(NAMED))
 def test_what_is_remembered_is_stored_where_it_was(recording: str) -> None:
     """What was read is written with all that was there, for whoever reads it as it was."""
     memory = (STORED / f"{recording}.msgpack").read_bytes()
@@ -126,7 +126,7 @@ def test_what_is_remembered_is_stored_where_it_was(recording: str) -> None:
     assert lost(msgspec.msgpack.decode(memory), after) == []
 
 
-@pytest.mark.parametrize("policy", sorted(KINDS))
+@each_row("policy", sorted(KINDS))
 def test_every_field_of_a_memory_is_recorded(policy: str) -> None:
     """In the last recording, with a value other than its default: else it could not be missed."""
     memory = read(LATEST[policy])

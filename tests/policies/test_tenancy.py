@@ -16,6 +16,7 @@ from coordinator.engine.state.settings import TenantSettings, check_tenants
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 SUSPENDED = JobState.SUSPENDED
 
@@ -217,7 +218,7 @@ def nested(*jobs: JobView, lends: int | None = 0, kept: int | None = None) -> Cl
     return cell(*jobs, tenants=tenants, nodes=8)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lends", "kept", "left"),
     [(0, None, 32), (8, None, 40), (8, 0, 32), (0, 16, 32), (None, 4, 36)],
 )
@@ -264,8 +265,8 @@ def sits(name: str, tenant: str, *uuids: int, state: JobState = JobState.RUNNING
     return replace(made, state=state, placed=(replace(made.placed[0], gpu_uuids=named),))
 
 
-@pytest.mark.parametrize("computes", ["a", "b"])
-@pytest.mark.parametrize("is_turned", [False, True])
+@each_row("computes", ["a", "b"])
+@each_row("is_turned", [False, True])
 def test_tenants_that_take_turns_on_gpus_have_equal_parts(computes: str, is_turned: bool) -> None:
     """Whoever computes now, and whoever comes first by name; the sum is the GPUs in use."""
     jobs = [
@@ -300,7 +301,7 @@ def test_parts_of_shared_gpus_are_the_gpus_in_use(jobs: list[tuple[str, set[int]
 # --- settings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tenants", "says"),
     [
         ([{"name": "a"}, {"name": "a"}], "a is listed twice"),

@@ -16,9 +16,10 @@ from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_cluster, make_service_view, make_snapshot
 from tests.policies import tenant_books as books
 from tests.policies.machines import cell, job, machine
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpu_s", "said"),
     [
         (0.0, "all of its work is saved"),
@@ -32,7 +33,7 @@ def test_work_that_is_not_saved_is_not_called_lost(gpu_s: float, said: str) -> N
     assert unsaved(gpu_s) == said
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "said"),
     [
         ((), "no job takes"),
@@ -106,7 +107,7 @@ def test_who_is_stopped_for_a_deadline_is_told_which(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("takers", "said"),
     [
         (("soon",), "for the deadline of soon in 60 s"),

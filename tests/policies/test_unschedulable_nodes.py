@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pytest
-
-from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
+from common.model import JobId, NodeName, Pool
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
-from coordinator.policies.registry import POLICIES
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
+from tests.policies.families import FAMILIES
+from tests.tables import each_row
 
 CUT_S = 200.0
 SOON_S = 720.0
@@ -40,12 +40,7 @@ class Cut(Simulation):
 
     def asks(self, name: str, tenant: str, at_s: float, workers: int, runs_s: float) -> None:
         """A rigid job of one GPU a worker."""
-        spec = JobSpec(
-            name=name,
-            command=("train",),
-            workers=WorkerRange(min=workers, max=workers),
-            expected_runtime_s=runs_s,
-        )
+        spec = make_spec(name, workers=(workers, workers), expected_runtime_s=runs_s)
         work_s = workers * runs_s
         job = Submission(at_s=at_s, job_id=JobId(name), spec=spec, work_s=work_s, tenant=tenant)
         self.submit([job])
@@ -56,9 +51,9 @@ class Cut(Simulation):
                 self.starts.setdefault(str(each.job_id), self.loop.now_s)
 
 
-@pytest.mark.parametrize("tenants", [(), TENANTS], ids=["alone", "tenants"])
-@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "cordoned"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("tenants", [(), TENANTS], ids=["alone", "tenants"])
+@each_row("is_lost", [True, False], ids=["lost", "cordoned"])
+@each_row("policy", FAMILIES)
 def test_a_job_starts_on_a_healthy_node_whatever_runs_on_one_that_takes_nobody(
     policy: str, is_lost: bool, tenants: tuple[TenantSettings, ...]
 ) -> None:

@@ -41,6 +41,7 @@ from common.model import JobId, NodeName, NodeRole, WorkerKey
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import CELL, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
+from tests.tables import each_row
 
 TOLD: dict[Callable[..., str], type[Message]] = {
     subjects.node_report: NodeReport,
@@ -57,11 +58,7 @@ ANSWERED: dict[Callable[..., str], type[Message]] = {
 
 def cases(table: dict[Callable[..., str], type[Message]]) -> list[Any]:
     """Every way to spoil every message of a table, as test parameters."""
-    return [
-        pytest.param(subject, case, id=f"{subject.__name__} {case.why}")
-        for subject, kind in table.items()
-        for case in spoilt(kind)
-    ]
+    return [(subject, case) for subject, kind in table.items() for case in spoilt(kind)]
 
 
 def state(coordinator: Coordinator) -> bytes:
@@ -80,7 +77,7 @@ def test_every_subject_of_a_node_is_covered_here() -> None:
     assert declared == {*TOLD, *ANSWERED}
 
 
-@pytest.mark.parametrize(("subject", "case"), cases(TOLD))
+@each_row(("subject", "case"), cases(TOLD))
 async def test_a_spoilt_message_of_an_agent_is_dropped(
     subject: Callable[..., str], case: Spoilt
 ) -> None:

@@ -16,6 +16,7 @@ from coordinator.service.daemon import main, run
 from coordinator.service.settings import CoordinatorSettings
 from tests.programs import ended
 from tests.servers import running_nats
+from tests.tables import each_row
 
 GOOD = 'cell = "c"\nnats_url = "nats://127.0.0.1:4222"\n'
 
@@ -31,7 +32,7 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "names"),
     [
         (GOOD + "pass_periods_s = 3\n", ["pass_periods_s", "pass_period_s"]),

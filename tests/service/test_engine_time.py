@@ -36,6 +36,7 @@ from coordinator.service.leadership.engine_clock import (
 from tests.fakes import FakeClock
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings, make_spec
 from tests.service.steps import job, on_loan, running, submit
+from tests.tables import each_row
 
 HOUR_S = 3600.0
 YEAR_S = 365 * 24 * HOUR_S
@@ -180,7 +181,7 @@ async def limited(cell: Cell, coordinator: Coordinator) -> JobId:
     return job_id
 
 
-@pytest.mark.parametrize("step_s", STEPS_S)
+@each_row("step_s", STEPS_S)
 async def test_a_time_limit_is_of_time_that_passed(step_s: float) -> None:
     """A step of the wall clock ends no job before its limit, and lets none run beyond it."""
     async with Cell() as cell:
@@ -215,7 +216,7 @@ async def test_time_goes_on_after_a_leader_whose_clock_was_ahead() -> None:
         assert third.engine.encode_state() == after
 
 
-@pytest.mark.parametrize("step_s", STEPS_S)
+@each_row("step_s", STEPS_S)
 async def test_a_restart_while_the_wall_clock_is_off_ends_nothing(step_s: float) -> None:
     """Nobody has waited, computed or been lent for the time by which it was set: neither now, nor
     when it is set right again, nor at the restart after that."""
@@ -275,7 +276,7 @@ async def the_job(cell: Cell) -> JobRow:
     return row
 
 
-@pytest.mark.parametrize("step_s", STEPS_S)
+@each_row("step_s", STEPS_S)
 async def test_instants_are_shown_as_the_wall_clock_has_them(step_s: float) -> None:
     """What just happened has just happened by the clock of whoever looks, in every answer, and
     durations are what they were."""

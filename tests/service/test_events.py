@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.api import ApiError, ApiErrorCode, Events, GetEvents, Operate, Submit, Submitted
 from common.model import NodeName, NodeRole
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import CHAT, Cell, make_spec
 from tests.service.steps import on_loan, submit
+from tests.tables import each_row
 
 
 async def events(cell: Cell, subject: str, *, after: int = 0) -> Events:
@@ -83,7 +82,7 @@ async def test_the_cell_has_events_of_its_own() -> None:
         assert subjects(await events(cell, "cell")) == {"cell"}
 
 
-@pytest.mark.parametrize("name", ["nope", "node/nope", "service/t0", "loan/t0", "job/t0", "job/"])
+@each_row("name", ["nope", "node/nope", "service/t0", "loan/t0", "job/t0", "job/"])
 async def test_what_is_unknown_is_refused(name: str) -> None:
     """An empty answer would look like peace."""
     async with Cell(inference=1) as cell:

@@ -19,6 +19,7 @@ from tests.service.places import (
     Place,
     while_time_passes,
 )
+from tests.tables import each_row
 
 
 async def test_a_free_lease_is_taken_at_once(place: Place) -> None:
@@ -86,10 +87,9 @@ async def test_the_time_of_an_answer_is_no_time_to_lead() -> None:
     assert lease.valid_until_s == renewed_s + TTL_S - MARGIN_S
 
 
-@pytest.mark.parametrize(
+@each_row(
     "odd",
     [{"ttl_s": inf}, {"ttl_s": nan}, {"ttl_s": 1e300}, {"ttl_s": -1.0}, {"epoch": 2**64 - 1}],
-    ids=str,
 )
 async def test_a_value_that_no_coordinator_wrote_is_waited_out_like_a_lease(
     odd: dict[str, float],

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.api import Describe, Description
 from common.failure_rules import read_rules
-from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
+from common.model import JobId, JobState, PrerunSpec
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain, rows
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
+from tests.builders import make_spec
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.engine.house import House, start, state
 from tests.engine.jobs.test_prerun import TIME_S, cell, submit
+from tests.tables import each_row
 
 RULES = read_rules()
 GANG = "its gang of 2 workers with 16 GPUs"
@@ -112,10 +112,9 @@ LARGER = "its gang of 2 workers with 16 GPUs"
 
 def larger(house: House, *, time_limit_s: float | None = None) -> JobEntry:
     """An elastic gang whose pre-run is on two GPUs, running there."""
-    spec = JobSpec(
-        name="gang",
-        command=("train",),
-        workers=WorkerRange(min=2, max=4),
+    spec = make_spec(
+        "gang",
+        workers=(2, 4),
         gpus_per_worker=8,
         expected_runtime_s=5000.0,
         time_limit_s=time_limit_s,
@@ -172,8 +171,8 @@ def test_a_pre_run_that_was_preempted_did_not_come_to_nothing() -> None:
     assert told == [f"it waits for its pre-run, on 2 GPUs: {LARGER} comes after that"]
 
 
-@pytest.mark.parametrize("form", [(), ("-o", "json")], ids=["text", "json"])
-@pytest.mark.parametrize("verb", ["describe", "explain"])
+@each_row("form", [(), ("-o", "json")], ids=["text", "json"])
+@each_row("verb", ["describe", "explain"])
 def test_every_form_of_output_tells_of_the_pre_run(verb: str, form: tuple[str, ...]) -> None:
     """Of one that failed, in `describe` as in `explain`, for people as for programs."""
     house = cell()

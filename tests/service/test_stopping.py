@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import pytest
 
 from common.errors import Fenced
 from coordinator.engine.state.events import PassDue
@@ -14,6 +13,7 @@ from coordinator.service.leadership.lease import KeyEntry, LeaseValue
 from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots
 from tests.service.cell import Cell, Leader
 from tests.service.steps import submit
+from tests.tables import each_row
 
 
 class Stall:
@@ -94,7 +94,7 @@ class StalledCell(Cell):
         return self.leaders[-1], coordinator
 
 
-@pytest.mark.parametrize("stalled", ["journal", "snapshot", "lease", "journal snapshot lease"])
+@each_row("stalled", ["journal", "snapshot", "lease", "journal snapshot lease"])
 async def test_a_coordinator_that_is_told_to_stop_ends_although_nats_hangs(stalled: str) -> None:
     """Within `STOP_S`, in good order, with a batch in hand or without one."""
     async with StalledCell() as cell:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, NodeRole, Pool, WorkerKey
 from coordinator.service.nodes.report_folding import Folder
+from tests.tables import each_row
 
 KEY = WorkerKey(JobId("j"), 1, 0)
 BUSY = "GPU GPU-0 is used by process 4242"
@@ -37,7 +36,7 @@ def folder() -> Folder:
     return found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "phase"),
     [
         ("", WorkerPhase.RESERVING),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.api import (
@@ -21,6 +20,7 @@ from coordinator.cli import columns
 from coordinator.cli.cell import glance
 from coordinator.service.settings import CoordinatorSettings
 from tests.service.cell import Cell, make_settings, make_spec
+from tests.tables import each_row
 
 TOO_MUCH = "can never run here: the 1 node of type H100 has 8 GPUs together, room for 1 worker"
 
@@ -55,7 +55,7 @@ async def status(cell: Cell) -> Status:
     return answer
 
 
-@pytest.mark.parametrize("policy", ["aryl", "philly", "gandiva", "tiresias", "themis", "yarn"])
+@each_row("policy", ["aryl", "philly", "gandiva", "tiresias", "themis", "yarn"])
 async def test_a_job_beyond_the_fleet_is_taken_with_a_warning(policy: str) -> None:
     """Whatever the policy: in its answer, first in the list, first in `explain`, in the status."""
     async with Cell() as cell:

@@ -11,11 +11,9 @@ from common.failure_rules import read_rules
 from common.model import (
     CheckpointSpec,
     JobId,
-    JobSpec,
     NodeName,
     PrerunSpec,
     RetrySpec,
-    WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
@@ -32,6 +30,7 @@ from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.fault_injection import Failing, FailureFigures
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Submission
+from tests.builders import make_spec
 from tests.engine.house import House, start
 
 FOR_GOOD, ONCE_OR_MORE = "semantic_error", "cuda_failure"
@@ -112,10 +111,7 @@ def with_pre_run(prerun_s: float, fails_after_s: float) -> tuple[House, JobEntry
     made = House(training=1, inference=0)
     trouble = Trouble(reason=ONCE_OR_MORE, trials=1, times_s=(fails_after_s,))
     fail(made, {JobId("j"): trouble}, {JobId("j"): 1e3})
-    spec = JobSpec(
-        name="j",
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
+    spec = make_spec(
         gpus_per_worker=8,
         retry=RetrySpec(max_restarts=1),
         checkpoint=CheckpointSpec(path="/saves"),

@@ -15,7 +15,7 @@ from coordinator.workloads.shaping import with_checkpoint_share, with_elastic_sh
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 CLUSTER = "4x8+4x8"
-FEW_JOBS = 60
+FEW_JOBS = 24
 
 
 def write_few(directory: Path) -> str:

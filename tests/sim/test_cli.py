@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE, write_few
+from tests.tables import each_row
 
 POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
 
@@ -54,8 +55,8 @@ def test_the_table_has_a_row_per_policy_and_intervals_over_seeds() -> None:
 SHORT = ("JCT", "QUEUEING", "MAKESPAN", "HELD", "RHO", "RHO MAX", "RHO >1")
 
 
-@pytest.mark.parametrize("width", [40, 80, 160])
-@pytest.mark.parametrize("seeds", ["1..1", "1..2"])
+@each_row("width", [40, 80, 160])
+@each_row("seeds", ["1..1", "1..2"])
 def test_at_any_width_all_that_was_asked_for_is_there_and_no_line_wraps(
     tmp_path: Path, width: int, seeds: str
 ) -> None:
@@ -205,7 +206,7 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
 # --- mistakes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (("--policy", "magic"), "policy: 'magic' is not one of"),
@@ -245,7 +246,7 @@ def test_a_mistake_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan", "1e308", "1e-308"])
+@each_row("weight", ["0", "-1", "inf", "nan", "1e308", "1e-308"])
 def test_a_weight_that_nothing_can_be_parted_by_is_refused(tmp_path: Path, weight: str) -> None:
     """Sums of weights are divided by: what is too large or too small for that is a mistake."""
     file = tmp_path / "tenants.toml"
@@ -256,7 +257,7 @@ def test_a_weight_that_nothing_can_be_parted_by_is_refused(tmp_path: Path, weigh
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),
@@ -321,7 +322,7 @@ def test_a_job_that_never_fits_is_named_with_its_place_in_the_trace(tmp_path: Pa
     assert f"{file}: line 4: column gpus: job 3: 8 workers of 8 GPUs" in done.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cluster", "has_load", "said"),
     [
         ("8x8", True, "not played: the cluster has no inference nodes"),

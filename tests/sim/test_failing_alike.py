@@ -17,6 +17,7 @@ from coordinator.sim.run.fault_injection import FailureFigures
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.sim.failing_jobs import FOR_GOOD, fail
+from tests.tables import each_row
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 CUTTING = ("las", "tiresias", "srtf", "themis:lease_s=600", "gandiva")
@@ -64,7 +65,7 @@ def two_in_turns(policy: str, runs_s: float, after_s: float) -> Found:
     return found(stage)
 
 
-@pytest.mark.parametrize("policy", ["fifo", *CUTTING])
+@each_row("policy", ["fifo", *CUTTING])
 def test_turns_that_are_shorter_than_a_job_s_time_do_not_spare_it_its_failure(policy: str) -> None:
     """Whatever is saved between them: it has failed when it has computed for 1,500 s, once."""
     what = two_in_turns(policy, runs_s=4000.0, after_s=1500.0)
@@ -72,7 +73,7 @@ def test_turns_that_are_shorter_than_a_job_s_time_do_not_spare_it_its_failure(po
     assert what.figures.gpu_s == pytest.approx(8 * 1500.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["fifo", *CUTTING])
+@each_row("policy", ["fifo", *CUTTING])
 def test_a_failure_after_the_end_does_not_come(policy: str) -> None:
     """However long a job waits suspended or preempted in between."""
     what = two_in_turns(policy, runs_s=1000.0, after_s=1500.0)

@@ -15,6 +15,7 @@ from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.stall_detection import Headway, UnfinishedError
 from coordinator.workloads.records import SpeedUp, Workload
 from tests.sim.small import small
+from tests.tables import each_row
 
 PATIENCE = 200
 """Facts, of a run of two jobs that is told to wait for none beyond those for each of them."""
@@ -104,7 +105,7 @@ def test_a_job_that_nothing_happens_to_gets_on() -> None:
     assert stage.sim.events > 2 * PATIENCE
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("now_s", "done_s"),
     [(100.0, 300.0), (130.0, 300.0), (150.0, 340.0), (480.0, 1000.0), (600.0, 1000.0)],
 )
@@ -239,7 +240,7 @@ def test_what_all_jobs_do_already_is_not_advised(
     assert "checkpoints" not in why
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("preemptions", "resizes", "done"),
     [
         ((0, 0), (0, 0), "0 preemptions and 0 resizes"),

@@ -11,6 +11,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import Run, play
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
+from tests.tables import each_row
 
 CURVE = ScalingCurve(
     model="vgg16",
@@ -47,7 +48,7 @@ def alone(runtime: RuntimeModel, *, has_delays: bool = False) -> Run:
     return play(of, options, clock=SystemClock())
 
 
-@pytest.mark.parametrize("runtime", list(RuntimeModel))
+@each_row("runtime", list(RuntimeModel))
 def test_a_lone_job_has_rho_exactly_1(runtime: RuntimeModel) -> None:
     """Without delays its time is the bound, and a private cluster would not have been faster."""
     found = alone(runtime).result
@@ -56,7 +57,7 @@ def test_a_lone_job_has_rho_exactly_1(runtime: RuntimeModel) -> None:
     assert found.finish_time_fairness.share_above_1 == 0.0
 
 
-@pytest.mark.parametrize("runtime", list(RuntimeModel))
+@each_row("runtime", list(RuntimeModel))
 def test_delays_alone_make_nobody_unfair(runtime: RuntimeModel) -> None:
     """A private cluster has the same ones, and the job starts on all its workers at once."""
     found = alone(runtime, has_delays=True).result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.model import JobId, JobSpec, JobState, NodeName, WorkerRange
+from common.model import JobId, JobState, NodeName
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import OrdersRecovered
 from coordinator.sim.run.build import RunOptions, Stage
@@ -12,6 +12,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.simulation import Submission
 from coordinator.sim.run.wire import Wire, WireRules
+from tests.builders import make_spec
 from tests.sim.run.test_simulation import SLOW, job, sim, to_the_end
 from tests.sim.small import small
 
@@ -64,13 +65,8 @@ def test_a_crash_that_takes_flexible_workers_only_costs_no_attempt(
     """It boots, or is silent past the job's limit: the gang goes on with its base, nothing is
     preempted, requeued or thrown away."""
     run = sim(delays=SLOW, policy="aryl", training=2)
-    spec = JobSpec(
-        name="a",
-        command=("train",),
-        workers=WorkerRange(min=1, max=2),
-        gpus_per_worker=8,
-        expected_runtime_s=1000.0,
-        stop_after_s=stop_after_s,
+    spec = make_spec(
+        "a", workers=(1, 2), gpus_per_worker=8, expected_runtime_s=1000.0, stop_after_s=stop_after_s
     )
     run.submit([Submission(at_s=0.0, job_id=JobId("a"), spec=spec, work_s=1000.0)])
 

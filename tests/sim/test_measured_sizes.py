@@ -12,6 +12,7 @@ from coordinator.sim.run.play import play
 from coordinator.workloads.paper_runs import FAMILIES, SCENES
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
+from tests.tables import each_row
 
 YOLO = ScalingCurve(
     model="yolov3",
@@ -48,8 +49,8 @@ def jct_s(name: str, *, has_delays: bool = False) -> float:
     return play(of, options, clock=SystemClock()).result.jct_s.mean
 
 
-@pytest.mark.parametrize("has_delays", [False, True])
-@pytest.mark.parametrize("name", ["aryl", "foresight", "aryl-elastic"])
+@each_row("has_delays", [False, True])
+@each_row("name", ["aryl", "foresight", "aryl-elastic"])
 def test_scaling_makes_a_lone_job_no_slower(name: str, *, has_delays: bool) -> None:
     """Its four GPUs are its best size, so with scaling it takes as long as without."""
     assert jct_s(name, has_delays=has_delays) <= jct_s("sjf", has_delays=has_delays)

@@ -18,6 +18,7 @@ from coordinator.sim.inputs.inputs import (
 )
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
+from tests.tables import each_row
 
 POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--policy", "fifo")
 
@@ -32,8 +33,8 @@ def simulate(*args: str) -> Run:
 SHARES = ("elastic", "fungible", "checkpoint-share")
 
 
-@pytest.mark.parametrize("option", [*RANGES, *SHARES])
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e300", "1_0x"])
+@each_row("option", [*RANGES, *SHARES])
+@each_row("text", ["nan", "inf", "-inf", "-1", "1e300", "1_0x"])
 def test_a_number_out_of_its_range_is_one_line_that_names_the_option(
     option: str, text: str
 ) -> None:
@@ -46,7 +47,7 @@ def test_a_number_out_of_its_range_is_one_line_that_names_the_option(
     assert done.out == ""
 
 
-@pytest.mark.parametrize("option", RANGES)
+@each_row("option", RANGES)
 def test_both_ends_of_a_range_belong_to_it(option: str) -> None:
     """And what is next to them does not."""
     low, high = RANGES[option]
@@ -56,7 +57,7 @@ def test_both_ends_of_a_range_belong_to_it(option: str) -> None:
             within(option, value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (("--coalesce", "inf"), "coalesce: inf, expected a number from 0 to 86400"),
@@ -124,7 +125,7 @@ def test_a_crash_may_be_as_long_as_a_job() -> None:
 # --- clusters -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("100001x8", "100001 nodes, expected at most 100000"),
@@ -145,7 +146,7 @@ def test_a_cluster_above_any_fleet_is_an_error(text: str, said: str) -> None:
 GOOD = '[[nodes]]\ncount = 2\ngpus = 8\ngpu_type = "H100"\n'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (GOOD + "colour = 1\n", r"nodes\[0\].colour: unknown"),

@@ -15,6 +15,7 @@ from coordinator.sim.run.play import play
 from coordinator.sim.run.stall_detection import UnfinishedError
 from coordinator.workloads.records import LoadSeries, LoadUnit
 from tests.cli.fake_cell import FakeCell, Run, aryl
+from tests.tables import each_row
 
 LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
 HEAD = "submit_s,duration_s,gpus,tenant\n"
@@ -61,7 +62,7 @@ def test_no_policy_is_played_for_it(tmp_path: Path) -> None:
     assert "line 3: column gpus: job 2: can never run here" in line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rows", "tenants"),
     [
         ("0,100,6,a\n", LIMIT),
@@ -208,7 +209,8 @@ def test_who_is_in_the_way_is_called_as_in_the_trace(tmp_path: Path) -> None:
     )
     always = structs.replace(workload, loads=(busy,))
     with pytest.raises(UnfinishedError, match=r"wants-t4, pending: behind before-it, "):
-        play(always, RunOptions(policy="aryl:is_strict=true"), clock=SystemClock())
+        options = RunOptions(policy="aryl:is_strict=true", idle_events=1000)
+        play(always, options, clock=SystemClock())
 
 
 def test_where_no_policy_ends_each_is_told(tmp_path: Path) -> None:

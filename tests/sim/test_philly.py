@@ -24,7 +24,7 @@ SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 def test_every_job_ends_and_its_waiting_is_accounted_for(is_rough: bool) -> None:
     """No invariant breaks; what jobs waited for is never more than what they waited."""
     workload = read_workload(str(SLICE), cluster="4x8/2+0x8")
-    workload = structs.replace(workload, jobs=workload.jobs[:100])
+    workload = structs.replace(workload, jobs=workload.jobs[:50])
     crashes = (Crash(node=NodeName("t00001"), at_s=5000.0, down_s=600.0),) if is_rough else ()
     options = RunOptions(
         policy="philly",

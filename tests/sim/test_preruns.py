@@ -28,6 +28,8 @@ from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.fault_injection import Failing
 from coordinator.sim.run.simulation import Simulation, Submission
 from tests.draws import pick
+from tests.policies.families import FAMILIES
+from tests.tables import each_row
 
 PRERUN_S = 300.0
 FAILS_AFTER_S = 90.0
@@ -121,7 +123,7 @@ def longest_s(sim: Simulation, gangs: Mapping[str, Gang], *, beside_others: bool
     return found_s
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_gangs_start_after_their_pre_runs_under_every_policy(policy: str) -> None:
     """Also where the pre-run failed on a node that the gang needs, and small jobs beside a gang."""
     gangs = {

@@ -18,6 +18,7 @@ from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.records import Workload
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE, small
+from tests.tables import each_row
 
 PAPER_NAMES = {
     *("baseline", "basic", "advanced", "heterogeneous", "ideal"),
@@ -55,7 +56,7 @@ def test_every_row_of_table_5_that_we_have_is_there() -> None:
         assert policy(scene.policy).name == scene.policy
 
 
-@pytest.mark.parametrize("name", sorted(SCENES.keys() - {"baseline", *OTHERS}))
+@each_row("name", sorted(SCENES.keys() - {"baseline", *OTHERS}))
 def test_the_paper_s_rules_hold_in_all_its_rows(name: str) -> None:
     """Growing is free where they scale, and whatever is spare is lent where they lend; naive rows
     alone favor no lent node; and none believes what jobs say of how they scale."""
@@ -70,7 +71,7 @@ def test_the_paper_s_rules_hold_in_all_its_rows(name: str) -> None:
     assert not found.trusts_profiles
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "loans", "scales", "reclaim"),
     [
         ("basic", True, True, ReclaimRule.COST),
@@ -152,7 +153,7 @@ def test_wrong_estimates_stay_wrong() -> None:
     assert find_scene("basic").tells_progress
 
 
-@pytest.mark.parametrize("name", ["best", "wrong", "wrong-101", "wrong-x", "elastic-", ""])
+@each_row("name", ["best", "wrong", "wrong-101", "wrong-x", "elastic-", ""])
 def test_an_unknown_scenario_lists_those_that_are(name: str) -> None:
     """And numbers end where shares do."""
     with pytest.raises(ConfigError, match=r"is not one of baseline.*wrong-N|expected 0 to 100"):
@@ -170,9 +171,9 @@ def test_every_scenario_runs_to_its_last_job(name: str) -> None:
     options = RunOptions(policy=scene.policy, has_delays=False, check=True)
     if name.startswith("bootstrap"):  # ten days of draws of a whole day; others need a queue
         day = small(60, is_dense=False)
-        workload = scene.shape(structs.replace(day, jobs=day.jobs[::4]), 1)
+        workload = scene.shape(structs.replace(day, jobs=day.jobs[::12]), 1)
     else:
-        workload = scene.shape(small(30), 1)
+        workload = scene.shape(small(16), 1)
     found = play(workload, options, clock=SystemClock())
     assert found.result.jobs == len(workload.jobs) > 0
 
@@ -203,7 +204,7 @@ def test_the_table_names_scenarios_without_their_knobs() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said"),
     [
         (("--scenario", "best"), "scenario: 'best' is not one of baseline"),

@@ -13,13 +13,14 @@ from common.errors import ConfigError
 from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.sim.run.build import RunOptions, Stage
 from coordinator.sim.run.play import Run, play
-from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
+from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 from tests.sim.small import small
+from tests.tables import each_row
 
-NAMES = sorted({*SCENES, *(f"{family}-20" for family in FAMILIES)})
 PLAYED = ("advanced", "heterogeneous", "ideal", "naive-ideal", "elastic-40", "checkpoint-50")
-
+NAMES = (*PLAYED, "baseline", "basic", "wrong-20", "bootstrap-ideal-1", "elasticflow-8a")
+"""Scenarios that shape jobs in different ways; others differ from these by a share or a policy."""
 
 Group = tuple[int, int, str, str]
 """Count, GPUs of a node, GPU type, pool."""
@@ -96,8 +97,8 @@ def played(workload: Workload, name: str) -> Run:
     return play(scene.shape(workload, 1), options, clock=SystemClock())
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
+@each_row("name", NAMES)
+@each_row(
     ("training", "inference", "gpus"),
     [("H100", "L4", 8), ("V100", "T4", 4), ("H100", "L4", 4), ("H100", "H100", 8)],
 )
@@ -113,8 +114,8 @@ def test_every_scenario_fits_a_cluster_of_other_types_and_sizes(
     Stage(made, RunOptions(policy=find_scene(name).policy, has_delays=False))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cluster", MIXED)
+@each_row("name", NAMES)
+@each_row("cluster", MIXED)
 def test_every_scenario_fits_a_cluster_of_mixed_nodes(
     tmp_path: Path, name: str, cluster: str
 ) -> None:
@@ -127,8 +128,8 @@ def test_every_scenario_fits_a_cluster_of_mixed_nodes(
     Stage(made, RunOptions(policy=find_scene(name).policy, has_delays=False))
 
 
-@pytest.mark.parametrize("gpus", [8, 16, 32])
-@pytest.mark.parametrize("cluster", MIXED)
+@each_row("gpus", [8, 16, 32])
+@each_row("cluster", MIXED)
 def test_a_trace_that_names_a_type_runs_on_its_nodes(
     tmp_path: Path, cluster: str, gpus: int
 ) -> None:

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coordinator.cli.app import whole
 from coordinator.sim.report.measures import MEASURES, Measure
+from tests.tables import each_row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
 FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
@@ -21,13 +20,13 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("names", OPTIONS, ids=lambda names: names[0])
+@each_row("names", OPTIONS)
 def test_every_option_is_on_the_page(names: tuple[str, ...]) -> None:
     """What can be asked for is explained where one looks for it, by one of its names at least."""
     assert any(re.search(rf"`{re.escape(name)}(?![-\w])", PAGE) for name in names)
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.figure)
+@each_row("measure", MEASURES)
 def test_every_heading_is_explained(measure: Measure) -> None:
     """A heading of the table is named in a row of its own or one that it shares.
 

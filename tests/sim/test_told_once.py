@@ -10,6 +10,7 @@ import pytest
 from coordinator.sim.report.statistics import estimate
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
+from tests.tables import each_row
 
 POOL = ("--workload", str(SLICE), "--no-delays", "--policy", "aryl", "--seeds", "1..3")
 LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
@@ -50,7 +51,7 @@ def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -
     assert "events" not in done.err
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("more", "said"),
     [
         (("--policy", "fifo,srsf"), ["aryl: srsf: preempted jobs start from the beginning"]),

@@ -21,6 +21,7 @@ from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import with_heterogeneous_share
 from tests.sim.small import SLICE, day_load, small
+from tests.tables import each_row
 
 SJF = RunOptions(policy="sjf", has_delays=False)
 
@@ -56,7 +57,7 @@ def workload(nodes: Sequence[NodeGroup], *jobs: TraceJob) -> Workload:
     return Workload(name="w", jobs=jobs, loads=loads, nodes=tuple(nodes), length_s=1000.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "gpu_types", "workers"),
     [
         (TWO, ("V100", "T4"), {"V100": 2, "T4": 4}),

@@ -17,6 +17,7 @@ from coordinator.workloads.formats import (
     read_throughputs,
 )
 from coordinator.workloads.load_formats import parse_loads, read_loads
+from tests.tables import each_row
 from tests.workloads.damaged import (
     DATA,
     NO_NUMBER,
@@ -39,15 +40,15 @@ READERS: dict[str, Callable[[Path], object]] = {
 TABLES = [name for name in READERS if name != "throughputs"]
 
 
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("text", ["", "\n", " \n0,1,1\n", ",,\n"])
+@each_row("name", TABLES)
+@each_row("text", ["", "\n", " \n0,1,1\n", ",,\n"])
 def test_an_empty_file_is_one_error(tmp_path: Path, name: str, text: str) -> None:
     """Nothing, or a first line of nothing."""
     said = error_of(place(tmp_path, text), READERS[name])
     assert said == "line 1: column 1: empty file; expected a header"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "header"),
     [
         ("jobs", "submit_s,duration_s,gpus"),
@@ -57,7 +58,7 @@ def test_an_empty_file_is_one_error(tmp_path: Path, name: str, text: str) -> Non
         ("curves", "global_batch_size,1,2"),
     ],
 )
-@pytest.mark.parametrize("end", ["", "\n", "\n\n , \n"])
+@each_row("end", ["", "\n", "\n\n , \n"])
 def test_a_header_alone_is_one_error(tmp_path: Path, name: str, header: str, end: str) -> None:
     """It names the line where a row should be, and what was expected there."""
     said = error_of(place(tmp_path, header + end), READERS[name])
@@ -65,7 +66,7 @@ def test_a_header_alone_is_one_error(tmp_path: Path, name: str, header: str, end
     assert said == f"line 2: column {first}: no rows, expected at least one"
 
 
-@pytest.mark.parametrize("name", READERS)
+@each_row("name", READERS)
 def test_binary_data_are_named_by_their_first_byte_that_is_no_text(
     tmp_path: Path, name: str
 ) -> None:
@@ -76,7 +77,7 @@ def test_binary_data_are_named_by_their_first_byte_that_is_no_text(
     assert said == "line 2: column 2 (characters): '\\x00': no text, expected a table"
 
 
-@pytest.mark.parametrize("name", READERS)
+@each_row("name", READERS)
 def test_compressed_data_that_are_cut_off_or_damaged_are_named(tmp_path: Path, name: str) -> None:
     """Wherever the cut is: in the head, in the data, before the checksum, or behind all of it."""
     packed = gzip.compress(OWN.encode() * 50, mtime=0)
@@ -102,8 +103,8 @@ SERIES = {
 }
 
 
-@pytest.mark.parametrize("name", SERIES)
-@pytest.mark.parametrize("value", [*NO_NUMBER, "-1", "1e300"])
+@each_row("name", SERIES)
+@each_row("value", [*NO_NUMBER, "-1", "1e300"])
 def test_a_load_that_cannot_be_is_named(name: str, value: str) -> None:
     """Of the instant as of the load."""
     shape, clock, load, step_s = SERIES[name]
@@ -119,7 +120,7 @@ def test_a_load_that_cannot_be_is_named(name: str, value: str) -> None:
     assert str(caught.value).startswith(f"load: line 3: column {clock}: 0 is not after")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (
@@ -159,7 +160,7 @@ def test_the_zone_of_an_instant_counts_behind_any_fraction() -> None:
 # --- what goes with jobs ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "said"),
     [
         ("nodes", "sn,gpu,model\na,-1,T4\n", "line 2: column gpu: -1, expected at least 0"),

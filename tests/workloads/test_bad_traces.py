@@ -14,6 +14,7 @@ from coordinator.workloads.formats import (
     read_jobs,
     read_throughputs,
 )
+from tests.tables import each_row
 from tests.workloads.damaged import (
     DATA,
     JOBS,
@@ -29,7 +30,7 @@ from tests.workloads.damaged import (
 # --- jobs: every format -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each_row("name", JOBS)
 def test_the_slice_of_each_format_is_good(tmp_path: Path, name: str) -> None:
     """What is damaged below is read as it stands."""
     path = place(tmp_path, written(name, *rows(name)))
@@ -43,8 +44,8 @@ BAD_CELLS = (
 )
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize(("role", "value"), BAD_CELLS)
+@each_row("name", JOBS)
+@each_row(("role", "value"), BAD_CELLS)
 def test_a_value_that_cannot_be_is_named(tmp_path: Path, name: str, role: str, value: str) -> None:
     """No number, negative, endless, longer than a job may be, later than a clock can tell."""
     columns, lines, separator = rows(name)
@@ -56,7 +57,7 @@ def test_a_value_that_cannot_be_is_named(tmp_path: Path, name: str, role: str, v
     assert error_of(path, jobs).startswith(f"line {line_of(name, 1)}: column {column}: ")
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each_row("name", JOBS)
 def test_rows_out_of_order_are_put_in_order_and_counted(tmp_path: Path, name: str) -> None:
     """Of the published formats only Chronus is not in order of submission: there it is no news."""
     columns, lines, separator = rows(name)
@@ -72,7 +73,7 @@ def test_rows_out_of_order_are_put_in_order_and_counted(tmp_path: Path, name: st
     assert bool(trace.put_in_order) == (name != "chronus")
 
 
-@pytest.mark.parametrize("name", [name for name in JOBS if not JOBS[name].columns])
+@each_row("name", [name for name in JOBS if not JOBS[name].columns])
 def test_a_column_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
     """Never is a trace that lacks a column taken for one of another format."""
     columns, lines, separator = rows(name)
@@ -88,7 +89,7 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", JOBS)
+@each_row("name", JOBS)
 def test_a_row_that_ends_too_early_or_too_late_is_named(tmp_path: Path, name: str) -> None:
     """The first column that is not there, or the first value that has none."""
     columns, lines, separator = rows(name)
@@ -106,8 +107,8 @@ def test_a_row_that_ends_too_early_or_too_late_is_named(tmp_path: Path, name: st
     )
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("is_last", [False, True])
+@each_row("name", JOBS)
+@each_row("is_last", [False, True])
 def test_a_quote_that_stays_open_is_named_where_it_is_opened(
     tmp_path: Path, name: str, is_last: bool
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_quote_that_stays_open_is_named_where_it_is_opened(
 WIDTHS = "submit_s,duration_s,gpus,gpus_per_worker,min_workers,max_workers\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "said"),
     [
         ("4,3,,", "column gpus_per_worker: 3, expected a divisor of gpus, 4"),
@@ -150,14 +151,14 @@ def test_sizes_that_contradict_each_other_are_an_error(row: str, said: str) -> N
     assert str(caught.value).startswith(f"own: line 3: {said}")
 
 
-@pytest.mark.parametrize("row", ["4,2,,", "8,2,4,4", "8,2,1,4", "8,2,4,9", "8,,1,2", "8,,8,8"])
+@each_row("row", ["4,2,,", "8,2,4,4", "8,2,1,4", "8,2,4,9", "8,,1,2", "8,,8,8"])
 def test_sizes_that_agree_are_taken(row: str) -> None:
     """Its own width is at either end of the range, or between."""
     [job] = parse_jobs("own", f"{WIDTHS}5,9,{row}\n").jobs
     assert (job.submit_s, job.gpus) == (5, int(row[0]))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("column", "value", "said"),
     [
         ("deadline_s", "1e10", "expected at most 1e+09"),
@@ -197,7 +198,7 @@ def test_a_row_over_several_lines_is_named_by_its_first() -> None:
 # --- published columns of their own -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "column", "value"),
     [
         ("elasticflow-traces", "deadline", "1e300"),

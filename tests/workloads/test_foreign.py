@@ -9,6 +9,7 @@ import pytest
 from common.errors import ConfigError
 from coordinator.sim.inputs.inputs import read_workload, reordered
 from coordinator.workloads.formats import parse_jobs, read_jobs
+from tests.tables import each_row
 from tests.workloads.damaged import DATA
 
 OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli"
@@ -56,7 +57,7 @@ def test_a_list_of_openb_that_is_not_sorted_is_put_in_order_with_a_notice(tmp_pa
     assert workload.source.lines == {"p-1": 2, "p-2": 3, "p-3": 4}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         (SWF + SWF_ROW, "Standard Workload Format (SWF)"),

@@ -22,13 +22,14 @@ from coordinator.workloads.formats import (
 )
 from coordinator.workloads.own import COLUMNS, job_lines
 from coordinator.workloads.records import NodeGroup, TraceJob
+from tests.tables import each_row
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 OWN = "submit_s,duration_s,gpus\n"
 ITP = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration\n"
 
 
-@pytest.mark.parametrize("name", ["a,b", 'say "a"', '"', "a\rb", "a\nb", "a\r\nb"])
+@each_row("name", ["a,b", 'say "a"', '"', "a\rb", "a\nb", "a\r\nb"])
 def test_a_field_that_would_end_early_is_quoted_and_read_as_it_was(name: str) -> None:
     """A comma, a quote or the end of a line within it; no other field is."""
     job = TraceJob(job_id="1", submit_s=0.0, duration_s=1.5, gpus=1, name=name, estimate_s=3.0)
@@ -38,7 +39,7 @@ def test_a_field_that_would_end_early_is_quoted_and_read_as_it_was(name: str) ->
     assert parse_jobs("x", text).jobs == (job,)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("file", "format_name", "expected"),
     [
         (
@@ -210,7 +211,7 @@ def test_three_columns_are_enough() -> None:
     assert job == TraceJob(job_id="1", submit_s=0, duration_s=10, gpus=1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),

@@ -9,6 +9,7 @@ import pytest
 from common.errors import ConfigError
 from coordinator.workloads.load_formats import parse_loads, read_load, read_loads
 from coordinator.workloads.records import LoadSeries, LoadUnit
+from tests.tables import each_row
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 
@@ -72,7 +73,7 @@ CLIENTS = "client,t_s,req_per_s,cv\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),

@@ -36,6 +36,7 @@ from coordinator.workloads.paper import (
 )
 from coordinator.workloads.records import LoadUnit, TraceJob
 from coordinator.workloads.shaping import to_workload_jobs
+from tests.tables import each_row
 from tests.workloads.papers import paper
 
 PARAMETERS = PaperParameters()
@@ -156,7 +157,7 @@ def test_the_hash_seed_does_not_show() -> None:
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("parameters", "hours"),
     [
         (PARAMETERS, 14.2),

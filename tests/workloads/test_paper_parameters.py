@@ -13,6 +13,7 @@ from common.model import Pool
 from coordinator.sim.inputs.sweep import converted
 from coordinator.workloads.named import to_jobs
 from coordinator.workloads.paper import GPUS_PER_NODE, NODES, PaperParameters, check, draw, nodes
+from tests.tables import each_row
 
 FITTED = PaperParameters()
 
@@ -22,7 +23,7 @@ def changed(**texts: str) -> PaperParameters:
     return converted("workload", PaperParameters, list(texts.items()), FITTED)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "range_"),
     [
         ("load", "0", "> 0.0"),
@@ -67,7 +68,7 @@ def test_every_number_has_both_ends_and_the_fitted_one_lies_between() -> None:
         changed(**{field.name: str(getattr(FITTED, field.name))})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("texts", "said"),
     [
         ({"long_s": "90000"}, "long_s: 90000, expected at most q95_s, which is 82000"),

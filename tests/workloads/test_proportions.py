@@ -14,6 +14,7 @@ from coordinator.workloads.named import named
 from coordinator.workloads.paper import RARE_GPU, PaperParameters, nodes
 from coordinator.workloads.proportions import in_proportion
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from tests.tables import each_row
 
 OWN = nodes(PaperParameters())
 RARE = TraceJob(job_id="r", submit_s=0.0, duration_s=60.0, gpus=8, gpu_types=(RARE_GPU,))
@@ -55,7 +56,7 @@ def test_the_paper_may_be_swept_over_clusters(paper: Workload) -> None:
     assert rare == [2, 6]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cluster", "expected"),
     [
         ("443x8+520x8", {"V100": 440, RARE_GPU: 3, "T4": 520}),

@@ -20,6 +20,7 @@ from coordinator.workloads.scenarios import (
 )
 from coordinator.workloads.shaping import with_elastic_share, with_fungible_share
 from coordinator.workloads.sizes import NodeSizes, nodes_of
+from tests.tables import each_row
 from tests.workloads.papers import paper
 
 DAY_S = 86_400
@@ -61,7 +62,7 @@ def count(workload: Workload) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "elastic", "fungible", "heterogeneous"),
     [
         (Scenario.BASIC, 10, 42, 0),
@@ -106,7 +107,7 @@ def test_jobs_without_a_range_get_twice_their_request_in_ideal() -> None:
         assert job.heterogeneous_speed_ratio in {0.0, 1.0}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpus", "size", "workers"),
     [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 2), (8, 4, 2), (16, 4, 4), (12, 3, 4)],
 )
@@ -120,7 +121,7 @@ def test_a_worker_of_a_heterogeneous_job_fits_a_node_of_either_type(
     assert made.gpu_types == ("V100", "T4")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("training", "inference", "gpus", "size"),
     [(4, 4, 8, 2), (4, 4, 4, 2), (8, 4, 8, 2), (4, 8, 8, 4), (16, 16, 16, 8), (8, 2, 4, 1)],
 )
@@ -143,7 +144,7 @@ def test_jobs_grow_in_workers_that_fit_a_node() -> None:
     assert (made.gpus_per_worker, made.min_workers, made.max_workers) == (4, 2, 4)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "spans"),
     [
         ((), True),

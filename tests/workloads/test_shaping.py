@@ -28,6 +28,7 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 from coordinator.workloads.sizes import nodes_of, worker_size
+from tests.tables import each_row
 
 GPUS = st.integers(1, 200)
 POOLS = Pools(
@@ -88,7 +89,7 @@ def chosen_by_kind(jobs: tuple[TraceJob, ...], share: float, seed: int) -> dict[
     }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_row("seed", range(4))
 def test_what_jobs_are_chosen_for_says_nothing_of_what_else_they_are_chosen_for(seed: int) -> None:
     """Of two shares of 30 %, whatever they are of, the second has 30 % of the first in it."""
     found = chosen_by_kind(make_jobs(1000), 0.3, seed)
@@ -202,7 +203,7 @@ def test_a_measured_curve_counts_against_the_base_gang() -> None:
         from_curve(WorkerRange(min=2, max=4), 8, YOLO)
 
 
-@pytest.mark.parametrize("runtime", [each for each in RuntimeModel if each != RuntimeModel.TUNED])
+@each_row("runtime", [each for each in RuntimeModel if each != RuntimeModel.TUNED])
 def test_with_the_gpus_that_it_had_a_job_takes_as_long_as_it_did(runtime: RuntimeModel) -> None:
     """True work is set for the width of the trace, under each runtime model."""
     jobs = with_elastic_share(make_jobs(8, gpus=4, model="yolov3", batch_size=64), 0.5, 3)

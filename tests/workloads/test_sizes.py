@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec import structs
 
 from common.model import Pool
@@ -18,6 +17,7 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 from coordinator.workloads.sizes import NodeSizes
+from tests.tables import each_row
 
 
 def group(count: int, gpus: int, gpu_type: str = "A100", *, serves: bool = False) -> NodeGroup:
@@ -35,7 +35,7 @@ MIXED = NodeSizes((group(8, 8), group(2, 16, "V100")))
 THREE = (group(4, 8, "H100"), group(3, 8), group(2, 8, "V100"), group(6, 8, "L4", serves=True))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "gpu_types", "gpus", "size"),
     [
         (MIXED, (), 16, 8),
@@ -59,7 +59,7 @@ def test_the_size_of_most_gpus_is_what_workers_are_made_for(
     assert nodes.worker_gpus(gpu_types, gpus) == size
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "gpus", "size"),
     [
         (NodeSizes((group(4, 16), group(7, 8, "V100"))), 48, 16),
@@ -105,7 +105,7 @@ def test_a_speed_that_depends_on_nodes_is_of_the_nodes_of_the_job() -> None:
     assert made.speedup == expected[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "plain", "both"),
     [
         ((), ("H100", "A100", "V100"), ("H100", "A100", "V100", "L4")),
@@ -169,7 +169,7 @@ def test_nobody_spans_inference_nodes_of_one_gpu() -> None:
     assert with_heterogeneous_share([job(16)], 1.0, 1, pools) == (job(16),)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("training", "gpus"),
     [
         ((group(8, 8),), 8),

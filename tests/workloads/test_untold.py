@@ -18,6 +18,7 @@ from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
 from tests.sim.small import CLUSTER, SLICE
+from tests.tables import each_row
 from tests.workloads.papers import paper
 
 DAY_S = 86_400
@@ -57,8 +58,8 @@ def elastic(workload: Workload) -> list[TraceJob]:
     return [job for job in workload.jobs if job.is_elastic]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("name", LIKE_BASIC)
+@each_row("seed", [1, 2])
+@each_row("name", LIKE_BASIC)
 def test_a_fifth_is_fungible_and_a_twentieth_elastic(name: str, seed: int) -> None:
     """The same jobs that `--fungible 0.21` and `--elastic 0.05` draw, each range from what was
     asked for to twice that."""
@@ -89,7 +90,7 @@ def test_who_names_no_type_accepts_every_type_of_training() -> None:
     assert set(types(made).values()) == {("V100", "P100"), ("V100", "P100", "T4")}
 
 
-@pytest.mark.parametrize("name", OF_THE_PAPER)
+@each_row("name", OF_THE_PAPER)
 def test_no_job_of_a_scenario_is_without_a_type(name: str) -> None:
     """So that the rows of one call compare jobs that are alike: none has lent GPUs one for one."""
     assert all(job.gpu_types for job in task(name).read().jobs)
@@ -137,9 +138,9 @@ def over_a_day(cluster: str, shares: Shares, seed: int) -> Workload:
     return structs.replace(plain, length_s=max(plain.length_s, 2 * DAY_S))
 
 
-@pytest.mark.parametrize("seed", [1, 7])
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("name", SETS_TYPES)
+@each_row("seed", [1, 7])
+@each_row("cluster", CLUSTERS)
+@each_row("name", SETS_TYPES)
 def test_a_scenario_that_sets_who_is_fungible_has_the_same_jobs_whoever_was(
     name: str, cluster: str, seed: int
 ) -> None:
@@ -152,8 +153,8 @@ def test_a_scenario_that_sets_who_is_fungible_has_the_same_jobs_whoever_was(
     assert others == 3 * [made]
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("name", SETS_SAVING)
+@each_row("cluster", CLUSTERS)
+@each_row("name", SETS_SAVING)
 def test_a_scenario_that_sets_who_saves_has_the_same_jobs_whoever_did(
     name: str, cluster: str
 ) -> None:
@@ -166,7 +167,7 @@ def test_a_scenario_that_sets_who_saves_has_the_same_jobs_whoever_did(
     assert others == 3 * [made]
 
 
-@pytest.mark.parametrize("name", SETS_TYPES)
+@each_row("name", SETS_TYPES)
 def test_where_nobody_can_span_types_nobody_accepts_both(name: str) -> None:
     """On inference nodes of one GPU: the scenario alone says who accepts their type, and no draw of
     what the trace does not tell is left that nobody was told of."""

@@ -19,6 +19,7 @@ from agent.gpu.kernel_log import (
 )
 from common.errors import ProtocolError
 from tests.fakeclock import FakeClock
+from tests.tables import each_row
 
 GPU0 = "0000:3b:00"
 XID79 = f"NVRM: Xid (PCI:{GPU0}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -28,7 +29,7 @@ XID13 = f"NVRM: Xid (PCI:{GPU0}): 13, pid=4711, name=python, Graphics Exception:
 # --- lines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("message", "code"),
     [
         (XID79, 79),
@@ -45,7 +46,7 @@ def test_an_xid_is_read_in_each_form_of_the_driver(message: str, code: int) -> N
     assert parse_xid(message) == XidLine(GPU0, code)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "message",
     [
         "",

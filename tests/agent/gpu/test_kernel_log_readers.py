@@ -36,6 +36,7 @@ from common.clock import SystemClock
 from common.errors import ProtocolError
 from tests.agent.worker_house import is_alive
 from tests.fakeclock import FakeClock
+from tests.tables import each_row
 
 LIMIT_S = 20.0
 GPU0 = "0000:3b:00"
@@ -131,7 +132,7 @@ async def test_the_lines_of_a_child_are_read() -> None:
     assert not is_alive(second)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("program", "words"),
     [
         (script(then="sys.exit('No journal files were opened')"), "ended with 1: No journal files"),
@@ -192,7 +193,7 @@ async def test_what_the_child_costs_is_the_agent_s_cost() -> None:
     assert cost.child_cost.rss_bytes == 0
 
 
-@pytest.mark.parametrize("turns", range(0, 40, 3))
+@each_row("turns", range(0, 40, 3))
 async def test_a_follower_that_is_closed_at_any_moment_leaves_no_child(turns: int) -> None:
     """Also while a child is just being started, or ended for being no journal."""
     log = KernelLog(Children(script("no json")).open, SystemClock(), backoff_s=0.0)

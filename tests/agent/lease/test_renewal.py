@@ -17,6 +17,7 @@ from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import Bench, lease
 from tests.agent.models import ModelLastResort
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
+from tests.tables import each_row
 
 TTL_S, MARGIN_S = 30.0, 2.0
 
@@ -332,8 +333,8 @@ async def test_a_node_leaves_its_routing_with_its_last_resort_armed() -> None:
         await house.until_role(NodeRole.ON_LOAN)
 
 
-@pytest.mark.parametrize("failures", [[], [Unavailable("systemd")]])
-@pytest.mark.parametrize("after_ratio", [0.0, 0.25, 0.5, 0.75])
+@each_row("failures", [[], [Unavailable("systemd")]])
+@each_row("after_ratio", [0.0, 0.25, 0.5, 0.75])
 async def test_a_loan_begins_with_its_order_and_not_at_the_next_look(
     after_ratio: float, failures: list[Exception]
 ) -> None:

@@ -19,19 +19,20 @@ from common.failures import RetryClass
 from common.messages import WorkerOrder
 from common.model import JobId, WorkerKey
 from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order
+from tests.tables import each_row
 
 UNIT = unit_name(WorkerKey(JobId("job-1"), 2, 0))
 SLICE = "/aryl.slice/aryl-jobs.slice"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "place", "file"),
     [
         ("0::{}", "", "memory.events"),
         ("9:memory:{}", "memory", "memory.oom_control"),
     ],
 )
-@pytest.mark.parametrize(("unit", "expected"), [(UNIT, (3, 4)), ("aryl-agent.service", None)])
+@each_row(("unit", "expected"), [(UNIT, (3, 4)), ("aryl-agent.service", None)])
 def test_the_kernel_s_count_is_that_of_the_worker_s_own_unit(
     tmp_path: Path, line: str, place: str, file: str, unit: str, expected: tuple[int, int] | None
 ) -> None:
@@ -48,7 +49,7 @@ def test_the_kernel_s_count_is_that_of_the_worker_s_own_unit(
     assert oom_kills(str(groups), str(tmp_path / "fs")) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("exit_code", "before", "now", "reason"),
     [
         (-9, (0, 0), (1, 1), "cpu_out_of_memory"),

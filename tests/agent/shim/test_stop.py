@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.shim.stop import ANSWER_S, RELEASE_S, SAVING_REASONS, StopProtocol
 from common.model import StopReason
+from tests.tables import each_row
 
 
 def stop(*, is_connected: bool, reason: str = "preempt", grace_s: float = 60.0) -> StopProtocol:
@@ -56,7 +56,7 @@ def test_a_job_that_saved_is_told_to_leave_then_signalled() -> None:
     assert protocol.stage == "released"
 
 
-@pytest.mark.parametrize("reason", sorted(set(StopReason) - SAVING_REASONS))
+@each_row("reason", sorted(set(StopReason) - SAVING_REASONS))
 def test_a_job_whose_work_is_over_is_not_asked_to_save(reason: str) -> None:
     """A cancelled, finished or stale worker is told and signalled at once."""
     assert stop(is_connected=True, reason=reason).due(100.0) == ["stop", "signal"]

@@ -18,6 +18,7 @@ from agent.shim.torch_launcher import (
     first_failure,
     main,
 )
+from tests.tables import each_row
 
 
 class Store:
@@ -122,7 +123,7 @@ def test_who_was_asked_to_leave_tells_the_others_and_meets_nobody_again(tmp_path
     assert handler.store.counts["aryl/leaving"] == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"stop_reason": null}', "\x00"])
+@each_row("text", ["", "[]", "{}", '{"stop_reason": null}', "\x00"])
 def test_a_status_that_says_nothing_is_no_order(text: str, tmp_path: Path) -> None:
     """Half written, of another version, or of a worker that may stay."""
     (tmp_path / "status.json").write_text(text)

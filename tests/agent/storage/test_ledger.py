@@ -12,6 +12,7 @@ from agent.core.state import MEMORY_VERSION, Memory, WorkerState, first_memory
 from agent.storage.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
 from common.errors import ConfigError, Unavailable
 from tests.agent.bench import order, settings
+from tests.tables import each_row
 
 
 def memory(generation: int = 0) -> Memory:
@@ -89,7 +90,7 @@ async def test_what_was_saved_is_on_disk_with_its_name(tmp_path: Path) -> None:
     assert disk.said() == [("write", "ledger.new"), ("sync", "ledger.new"), ("sync", "node")]
 
 
-@pytest.mark.parametrize("zeros", [7, 8, 20, 4096])
+@each_row("zeros", [7, 8, 20, 4096])
 async def test_zeros_at_the_end_cost_nothing(tmp_path: Path, zeros: int) -> None:
     """What a power cut leaves of a write whose length reached the disk and whose bytes did not."""
     ledger = Ledger(tmp_path)

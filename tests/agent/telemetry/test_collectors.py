@@ -29,6 +29,7 @@ from common.messages import CollectorReport, HostReport
 from tests.agent.bench import SERVER
 from tests.agent.page_server import LIMIT_S, PageServer, make_pages
 from tests.fakeclock import FakeClock
+from tests.tables import each_row
 
 DEADLINE_S = 5.0
 GIB = 1 << 30
@@ -256,9 +257,7 @@ async def test_a_server_that_should_not_be_up_is_not_asked(pages: PageServer) ->
     assert pages.asked == []
 
 
-@pytest.mark.parametrize(
-    "url", ["http:///metrics", "http://node:port/metrics", "http://node:0/", "http://[::1/"]
-)
+@each_row("url", ["http:///metrics", "http://node:port/metrics", "http://node:0/", "http://[::1/"])
 async def test_a_url_that_names_no_server_is_the_operators_mistake(url: str) -> None:
     """The error names the field and what stands there."""
     with pytest.raises(ConfigError, match="metrics_url"):

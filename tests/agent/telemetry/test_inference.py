@@ -31,6 +31,7 @@ from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
 from common.model import MAX_INT
 from tests.fakeclock import FakeClock
+from tests.tables import each_row
 
 PAGES = Path(__file__).parents[2] / "data/metrics"
 
@@ -39,7 +40,7 @@ def page(name: str) -> str:
     return (PAGES / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "engine", "running", "waiting", "success", "kv_cache"),
     [
         ("vllm", "vllm", 7, 1, 123, 0.5),
@@ -77,7 +78,7 @@ def test_each_engine_is_read_by_its_own_names(
     )
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@each_row("engine", sorted(ENGINES))
 def test_a_page_that_is_no_metrics_page_names_what_it_lacks(engine: str) -> None:
     """An HTML page is refused for every engine, with the name of a series that was expected."""
     metrics = ENGINES[engine][0].metrics
@@ -107,7 +108,7 @@ def test_a_page_of_another_engine_is_refused() -> None:
         parse_metrics(page("sglang"), "vllm")
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300", "1e17"])
+@each_row("value", ["NaN", "-1", "+Inf", "1e300", "1e17"])
 def test_a_number_that_cannot_be_a_count_is_refused(value: str) -> None:
     """Load that no counter counts to would poison a forecast, so the page is refused."""
     text = page("tgi").replace("tgi_queue_size 2", f"tgi_queue_size {value}")
@@ -145,7 +146,7 @@ def test_one_bad_value_is_dropped_and_its_page_is_not() -> None:
     assert 'num_requests_running{engine="0",model_name="tiny-chat"} NaN' in reading.warning()
 
 
-@pytest.mark.parametrize("bad", ["NaN", "two", "-1", "+Inf", "1e300"])
+@each_row("bad", ["NaN", "two", "-1", "+Inf", "1e300"])
 def test_the_last_good_value_stands_for_one_that_is_dropped(bad: str) -> None:
     """A counter would fall without it, and a load would be lower than it is."""
     reader = PageReader.of("vllm")
@@ -267,7 +268,7 @@ def test_a_json_document_is_read_by_pointers() -> None:
         reader.read('{"models": [{"busy": 1}], "queues": [{"a/b": 0}]}').load()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("running = []", "running: is required"),

@@ -31,6 +31,7 @@ from common.messages import InferenceReport
 from common.model import NodeRole
 from tests.agent.bench import SERVER, Bench, lease, page
 from tests.agent.page_server import LIMIT_S, VLLM
+from tests.tables import each_row
 
 CLOCK = SystemClock()
 FETCH = page_fetcher(CLOCK)
@@ -336,7 +337,7 @@ URL = "http://127.0.0.1:1"
 PAGES = f'health_url = "{URL}/health"\nmetrics_url = "{URL}/metrics"\n'
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("", "server.health_url: is required and missing"),

@@ -13,6 +13,7 @@ import pytest
 
 from agent.telemetry.server_processes import ServerProcesses, checked_units
 from common.errors import ConfigError
+from tests.tables import each_row
 
 LISTENS = """
 import socket, subprocess, sys
@@ -186,7 +187,7 @@ def test_an_agent_that_may_not_see_who_listens_is_told_the_units(proc: Proc) -> 
     assert proc.beside(60, 70, units=("vllm.service",)) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "unit", ["", "vllm", ".service", "vllm.socket", "/system.slice/vllm.service", "a b.service"]
 )
 def test_what_is_no_units_name_is_refused(unit: str) -> None:

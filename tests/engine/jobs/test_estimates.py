@@ -10,7 +10,6 @@ from common.model import (
     Checkpoint,
     GpuRequest,
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     Progress,
@@ -22,6 +21,8 @@ from common.profile import JobProfile
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.job_groups import AttemptEntry, WaitEntry, WorkEstimate
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
+from tests.builders import make_spec
+from tests.tables import each_row
 
 JOB = JobId("j")
 WORK_S = 1000.0
@@ -32,13 +33,7 @@ def entry(
     *, gpu_type: str = "V100", multiplier: dict[str, int] | None = None, workers: int = 1
 ) -> JobEntry:
     """A job of 1000 worker-seconds whose gang has run since instant 0."""
-    spec = JobSpec(
-        name="j",
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
-        gpus_per_worker=1,
-        gpu=GpuRequest(worker_multiplier=multiplier or {}),
-    )
+    spec = make_spec(gpu=GpuRequest(worker_multiplier=multiplier or {}))
     return JobEntry(
         job_id=JOB,
         spec=spec,
@@ -73,7 +68,7 @@ def say(job: JobEntry, step: int, now_s: float) -> None:
     estimates.measure(job, now_s)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("done", "left"), [(0.5, 0.5), (0.96, 0.05), (1.0, 0.05), (1.04, 0.05), (1.3, 0.3), (2.0, 1.0)]
 )
 def test_a_job_that_outlives_its_estimate_has_as_much_left_as_it_ran_over(

@@ -27,6 +27,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.service.api import explain
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, start, state
+from tests.tables import each_row
 
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=2.0, suspend_s=0.5, resume_s=0.5, stop_s=3.0)
 
@@ -207,7 +208,7 @@ def test_a_turn_is_taken_only_when_it_was_given() -> None:
     assert (state(first), state(second)) == (JobState.RUNNING, JobState.SUSPENDED)
 
 
-@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 3.0])
+@each_row("seconds", [0.2, 0.6, 1.2, 3.0])
 def test_turns_may_change_faster_than_nodes_obey(seconds: float) -> None:
     """However orders overtake each other, one computes at a time and both end."""
     house = slow_house()

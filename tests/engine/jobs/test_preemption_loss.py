@@ -28,7 +28,7 @@ from tests.engine.losing import (
     says,
     stop,
 )
-from tests.engine.test_safety import DELAYS, Op, often, perform, steps
+from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 
 
 def test_a_job_that_saves_within_its_grace_loses_nothing() -> None:

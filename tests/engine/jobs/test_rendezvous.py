@@ -37,6 +37,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from tests.engine.house import House, state
+from tests.tables import each_row
 
 JOB = JobId("j")
 P = WorkerPhase
@@ -132,7 +133,7 @@ def store(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "has_store"),
     [
         (spec(), True),
@@ -170,7 +171,7 @@ def test_a_gang_whose_store_never_listens_is_told_so_and_queues_again_for_free()
     assert any("the rendezvous store on n" in line.reason for line in node.engine.state.stories)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("end", "has_run", "own", "node_faults"),
     [
         (store(P.EXITED, exit_code=-9), True, 0, 1),

@@ -21,6 +21,7 @@ from coordinator.policies.registry import policy
 from coordinator.service.api import explain
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
+from tests.tables import each_row
 
 RULES = read_rules()
 BACKOFF_S = 30.0
@@ -75,7 +76,7 @@ def fail(house: House, job: JobEntry, failure: Failure | str | None, index: int 
     house.settle()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "tries"),
     [("syntax_error", 0), ("no_signature", 3), ("cuda_failure", 3), (None, 3)],
 )
@@ -241,7 +242,7 @@ def test_what_is_remembered_of_failures_outlives_the_leader() -> None:
     assert NodeName("t0") in reborn.state.nodes
 
 
-@pytest.mark.parametrize("reason", ["no_signature", "traceback_from_crash", "mpi_error", None])
+@each_row("reason", ["no_signature", "traceback_from_crash", "mpi_error", None])
 def test_sixty_restarts_are_sixty_with_a_pause_that_grows(reason: str | None) -> None:
     """Whatever passes is tried as often as its user says, never sixty times in a minute."""
     house = House(training=2, inference=0, settings=settings(retry_avoid_s=1.0))
@@ -303,7 +304,7 @@ def test_a_job_in_its_pause_can_be_cancelled_and_says_what_it_waits_for() -> Non
     assert state(job) == JobState.CANCELLED
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reason", "retry", "said"),
     [
         ("syntax_error", RetrySpec(max_restarts=3), "list 1 in retry.on_exit_codes"),

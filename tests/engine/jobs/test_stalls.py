@@ -15,6 +15,7 @@ from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from tests.engine.house import House, state
+from tests.tables import each_row
 
 FLOOR_S = 120.0
 """`stalled_after_s` by default."""
@@ -102,7 +103,7 @@ def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> 
     assert house.engine.state.counters.stalls == 1
 
 
-@pytest.mark.parametrize("what", ["resized", "suspended", "another attempt", "not long enough"])
+@each_row("what", ["resized", "suspended", "another attempt", "not long enough"])
 def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
     """Only a running attempt can stall, and silence counts from when its gang is as it is."""
     house = House(training=2, inference=0)

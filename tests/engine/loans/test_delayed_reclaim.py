@@ -16,6 +16,7 @@ from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
 from tests.engine.test_lapses import says
+from tests.tables import each_row
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
@@ -148,7 +149,7 @@ def test_a_wait_outlives_the_coordinator() -> None:
 WAY_S = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("home_s", "unattended_s", "is_late"),
     [
         (50.0, 0.0, False),

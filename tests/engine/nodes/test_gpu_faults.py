@@ -26,6 +26,7 @@ from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
 from tests.engine.reporting import CHAT, GPUS, N, Reporting, facts, service, settings
+from tests.tables import each_row
 
 G0, G1 = GPUS
 CLEAN = (None, RecoveryAction.NONE)
@@ -65,7 +66,7 @@ def uncordon(cell: Reporting) -> None:
     cell.handle(OperatorAsked(action=OperatorAction.UNCORDON, by="ops/ada", target=N))
 
 
-@pytest.mark.parametrize("code", [48, 64, 79, 94, 95, 119, 120])
+@each_row("code", [48, 64, 79, 94, 95, 119, 120])
 def test_nothing_new_begins_on_a_gpu_that_is_out(code: int) -> None:
     """A job of both GPUs waits and says why, one of a single GPU gets the other; an event, describe
     and explain name the fault, its owner and the next step, until an operator says it is well."""
@@ -124,7 +125,7 @@ def test_a_fault_of_the_job_takes_no_gpu_out(kind: FaultClass) -> None:
     assert starts(cell) == 1
 
 
-@pytest.mark.parametrize("action", ASKS)
+@each_row("action", ASKS)
 def test_the_driver_s_word_goes_before_the_catalogue_s(action: RecoveryAction) -> None:
     """What it asks a recovery for is out without any XID, as long as it asks, whoever says else."""
     cell = training()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from common.messages import WorkerPhase
-from common.model import CheckpointSpec, JobSpec, JobState, NodeName, NodeRole, WorkerRange
+from common.model import CheckpointSpec, JobState, NodeName, NodeRole
 from coordinator.engine.nodes.lost import certain_end_s
 from coordinator.engine.state.events import (
     LeaderStarted,
@@ -23,6 +23,7 @@ from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.outages import LOST_AFTER_S, Crash
+from tests.builders import make_spec
 from tests.engine.house import CHAT, House, state
 
 STOP_AFTER_S, GRACE_S = 60.0, 30.0
@@ -182,13 +183,7 @@ def test_nothing_counts_as_ended_before_its_shim_has_ended_it(
     All instants are those of a third, true clock. A shim counts from when the last answered report
     was sent; a leader from the last report that came to it, or from when it began to lead.
     """
-    spec = JobSpec(
-        name="j",
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
-        stop_after_s=stop_after_s,
-        checkpoint=CheckpointSpec(grace_s=grace_s),
-    )
+    spec = make_spec(stop_after_s=stop_after_s, checkpoint=CheckpointSpec(grace_s=grace_s))
     bound_s = certain_end_s(EngineSettings(), spec)
     assert bound_s is not None
     contact_s = heard_s = leads_since_s = now_s = 0.0

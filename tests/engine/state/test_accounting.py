@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from common.model import JobId, JobSpec, JobState, WorkerRange
+from common.model import JobId, JobState
 from coordinator.engine.state.accounting import (
     Durations,
     ReclaimTimes,
@@ -15,8 +15,10 @@ from coordinator.engine.state.accounting import (
 )
 from coordinator.engine.state.job_groups import AttemptEntry, WaitEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry
+from tests.builders import make_spec
+from tests.tables import each_row
 
-SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
+SPEC = make_spec()
 
 
 def entry(job_id: str, **changes: object) -> JobEntry:
@@ -50,7 +52,7 @@ GIVEN_UP = entry("given-up", state=JobState.CANCELLED, finished_at_s=130.0)
 FAILED = entry("failed", state=JobState.FAILED, finished_at_s=150.0, **ran(101.0, 1.0))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "waited_s"),
     [(WAITS, 60.0), (RUNS, 20.0), (AGAIN, 15.0), (DONE, 10.0), (GIVEN_UP, 30.0), (FAILED, 1.0)],
 )
@@ -82,7 +84,7 @@ def test_waits_count_until_the_instant_that_is_asked_for() -> None:
     assert figures(state(WAITS), now_s=190.0).queueing_s.mean == 90.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "deadline_s", "due", "met"),
     [
         (DONE, 40.0, 1, 1),  # it took just that

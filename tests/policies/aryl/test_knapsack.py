@@ -18,6 +18,7 @@ from coordinator.policies.aryl.knapsack import (
     solve_greedy,
 )
 from tests import strategies
+from tests.tables import each_row
 
 
 def job(workers: tuple[int, int], fastest_s: float, gpus_per_worker: int = 1) -> Group:
@@ -71,7 +72,7 @@ def test_item_values_of_figure_6(group: Group, values: list[float]) -> None:
     assert got == pytest.approx(values)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("a", "extras", "average_s"),
     [
         (job((2, 6), 50.0), (4, 0), 51.67),

@@ -21,6 +21,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 
 def running(
@@ -116,7 +117,7 @@ def average_jct_s(
     return sum(ends_s) / len(ends_s)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("jobs", "at_first", "average_s"),
     [
         (LIKE_3, {"a": 6, "b": 2}, 51.67),

@@ -18,6 +18,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 T4_FOR_ONE = 2
 
@@ -109,7 +110,7 @@ def test_no_gpu_is_promised_twice() -> None:
     assert added == [1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("base", "most", "ratio", "grown"),
     [(4, 6, 0.7, 2), (5, 6, 0.7, 0), (5, 6, 1.0, 1), (2, 4, 0.5, 0)],
 )

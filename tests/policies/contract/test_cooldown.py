@@ -13,6 +13,7 @@ from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot
 from tests.engine.house import House
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 PREEMPTING = ("srtf", "afs", "tiresias", "themis-simple")
 
@@ -32,7 +33,7 @@ def contested(*, preempted_at_s: float, min_runtime_s: float = 60.0) -> ClusterS
     return replace(snapshot, min_runtime_s=min_runtime_s)
 
 
-@pytest.mark.parametrize("name", PREEMPTING)
+@each_row("name", PREEMPTING)
 def test_who_was_stopped_lately_is_not_stopped_and_nobody_starts_on_its_gpus(name: str) -> None:
     """What the engine would refuse is not decided, and the pass comes when it would not."""
     rested = policy(name).allocate(contested(preempted_at_s=NOW_S - 60.0), b"")

@@ -30,7 +30,7 @@ from tests.builders import (
     make_worker_view,
 )
 from tests.draws import whole
-from tests.policies.safety import Ledger
+from tests.properties.safety import Ledger
 from tests.strategies import snapshots
 
 

@@ -12,14 +12,13 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted, some
 from coordinator.policies.registry import POLICIES
 from tests.policies.tenant_books import shared_cells
+from tests.tables import each_row
 
 MANY = "GPUs|nodes|servers|workers|jobs|gangs|turns|tries|bidders"
 ONE_AS_MANY = re.compile(rf"(?<![\d.,-])1 ({MANY})\b")
 
 
-@pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes"), (-1, "-1 nodes")]
-)
+@each_row(("count", "said"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes"), (-1, "-1 nodes")])
 def test_one_thing_is_counted_as_one(count: int, said: str) -> None:
     """And any other number of it as several, none included."""
     assert counted(count, "node") == said
@@ -32,7 +31,7 @@ def test_words_whose_plural_is_irregular_are_given_both() -> None:
     assert counted(1, "worker runs", "workers run") == "1 worker runs"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "said"),
     [((), ""), (("a",), "a"), (("a", "b"), "a, b"), (("a", "b", "c", "d"), "a, b and 2 more")],
 )

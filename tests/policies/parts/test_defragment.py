@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -20,7 +19,8 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.policies.safety import Ledger
+from tests.properties.safety import Ledger
+from tests.tables import each_row
 
 START_S, RESTART_S, RESIZE_S, GRACE_S = 10.0, 30.0, 20.0, 5.0
 WHOLE_S = START_S + RESTART_S + GRACE_S
@@ -169,7 +169,7 @@ def test_not_everybody_is_asked() -> None:
     assert len(tried.asked) == MOST_REFUSED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         {"preemptibility": Preemptibility.SEMI},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.parts.memory import recalled
+from tests.tables import each_row
 
 
 class Memory(Struct, frozen=True):
@@ -23,7 +23,7 @@ def test_what_was_written_comes_back() -> None:
     assert recalled(msgspec.msgpack.encode({"j": 3}), dict[JobId, int]) == {"j": 3}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "memory",
     [b"", b"\xc1", msgspec.msgpack.encode({"turns": "three"}), msgspec.msgpack.encode([1])],
 )

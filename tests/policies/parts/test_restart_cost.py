@@ -24,6 +24,7 @@ from coordinator.policies.parts.restart_cost import (
 from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
 from tests.engine.house import House
+from tests.tables import each_row
 
 IN_TURNS = (
     *("themis", "themis-simple", "las", "themis-lp", "afs-p:lease_s=1200"),
@@ -136,14 +137,14 @@ def turn_is_over(name: str, snapshot: ClusterSnapshot) -> Allocation:
     return made.allocate(snapshot, made.allocate(began, b"").memory)
 
 
-@pytest.mark.parametrize("name", IN_TURNS)
+@each_row("name", IN_TURNS)
 def test_a_turn_ends_for_whoever_keeps_its_work(name: str) -> None:
     """With nothing to lose the holder makes room for the one that waits."""
     found = turn_is_over(name, contested(unsaved_gpu_s=0.0))
     assert [type(decision) for decision in found.decisions] == [Preempt, Start]
 
 
-@pytest.mark.parametrize("name", IN_TURNS)
+@each_row("name", IN_TURNS)
 def test_whoever_would_lose_its_work_keeps_its_gang(name: str) -> None:
     """No stop, no start on its GPUs, and the one that waits is told why and looked at again."""
     snapshot = contested(unsaved_gpu_s=28_800.0)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Start
 from tests.policies.machines import cell, decide, job, machine, placed, started
+from tests.tables import each_row
 
 
 def test_tetris_packs_by_alignment() -> None:
@@ -30,7 +31,7 @@ def test_tetris_prefers_what_is_nearly_done() -> None:
     assert started(decide("tetris:fairness=0", cell(machine("n0"), jobs=jobs))) == ["short"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fairness", "first"), [("0", "rich"), ("0.49", "rich"), ("0.5", "poor"), ("0.9", "poor")]
 )
 def test_tetris_looks_at_the_worst_off_only(fairness: str, first: str) -> None:
@@ -104,7 +105,7 @@ def test_tetris_goes_on_with_a_machine_until_nothing_fits_there() -> None:
     assert nodes == ["n0"] * 4 + ["n1"] * 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("workers", "expected"),
     [(4, {"n0": 4}), (5, {"n1": 5}), (8, {"n1": 8}), (12, {"n1": 8, "n0": 4})],
 )

@@ -17,6 +17,7 @@ from coordinator.policies.tenants.tenancy import Tenancy, fair_split
 from coordinator.policies.tenants.tree import WHOLE
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, names, waits
+from tests.tables import each_row
 
 GPUS = 64
 
@@ -83,7 +84,7 @@ def test_a_guarantee_never_lowers_a_capacity(
     assert all(new[view.name] <= old[view.name] + 1e-9 for view in tops if view is not one)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("guarantee_gpus", "weight", "got"),
     [(0, 1.0, 32), (16, 1.0, 40), (16, 3.0, 52), (48, 1.0, 56), (63, 1.0, 63)],
 )

@@ -32,8 +32,10 @@ from coordinator.policies.tenants.stability import after, short_lived
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -100,7 +102,7 @@ def _is_due(decision: Start | Preempt) -> bool:
 # --- by hand --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_a_gang_of_the_whole_cell_and_jobs_within_guarantees_do_not_take_turns_for_ever(
     policy: str,
 ) -> None:

@@ -9,16 +9,17 @@ from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.attempts import GO_FIRST
 from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
 from tests.builders import NOW_S, make_job_view, make_worker_view
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
 from tests.policies.tenants.test_idle import BEHIND, gang, halves
+from tests.tables import each_row
 
 # --- what others do not lend --------------------------------------------------------------------
 
@@ -30,7 +31,7 @@ KEPT = (
 )
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_a_job_that_a_team_s_lending_limit_forbids_keeps_no_borrower_from_starting(
     policy: str,
 ) -> None:

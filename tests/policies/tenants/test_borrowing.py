@@ -22,6 +22,7 @@ from tests.engine.house import House
 from tests.engine.test_view import house_of
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 OWNER = TenantSettings(name="a", guarantee_gpus=8)
 
@@ -35,7 +36,7 @@ def played(name: str, *, nodes: int = 1, for_s: float = 20_000.0) -> tuple[Cell,
     return found, found.engine.state.jobs[JobId("b0")]
 
 
-@pytest.mark.parametrize("name", ["aryl", "foresight", "fifo", "drf", "qos-elasticflow"])
+@each_row("name", ["aryl", "foresight", "fifo", "drf", "qos-elasticflow"])
 def test_a_borrower_is_not_started_over_and_over(name: str) -> None:
     """Of 65 times that its owner asks, few stop it, and the waits between double; when the owner
     asks no more it runs to its end."""
@@ -52,7 +53,7 @@ def test_a_borrower_is_not_started_over_and_over(name: str) -> None:
 REST = BackOff(tenants=("a",), count=5, since_s=NOW_S - 100.0, until_s=NOW_S + 500.0)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_it_may_have_what_nobody_is_guaranteed(name: str) -> None:
     """Eight GPUs of sixteen are the owner's: it starts where eight stay free, else `explain` says
     since when, for how long, and why not, and a pass follows when it may."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
-from coordinator.policies.registry import POLICIES, policy
+from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
+from tests.tables import each_row
 
 SOON_S = 60.0
 ROUNDS = {"gandiva-sets", "las", "pollux", "themis-lp"}
@@ -41,9 +42,9 @@ def started(
     return found
 
 
-@pytest.mark.parametrize("covered_gpus", [0, 1])
-@pytest.mark.parametrize("of_large", ["c", "d"])
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES))
+@each_row("covered_gpus", [0, 1])
+@each_row("of_large", ["c", "d"])
+@each_row("policy", sorted(set(FAMILIES) - ROUNDS - LINES))
 def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for(
     policy: str, of_large: str, covered_gpus: int
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for
     assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES - {"philly"}))
+@each_row("policy", sorted(set(FAMILIES) - ROUNDS - LINES - {"philly"}))
 def test_a_larger_one_that_is_refused_uses_up_no_room_of_its_tenant(policy: str) -> None:
     """Its tenant may use two GPUs, and the larger one, which is refused, would be both. (Under
     `philly` it holds the free one meanwhile.)"""
@@ -73,8 +74,8 @@ def test_a_larger_one_that_is_refused_uses_up_no_room_of_its_tenant(policy: str)
     assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
 
 
-@pytest.mark.parametrize("deadline_s", [None, 1500.0, 2500.0])
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+@each_row("deadline_s", [None, 1500.0, 2500.0])
+@each_row("policy", sorted(set(FAMILIES) - ROUNDS))
 def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_large_it_might_be(
     policy: str, deadline_s: float | None
 ) -> None:
@@ -90,7 +91,7 @@ def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_larg
     assert started(policy, tenants, jobs)[JobId("a2")] <= 100.0 + SOON_S
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+@each_row("policy", sorted(set(FAMILIES) - ROUNDS))
 def test_a_team_within_its_guarantee_goes_before_an_outsider_s_gang_though_a_sibling_borrows(
     policy: str,
 ) -> None:
@@ -160,7 +161,7 @@ def test_who_was_stopped_starts_again_where_its_policy_is_refused_what_it_wants_
     assert played.passes < 40
 
 
-@pytest.mark.parametrize("name", ["afs", "srsf", "srtf", "themis-simple"])
+@each_row("name", ["afs", "srsf", "srtf", "themis-simple"])
 def test_no_reason_to_wait_is_told_of_a_job_that_starts(name: str) -> None:
     """The larger job of its tenant is refused; in the pass that is made to explain that it would
     have used up what the tenant may use."""

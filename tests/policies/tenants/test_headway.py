@@ -9,15 +9,16 @@ from common.model import JobId, JobState, NodeName
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.quota_guard import blocked
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 DELAYS = Delays(report_s=1.0, ready_s=20.0, start_s=5.0, suspend_s=1.0, resume_s=1.0, stop_s=7.0)
 
@@ -33,7 +34,7 @@ IN_LINE = {"sjf", "aryl", "tetris", "foresight", "srtf", "fifo-skip"}
 """They start what is small or short while a large job waits, and nobody goes on in rounds."""
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_a_stop_whose_beneficiary_gives_way_to_the_stopped_tenant_is_not_decided_again_and_again(
     policy: str,
 ) -> None:
@@ -205,7 +206,7 @@ def test_a_stop_counts_for_one_that_is_kept_out_whatever_else_is_stopped_elsewhe
     assert names(found, Preempt) == {"mid", "other"}
 
 
-@pytest.mark.parametrize("policy", sorted(IN_LINE))
+@each_row("policy", sorted(IN_LINE))
 def test_what_a_start_that_gives_way_leaves_goes_to_others_in_the_same_pass(policy: str) -> None:
     """The policy starts `short` on all that `mid` left; half of it goes to `b`, half is over."""
     played = Cell(policy, HALF, delays=DELAYS, check=True)

@@ -28,8 +28,10 @@ from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -83,7 +85,7 @@ BEHIND = halves(
 # --- under every policy -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_a_borrower_s_gang_that_cannot_start_keeps_no_job_within_a_guarantee_waiting(
     policy: str,
 ) -> None:
@@ -245,7 +247,7 @@ def test_a_head_that_no_node_could_ever_run_is_waited_for_by_no_other_tenant() -
     assert names(allocated(strict, snapshot, b"").decisions, Start) == {"owed"}
 
 
-@pytest.mark.parametrize("name", ["afs-p", "fifo", "gandiva-sets", "qos-edf", "yarn"])
+@each_row("name", ["afs-p", "fifo", "gandiva-sets", "qos-edf", "yarn"])
 def test_policies_start_it_in_the_same_pass(name: str) -> None:
     """And stop nobody for that."""
     found = policy(name).allocate(BEHIND, b"")
@@ -295,8 +297,8 @@ def test_patience_ends_though_a_job_before_it_could_never_run(tenant: str) -> No
     assert set(idle.since_s) == {"owed"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "drf", "qos-edf"])
-@pytest.mark.parametrize("tenant", ["a", "b"])
+@each_row("policy", ["fifo", "sjf", "drf", "qos-edf"])
+@each_row("tenant", ["a", "b"])
 def test_a_gang_larger_than_the_fleet_keeps_no_guarantee_idle(policy: str, tenant: str) -> None:
     """Nothing runs, and nothing would ever free more: a job within a guarantee runs after all."""
     most = (

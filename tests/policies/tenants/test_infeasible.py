@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobSpec, NodeRole, Preemptibility, WorkerRange
+from common.model import NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView, TenantView
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
-from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
+from tests.builders import (
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+    make_spec,
+)
 
 OURS = (make_node_view("t0"), make_node_view("t1"))
 
@@ -125,7 +131,7 @@ def test_a_type_that_needs_more_workers_needs_more_room() -> None:
 
 def test_a_user_and_a_policy_ask_for_the_same() -> None:
     """What a job's spec says is what its view says."""
-    spec = JobSpec(name="j", command=("x",), workers=WorkerRange(min=2, max=3), gpus_per_worker=4)
+    spec = make_spec(workers=(2, 3), gpus_per_worker=4)
     view = make_job_view("j", workers=(2, 3), gpus_per_worker=4, grace_s=spec.checkpoint.grace_s)
     assert wish_of(view) == wish_of(spec)
 

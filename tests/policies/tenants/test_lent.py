@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,6 +13,7 @@ from coordinator.policies.tenants.tenancy import Claim, Tenancy, left_to
 from coordinator.policies.tenants.tree import WHOLE
 from tests.draws import pick
 from tests.policies.tenant_books import cell, names, runs, waits
+from tests.tables import each_row
 
 ORGANISATION = (
     TenantView(name="p", guarantee_gpus=16, borrow_limit_gpus=0),
@@ -24,7 +24,7 @@ ORGANISATION = (
 )
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", sorted(POLICIES))
 def test_what_a_team_keeps_from_its_sibling_division_counts_up_to_that_one_s_guarantee(
     policy: str,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -11,17 +10,18 @@ from common.model import JobId, Preemptibility
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.reclaim import given_back
 from tests.draws import pick, whole
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import NODE_GPUS, Asked
 from tests.policies.tenants.test_free_gpus import started
+from tests.tables import each_row
 
 SOON_S = 60.0
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_siblings_and_outsiders_give_together(policy: str) -> None:
     """All of the organisation's guarantee is the team's, and a sibling uses half of it: no outsider
     owes the team anything until that is stopped, and it alone is not enough."""

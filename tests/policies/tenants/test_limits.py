@@ -19,8 +19,10 @@ from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from tests.builders import make_node_view, make_snapshot
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, check, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 P8 = TenantView(name="p", guarantee_gpus=8)
 FULL = replace(P8, borrow_limit_gpus=0)
@@ -61,7 +63,7 @@ def test_siblings_give_back_what_their_parent_may_not_use_beside_a_guarantee(
 
 
 @BOTH
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", FAMILIES)
 def test_a_guarantee_inside_a_full_parent_is_met_under_every_policy(
     policy: str, tenants: tuple[TenantView, ...]
 ) -> None:
@@ -361,7 +363,7 @@ def test_shares_leave_what_is_not_lent_at_any_level(
         assert others <= 64 - max(0, view.guarantee_gpus - lends) + 1e-9
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_teams_are_met_by_a_larger_job_of_their_full_parent_itself(policy: str) -> None:
     """Room by quota is for one team first: the parent has less than its guarantee for a moment,
     and its job is stopped all the same; both run within half an hour, and invariants hold."""

@@ -30,8 +30,10 @@ from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -152,8 +154,8 @@ def ring(count: int) -> ClusterSnapshot:
     return cell(runs("r0", "b", "n0", 8), *others, tenants=(A4, B, C), nodes=1)
 
 
-@pytest.mark.parametrize("keeps_quotas", [False, True])
-@pytest.mark.parametrize("count", [2, 3, 5])
+@each_row("keeps_quotas", [False, True])
+@each_row("count", [2, 3, 5])
 def test_a_stop_that_begins_a_circle_of_stops_is_not_made(count: int, keeps_quotas: bool) -> None:
     """So many passes later the first job would have its GPUs again."""
     circle = in_turn(count, is_circle=True)
@@ -163,7 +165,7 @@ def test_a_stop_that_begins_a_circle_of_stops_is_not_made(count: int, keeps_quot
     assert found.waits == (() if keeps_quotas else (waits_for,))
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 9])
+@each_row("count", [2, 3, 5, 9])
 def test_a_stop_that_begins_a_row_of_stops_stands(count: int) -> None:
     """Nobody comes back in it, however long it is."""
     found = allocated(in_turn(count, is_circle=False), ring(count), b"").decisions
@@ -317,7 +319,7 @@ def test_a_stop_for_workers_that_are_given_back_again_is_not_made() -> None:
 # --- played ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy_name", sorted(POLICIES))
+@each_row("policy_name", FAMILIES)
 def test_a_gang_and_smaller_jobs_of_others_do_not_take_turns_for_ever(policy_name: str) -> None:
     """On the engine: by its order the gang precedes `c`, and `b` it only if `b` stays."""
     tenants = (TenantSettings(name="a", guarantee_gpus=4), TenantSettings(name="b"))

@@ -17,8 +17,10 @@ from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_node_view, make_snapshot
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -38,7 +40,7 @@ IN_TURN = {"gandiva-sets", "las", "themis-lp"}
 # --- in bounded time ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("policy", FAMILIES)
 def test_a_guarantee_is_met_though_the_borrower_still_starts_and_nothing_else_happens(
     policy: str,
 ) -> None:
@@ -83,7 +85,7 @@ def test_a_job_within_a_guarantee_starts_in_bounded_time_under_every_policy(
 # --- why not yet --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("borrower", "why", "is_soon"),
     [
         (
@@ -185,7 +187,7 @@ def test_a_guarantee_that_a_pass_left_unmet_is_a_fault() -> None:
     assert "r of tenant a on n0" in fault
 
 
-@pytest.mark.parametrize(
+@each_row(
     "borrower",
     [
         replace(runs("r", "a", "n0", 8), state=JobState.STARTING),
@@ -289,7 +291,7 @@ def test_the_check_excuses_what_is_left_over_within_a_guarantee() -> None:
     assert starved(left_over(leavers=3, promised=4, idle=1)) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "snapshot",
     [
         left_over(leavers=3, promised=0),

@@ -22,6 +22,7 @@ from tests.builders import NOW_S
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import trees
+from tests.tables import each_row
 
 KEEPS = (
     TenantView(name="p", guarantee_gpus=8),
@@ -104,7 +105,7 @@ def scene(name: str, waited_s: float) -> ClusterSnapshot:
     return cell(*jobs, patient(waited_s, waits("owed", owner, 1)), tenants=tenants, nodes=1)
 
 
-@pytest.mark.parametrize("name", sorted(SCENES))
+@each_row("name", sorted(SCENES))
 def test_nobody_waits_for_a_job_that_quotas_keep_from_free_gpus(name: str) -> None:
     """Patience ends with whoever is behind it, and a pass is asked for at that time."""
     early, late = given_back(scene(name, 1.0), ()), given_back(scene(name, PATIENCE_S), ())
@@ -112,7 +113,7 @@ def test_nobody_waits_for_a_job_that_quotas_keep_from_free_gpus(name: str) -> No
     assert names(late.decisions, Start) == {"owed"}
 
 
-@pytest.mark.parametrize("name", sorted(SCENES))
+@each_row("name", sorted(SCENES))
 def test_the_check_counts_no_such_job_either(name: str) -> None:
     """Its clock runs for the job that is owed alone."""
     idle = BesideIdle()

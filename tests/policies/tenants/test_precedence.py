@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
@@ -10,13 +9,14 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Allocation, PendingReason, Preempt, Start
 from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.precedence import allocated, explained
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", FAMILIES)
 def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
     """Each minute two jobs of one GPU and five minutes come; under every policy a job that needs
     the whole node runs once those that were there before it have ended."""
@@ -28,7 +28,7 @@ def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
     assert played.engine.state.jobs[JobId("a70")].started_at_s is not None
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", FAMILIES)
 def test_nobody_is_stopped_for_a_job_of_a_lower_priority(name: str) -> None:
     """The gang has more than its share for all its time, and small lesser jobs wait for it."""
     played = Cell(name, [], nodes=1)
@@ -48,7 +48,7 @@ def all_change(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     return Allocation(decisions=(*stops, *(start(each, "n0") for each in waiting)), memory=memory)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tenant", "by_tenant", "tenants", "is_kept"),
     [
         ("a", False, (), True),
@@ -80,7 +80,7 @@ def test_a_deadline_that_is_ahead_goes_before_priority() -> None:
     assert stopped == [False, True]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("priority", "gpus", "is_kept"), [(0, 8, True), (5, 8, False), (9, 8, False), (0, 4, False)]
 )
 def test_only_room_that_a_lesser_job_lacks_keeps_others_from_being_stopped(

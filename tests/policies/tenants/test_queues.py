@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.queues import Tree
 from coordinator.policies.tenants.tree import ITSELF, NOBODY
 from tests.builders import make_job_view, make_snapshot
+from tests.tables import each_row
 
 TENANTS = (
     TenantView(name="a", weight=2.0),
@@ -94,7 +94,7 @@ def test_one_level_is_an_order_by_key_and_name() -> None:
     assert Tree(cell()).depth == 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pair", "found"),
     [
         (("a1", "b1"), ("a", "b")),

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
+from common.model import JobId, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
@@ -21,9 +21,10 @@ from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_node_view, make_snapshot
+from tests.builders import make_node_view, make_snapshot, make_spec
 from tests.draws import pick
 from tests.policies.tenant_books import runs, waits
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 
@@ -154,8 +155,8 @@ THREE_LEVELS = (
 )
 
 
-@pytest.mark.parametrize("tenants", [TWO_LEVELS, THREE_LEVELS])
-@pytest.mark.parametrize("policy", [*BY_THEMSELVES, *BY_THE_RULE])
+@each_row("tenants", [TWO_LEVELS, THREE_LEVELS])
+@each_row("policy", [*BY_THEMSELVES, *BY_THE_RULE])
 def test_an_organisation_gets_its_part_whatever_teams_it_has(
     policy: str, tenants: tuple[TenantView, ...]
 ) -> None:
@@ -168,7 +169,7 @@ def test_an_organisation_gets_its_part_whatever_teams_it_has(
     check_roots(snapshot, after)
 
 
-@pytest.mark.parametrize("policy", BY_THEMSELVES)
+@each_row("policy", BY_THEMSELVES)
 def test_what_a_team_leaves_goes_to_its_siblings_first(policy: str) -> None:
     """Two of four teams have nothing to do: the others have all of their organisation's half."""
     tenants = (view("a"), view("b"), *(view(f"a{n}") for n in range(4)), view("b0"))
@@ -178,7 +179,7 @@ def test_what_a_team_leaves_goes_to_its_siblings_first(policy: str) -> None:
     assert (after.used["a1"], after.used["a3"], after.used["b0"]) == (6, 6, 12)
 
 
-@pytest.mark.parametrize("policy", [name for name in BY_THEMSELVES if name != "mesos"])
+@each_row("policy", [name for name in BY_THEMSELVES if name != "mesos"])
 def test_what_a_team_cannot_use_goes_to_its_siblings_first(policy: str) -> None:
     """It has two jobs, and another team the rest of their organisation's half. Under `mesos` it is
     offered more, and what it declines goes to others at the next tick."""
@@ -189,7 +190,7 @@ def test_what_a_team_cannot_use_goes_to_its_siblings_first(policy: str) -> None:
     assert (after.used["a1"], after.used["a3"], after.used["b0"]) == (2, 10, 12)
 
 
-@pytest.mark.parametrize("policy", BY_THEMSELVES)
+@each_row("policy", BY_THEMSELVES)
 def test_what_its_siblings_run_is_counted_for_a_newcomer(policy: str) -> None:
     """A team that has nothing yet waits for the other organisation's where its own has its part."""
     tenants = (view("a"), view("b"), view("a0"), view("a1"), view("b0"))
@@ -243,13 +244,7 @@ def mean_use(policy: str, weight: float) -> tuple[float, int]:
         Submission(
             at_s=float(number % 3),
             job_id=JobId(f"{owner}-{number:02d}"),
-            spec=JobSpec(
-                name="j",
-                command=("train",),
-                workers=WorkerRange(min=1, max=1),
-                gpus_per_worker=1,
-                expected_runtime_s=40.0 + number,
-            ),
+            spec=make_spec(expected_runtime_s=40.0 + number),
             work_s=40.0 + number,
             tenant=owner,
         )
@@ -267,8 +262,8 @@ def mean_use(policy: str, weight: float) -> tuple[float, int]:
 
 
 @slow
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-@pytest.mark.parametrize("policy", ["drf", "mesos", "philly", "yarn-fair"])
+@each_row("weight", [1.0, 3.0])
+@each_row("policy", ["drf", "mesos", "philly", "yarn-fair"])
 def test_an_organisation_keeps_its_part_by_turnover(policy: str, weight: float) -> None:
     """Of eight GPUs the half, or three quarters, beside one that has four times as many teams."""
     used, _ = mean_use(policy, weight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName, WorkerRange
@@ -12,6 +11,7 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import narrowed
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
 
 TYPES = ("A100", "H100")
 BOUND = TenantView(name="a", guarantee_gpus=4, borrow_limit_gpus=0)
@@ -31,7 +31,7 @@ def cell(*jobs: JobView, tenants: tuple[TenantView, ...], free: int = 8) -> Clus
     return replace(make_snapshot(nodes=nodes, jobs=jobs), tenants=tenants)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "tenant"),
     [
         *((name, BOUND) for name in sorted(POLICIES)),

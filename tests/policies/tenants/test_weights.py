@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
+from common.model import JobId, NodeName, Pool, Preemptibility
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Preempt, Start, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
@@ -19,9 +19,11 @@ from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
+from tests.tables import each_row
 
 slow = pytest.mark.slow
 often = settings(max_examples=100, deadline=None)
@@ -41,7 +43,7 @@ def full_but_for(gpus: int, *waiting: JobView, tenants: tuple[TenantView, ...]) 
     return cell(*running, *waiting, tenants=tenants)
 
 
-@pytest.mark.parametrize("policy", ["fifo", *STAYING])
+@each_row("policy", ["fifo", *STAYING])
 def test_who_has_its_share_waits_for_who_has_not(policy: str) -> None:
     """`b` has twelve of sixteen GPUs and its job is older and shorter; `a` has none: `a` starts."""
     own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
@@ -49,7 +51,7 @@ def test_who_has_its_share_waits_for_who_has_not(policy: str) -> None:
     assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"a1"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", *(name for name in STAYING if name != "philly")])
+@each_row("policy", ["fifo", *(name for name in STAYING if name != "philly")])
 def test_what_nobody_below_its_share_can_use_goes_to_the_others(policy: str) -> None:
     """The job of `a` needs a whole node and there is none: the four GPUs do not wait for it.
 
@@ -61,7 +63,7 @@ def test_what_nobody_below_its_share_can_use_goes_to_the_others(policy: str) -> 
     assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"b1"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "aryl:reservation_after_s=1e9", "tiresias"])
+@each_row("policy", ["fifo", "sjf", "aryl:reservation_after_s=1e9", "tiresias"])
 def test_what_is_left_after_turns_is_used_in_the_same_pass(policy: str) -> None:
     """Of eight GPUs `a` gets four, as its other job needs a node, and the first of `b` the rest.
 
@@ -74,7 +76,7 @@ def test_what_is_left_after_turns_is_used_in_the_same_pass(policy: str) -> None:
     assert names(decisions, Start) == {"a1", "b0"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sjf", "aryl", "tiresias", "gandiva", "philly"])
+@each_row("policy", ["fifo", "sjf", "aryl", "tiresias", "gandiva", "philly"])
 def test_guarantees_come_first_and_the_rest_by_weight(policy: str) -> None:
     """64 GPUs, 8 guaranteed to each, weights 3 : 1, the lighter one first in line: 44 and 20."""
     line = [waits(f"b{n:02d}", "b", 1, submitted_at_s=-50.0) for n in range(64)]
@@ -105,7 +107,7 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
     assert turn not in why[JobId("a1")]
 
 
-@pytest.mark.parametrize("policy", ["fifo", *STAYING])
+@each_row("policy", ["fifo", *STAYING])
 def test_siblings_share_alike_where_no_weight_is_set(policy: str) -> None:
     """`b` has twelve of the sixteen GPUs of their parent, and its job is older and shorter."""
     own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
@@ -140,7 +142,7 @@ def test_a_policy_that_divides_by_weight_itself_is_left_alone() -> None:
     assert names(POLICIES["sjf"].allocate(snapshot, b"").decisions, Start) == {"a9"}
 
 
-@pytest.mark.parametrize("name", ["drf", "mesos", "yarn-fair", "yarn-capacity"])
+@each_row("name", ["drf", "mesos", "yarn-fair", "yarn-capacity"])
 def test_nobody_waits_for_a_turn_that_its_policy_does_not_give(name: str) -> None:
     """Those policies name their own reasons, and none of them is the shared rule."""
     full = full_but_for(0, waits("b1", "b", 4), waits("a1", "a", 4), tenants=(A3, B1))
@@ -264,13 +266,7 @@ def backlog(seed: int) -> list[Submission]:
     made: list[Submission] = []
     for number in range(110):
         work_s = random.uniform(20.0, 100.0)
-        spec = JobSpec(
-            name=f"j{number}",
-            command=("train",),
-            workers=WorkerRange(min=1, max=1),
-            gpus_per_worker=1,
-            expected_runtime_s=work_s,
-        )
+        spec = make_spec(f"j{number}", expected_runtime_s=work_s)
         made.append(
             Submission(
                 at_s=random.uniform(0.0, 10.0),
@@ -307,7 +303,7 @@ def mean_use(policy: str, tenants: tuple[TenantSettings, ...], seed: int) -> dic
 
 
 @slow
-@pytest.mark.parametrize(
+@each_row(
     "policy", ["fifo", "sjf", "srtf", "aryl", "tiresias", "themis", "gandiva", "philly", "qos"]
 )
 def test_a_backlog_settles_at_the_weights(policy: str) -> None:

@@ -27,6 +27,7 @@ from coordinator.service.api import rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.service.cell import Cell, make_settings
 from tests.service.steps import job, running
+from tests.tables import each_row
 
 DEADLINE_S = 100.0
 A = OperatorAction
@@ -78,8 +79,8 @@ async def test_a_drain_says_until_when_and_who_is_concerned() -> None:
         assert "is drained" not in await said(cell, "job", job_id)
 
 
-@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
-@pytest.mark.parametrize("snapshot_records", [1, 500])
+@each_row("step_s", [-3600.0, 3600.0])
+@each_row("snapshot_records", [1, 500])
 async def test_a_deadline_outlives_the_coordinator_that_took_it(
     snapshot_records: int, step_s: float
 ) -> None:
@@ -113,7 +114,7 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("deadline_s", "why"), BAD)
+@each_row(("deadline_s", "why"), BAD)
 async def test_a_deadline_that_is_none_is_refused_by_its_name(deadline_s: Any, why: str) -> None:
     """Nothing is ordered, and the answer says which field it was and what it expected."""
     async with Cell() as cell:
@@ -127,7 +128,7 @@ async def test_a_deadline_that_is_none_is_refused_by_its_name(deadline_s: Any, w
         assert not coordinator.engine.state.nodes[cell.agents["t0"].name].cordon.is_cordoned
 
 
-@pytest.mark.parametrize("action", [a for a in A if a != A.DRAIN])
+@each_row("action", [a for a in A if a != A.DRAIN])
 async def test_only_a_drain_has_a_deadline(action: A) -> None:
     """Of any other order it would be forgotten in silence."""
     async with Cell() as cell:

@@ -31,12 +31,9 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.sim.run.cluster import NodeSpec
 from tests.service.cell import Agent, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
+from tests.tables import each_row
 
-REQUEST_CASES = [
-    pytest.param(kind, case, id=f"{kind.__struct_config__.tag} {case.why}")
-    for kind in REQUESTS
-    for case in spoilt(kind)
-]
+REQUEST_CASES = [(kind, case) for kind in REQUESTS for case in spoilt(kind)]
 
 
 def state(coordinator: Coordinator) -> bytes:
@@ -44,7 +41,7 @@ def state(coordinator: Coordinator) -> bytes:
     return coordinator.engine.encode_state()
 
 
-@pytest.mark.parametrize(("kind", "case"), REQUEST_CASES)
+@each_row(("kind", "case"), REQUEST_CASES)
 async def test_a_spoilt_request_is_answered_and_changes_nothing(
     kind: type[Message], case: Spoilt
 ) -> None:
@@ -75,7 +72,7 @@ async def test_a_verb_that_is_none_is_answered_with_those_that_are() -> None:
         assert coordinator.bad_messages == 1
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
+@each_row("kind", REQUESTS)
 async def test_every_request_has_an_answer(kind: type[Message]) -> None:
     """A request that fits is answered, by its own answer or by a refusal that says why."""
     async with Cell() as cell:
@@ -113,7 +110,7 @@ BAD_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("why", BAD_SPECS)
+@each_row("why", BAD_SPECS)
 async def test_a_bad_job_is_refused_by_the_field(why: str) -> None:
     """The error names the field and what was expected, and no job comes of it."""
     change, field, text = BAD_SPECS[why]
@@ -178,7 +175,7 @@ async def test_a_worker_must_fit_on_a_node_of_its_own_types(
             assert reply.message.endswith("the largest node has 8")
 
 
-@pytest.mark.parametrize("action", [*OperatorAction, "explode"])
+@each_row("action", [*OperatorAction, "explode"])
 async def test_an_order_about_nothing_is_refused(action: str) -> None:
     """A target, a value or a verb that is none changes nothing, and the error names which."""
     async with Cell(inference=1) as cell:
@@ -202,7 +199,7 @@ async def test_a_mode_that_is_none_is_refused() -> None:
         assert "observe, recommend, act" in reply.message
 
 
-@pytest.mark.parametrize("kind", ["job", "node", "service", "loan"])
+@each_row("kind", ["job", "node", "service", "loan"])
 async def test_what_does_not_exist_is_not_found(kind: str) -> None:
     """Describing nothing names what there is, or that there is none."""
     async with Cell() as cell:

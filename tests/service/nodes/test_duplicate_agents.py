@@ -26,6 +26,7 @@ from tests.service.agents import Agent
 from tests.service.cell import CELL, Cell
 from tests.service.steps import job, running, submit
 from tests.service.test_reports import LOST_AFTER_S, make_folder, make_report
+from tests.tables import each_row
 
 NODE = NodeName("i0")
 DAY_S = 86_400.0
@@ -82,7 +83,7 @@ def test_an_agent_that_is_restarted_is_heard_at_once() -> None:
     assert bench.folder.rivals.dropped_count == 1
 
 
-@pytest.mark.parametrize("period_s", [0.25, 0.5, 1.0, LOST_AFTER_S])
+@each_row("period_s", [0.25, 0.5, 1.0, LOST_AFTER_S])
 def test_a_restart_that_nothing_proves_is_heard_after_a_few_reports_that_did_not_come(
     period_s: float,
 ) -> None:

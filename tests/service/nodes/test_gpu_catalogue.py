@@ -13,6 +13,7 @@ from coordinator.engine.state.events import FaultClass
 from coordinator.service.nodes.gpu_catalogue import packaged, read_catalogue
 from coordinator.service.nodes.gpu_facts import ECC
 from coordinator.service.settings import CoordinatorSettings, GpuFaultSettings, check
+from tests.tables import each_row
 
 OUT = (38, 46, 48, 61, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 123, 140, 143)
 JOBS = (8, 11, 13, 31, 32, 37, 43, 68, 69)
@@ -79,7 +80,7 @@ def test_a_site_s_entry_goes_before_the_packaged_one(tmp_path: Path) -> None:
     assert found.by_xid[79] == packaged().by_xid[79]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text, named",
     [
         ('[xid.94]\nclass = "gone"', "xid.94: Invalid enum value 'gone'"),

@@ -15,6 +15,7 @@ from coordinator.service.nodes.report_folding import Folder
 from coordinator.service.nodes.service_load import LastKnown, Loads
 from tests.service.cell import CHAT, Cell
 from tests.service.steps import on_loan
+from tests.tables import each_row
 
 PERIOD_S = 10.0
 LOST_AFTER_S = 15.0
@@ -103,7 +104,7 @@ def unknowns(events: list[Event]) -> list[LoadUnknown]:
     return [event for event in events if isinstance(event, LoadUnknown)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pages", "load"),
     [
         ([(10.0, 0.0), (30.0, 0.0)], 2.0),

@@ -7,7 +7,6 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from msgspec import structs
 
 from coordinator.engine.state.accounting import Quantiles
@@ -16,6 +15,7 @@ from coordinator.sim.run.play import JobRow, Run, RunResult, fingerprint_of
 from coordinator.workloads.records import TraceJob, Workload
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.sim.small import SLICE, small
+from tests.tables import each_row
 
 POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
 NAMES = "fifo,drf,sjf,fifo-skip"
@@ -117,7 +117,7 @@ def run(policy: str, *rows: JobRow, seed: int = 1, scenario: str = "", **swept: 
 SAME = row("a", 20.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "other",
     [
         row("a", 20.01),
@@ -180,7 +180,7 @@ PLAIN = TraceJob(job_id="a", submit_s=0.0, duration_s=10.0, gpus=1)
 ALL = ("one tenant", "one priority", "no deadlines", "no elastic jobs", "nothing to lend")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "gone"),
     [
         ({}, None),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import FEW_JOBS, write_few
+from tests.tables import each_row
 
 SAID = (
     f"{FEW_JOBS} jobs name no GPU type: they accept any, one T4 for one V100; --fungible P draws "
@@ -54,7 +55,7 @@ def test_it_is_said_on_standard_error_in_json_and_on_the_page(tmp_path: Path) ->
     assert re.findall(r"<p>([^<]*GPU type[^<]*)</p>", page.read_text()) == [f"{SAID}."]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "more",
     [
         (*LENDING, "--fungible", "0"),
@@ -116,7 +117,7 @@ def test_of_swept_clusters_those_with_another_type_are_named(tmp_path: Path, swe
     assert json.loads(done.out)["notes"] == [f"cluster 8x8+2x8: {SAID}"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scenario", "more", "expected"),
     [
         ("baseline,basic", (), [f"scenario baseline, basic: {DRAWN}; {RANGES}"]),
@@ -171,7 +172,7 @@ def test_the_drawn_type_is_offered_only_where_training_lacks_it(tmp_path: Path) 
     assert line.endswith("they accept any, one P4 for one H100")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scenario", "option"),
     [
         ("ideal", "elastic"),
@@ -186,7 +187,7 @@ def test_the_drawn_type_is_offered_only_where_training_lacks_it(tmp_path: Path) 
         ("elasticflow-8a", "elastic"),
     ],
 )
-@pytest.mark.parametrize("is_swept", [False, True])
+@each_row("is_swept", [False, True])
 def test_a_share_that_a_scenario_sets_cannot_be_asked_for(
     tmp_path: Path, scenario: str, option: str, *, is_swept: bool
 ) -> None:

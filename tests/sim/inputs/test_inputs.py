@@ -24,6 +24,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.records import NodeGroup, TraceJob
+from tests.tables import each_row
 
 SHARES = Shares.__struct_fields__
 SLICE = Path(__file__).parents[2] / "data" / "sim" / "itp_slice.csv"
@@ -44,7 +45,7 @@ def test_an_absent_pool_has_no_nodes(text: str) -> None:
     assert parse_cluster(text) == (NodeGroup(count=1, gpus=64, gpu_type="V100"),)
 
 
-@pytest.mark.parametrize("text", ["8", "x8", "8x8+", "0x8+5x8", "8x0", "443X8", "nowhere.toml"])
+@each_row("text", ["8", "x8", "8x8+", "0x8+5x8", "8x0", "443X8", "nowhere.toml"])
 def test_a_bad_cluster_says_what_was_expected(text: str) -> None:
     """The error names the text and the shapes that are taken."""
     with pytest.raises(ConfigError) as caught:
@@ -97,7 +98,7 @@ def test_a_trace_begins_with_its_first_job() -> None:
     assert found.length_s == found.jobs[-1].submit_s
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "column"),
     [
         ("0,10,8,H100", "gpu_types"),
@@ -134,7 +135,7 @@ def test_a_node_that_is_not_there_is_told_which_are(tmp_path: Path) -> None:
         Stage(read_workload(str(file), cluster="2x8+4x8"), options)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         {"load": 10.0},
@@ -217,7 +218,7 @@ def test_several_loads_are_several_services() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("loads", "said"),
     [
         ((f"{AGGREGATE}:m-mid",) * 2, "load: m-mid is given twice; NAME=FILE"),
@@ -285,8 +286,8 @@ def test_shares_are_drawn_by_seed(option: str) -> None:
     assert chosen(option, 0.1, 2) < of_seed[2] < chosen(option, 0.5, 2)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("one", "other"), [*combinations(SHARES, 2)])
+@each_row("seed", range(4))
+@each_row(("one", "other"), [*combinations(SHARES, 2)])
 def test_whom_one_share_falls_on_says_nothing_of_another(one: str, other: str, seed: int) -> None:
     """Of two shares of 30 % in one call, 9 % of the jobs have both."""
     shares = structs.replace(Shares(), **{one: 0.3, other: 0.3})
@@ -306,7 +307,7 @@ def test_a_crash_names_node_instant_and_length() -> None:
     assert parse_crash("t00001@3600+600.5") == expected
 
 
-@pytest.mark.parametrize("text", ["t1", "t1@5", "@5+5", "t1@5+", "t1@-5+5"])
+@each_row("text", ["t1", "t1@5", "@5+5", "t1@5+", "t1@-5+5"])
 def test_a_bad_crash_shows_how_one_is_written(text: str) -> None:
     """The error has an example."""
     with pytest.raises(ConfigError, match=r"t00001@3600\+600"):
@@ -318,7 +319,7 @@ def test_seeds_are_ranges_and_lists() -> None:
     assert parse_seeds("1..3,7") == (1, 2, 3, 7)
 
 
-@pytest.mark.parametrize("text", ["", "a", "3..1", "1,1", "1..", "-1"])
+@each_row("text", ["", "a", "3..1", "1,1", "1..", "-1"])
 def test_bad_seeds_are_refused(text: str) -> None:
     """Nothing, no numbers, an empty range or a seed twice."""
     with pytest.raises(ConfigError, match=r"^seeds "):

@@ -28,6 +28,7 @@ from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE, small, write_few
+from tests.tables import each_row
 
 BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))
 
@@ -124,7 +125,7 @@ def test_settings_and_delays_reach_the_run() -> None:
     assert task.options.times.resize_s == 4.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("elastc=1", "'elastc' is not one of .*elastic.*policy.resize_cost_s.*workload.load"),
@@ -172,8 +173,8 @@ def test_delays_of_a_run_without_delays_are_a_mistake() -> None:
     assert len(sweep([BASE], ["delays.drain_s=1,100"])) == 2
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("has_delays", [True, False])
+@each_row("is_first", [True, False])
+@each_row("has_delays", [True, False])
 def test_a_steps_time_is_left_out_where_a_swept_run_has_no_delays(
     is_first: bool, has_delays: bool
 ) -> None:

@@ -14,6 +14,7 @@ from coordinator.sim.inputs.tasks import plays, tasks
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.compare import Means, Task, label
 from tests.sim.small import SLICE
+from tests.tables import each_row
 
 BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))
 
@@ -112,7 +113,7 @@ PAPER_LOANS = "elastic_base_prefers_loan=true:lend_only_on_demand=false"
 PAPER_REST = "trusts_profiles=false:reclaim"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scenario", "policies", "texts", "names"),
     [
         (None, "aryl:resize_cost_s=1", ["resize_cost_s=2"], ["aryl:resize_cost_s=2"]),
@@ -157,7 +158,7 @@ def test_what_is_swept_replaces_what_is_said_and_idle_knobs_are_left_out(
         )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("scenario", "policies", "text", "told"),
     [
         ("basic", None, "is_scaling=false", "basic policy.is_scaling=false"),

@@ -18,6 +18,7 @@ from coordinator.workloads.named import seed_of
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.sim.small import SLICE
+from tests.tables import each_row
 
 BASE = Task(workload="paper", options=RunOptions(policy=""), shares=Shares(elastic=0.3))
 
@@ -30,7 +31,7 @@ def asked(
     return tasks(base, plays(scenario, "aryl"), seeds_of(seed, seeds), delays=None, speedup=None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "given", "expected"),
     [
         ("paper-7", None, 7),
@@ -108,7 +109,7 @@ def test_runs_at_a_time_are_as_many_as_cores_that_may_be_used() -> None:
         os.sched_setaffinity(0, before)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sweeps", "is_idle"),
     [
         (["prerun=60,600"], True),

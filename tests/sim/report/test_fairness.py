@@ -16,6 +16,7 @@ from coordinator.sim.report.fairness import (
 )
 from coordinator.sim.report.fairness_input import until_pass_s
 from coordinator.sim.run.simulation import Passes
+from tests.tables import each_row
 
 
 def lived(
@@ -100,7 +101,7 @@ def test_only_apps_of_several_jobs_are_told_and_the_worst_first() -> None:
     assert found == (AppFairness(app="b", jobs=2, rho=2.5), AppFairness(app="c", jobs=2, rho=2.5))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("passes", "at_s", "wait_s"),
     [
         (Passes(), 7.0, 0.0),

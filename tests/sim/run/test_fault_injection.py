@@ -26,6 +26,7 @@ from coordinator.sim.inputs.failure_table import (
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import RunResult, play
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from tests.tables import each_row
 
 NEVER = frozenset(
     name for name, rule in read_rules().reasons.items() if rule.retry == RetryClass.NEVER
@@ -75,7 +76,7 @@ def test_hopeless_reasons_are_as_much_of_the_study_s_failures_as_its_readers_cou
     assert sum(shares[title] for title in titles) == pytest.approx(51.7, abs=0.05)
 
 
-@pytest.mark.parametrize(("gpus", "rate"), [(1, 0.13), (2, 0.37), (4, 0.37), (5, 0.42), (8, 0.42)])
+@each_row(("gpus", "rate"), [(1, 0.13), (2, 0.37), (4, 0.37), (5, 0.42), (8, 0.42)])
 def test_a_size_fails_as_often_as_the_study_s(gpus: int, rate: float) -> None:
     """Against gangs of more than 8 GPUs, 0.47 of which had no success (figure 9)."""
     assert troubled_ratio(gpus) / troubled_ratio(9) == pytest.approx(rate / 0.47)
@@ -83,9 +84,7 @@ def test_a_size_fails_as_often_as_the_study_s(gpus: int, rate: float) -> None:
     assert troubled_ratio(gpus) == pytest.approx(rate * 17_581 / 16_568)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "trials"), [(0, 2912 - 976), (1, 1936), (2, 496), (4, 496), (5, 480), (64, 480)]
-)
+@each_row(("gpus", "trials"), [(0, 2912 - 976), (1, 1936), (2, 496), (4, 496), (5, 480), (64, 480)])
 def test_trials_are_of_the_column_of_the_gang(gpus: int, trials: int) -> None:
     """One GPU, two to four, and more."""
     assert BY_REASON["core_dump"].trials_of(gpus) == trials

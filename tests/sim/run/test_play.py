@@ -27,6 +27,7 @@ from coordinator.workloads.records import (
 )
 from coordinator.workloads.shaping import RuntimeModel
 from tests.sim.small import small
+from tests.tables import each_row
 
 FIELDS = [
     *("policy", "seed", "jobs", "queueing_s", "jct_s"),
@@ -96,11 +97,9 @@ def test_makespan_deadlines_and_fairness_are_of_the_whole_run() -> None:
     assert result.finish_time_fairness.share_above_1 == sum(rho > 1 for rho in rhos) / 2
 
 
-@pytest.mark.parametrize(
-    ("submit_s", "pass_period_s"), [(3.3, None), (3.3, 60.0), (0.0, None), (0.0, 60.0)]
-)
-@pytest.mark.parametrize("has_delays", [False, True])
-@pytest.mark.parametrize("policy", ["fifo", "aryl", "themis", "gandiva"])
+@each_row(("submit_s", "pass_period_s"), [(3.3, None), (3.3, 60.0), (0.0, None), (0.0, 60.0)])
+@each_row("has_delays", [False, True])
+@each_row("policy", ["fifo", "aryl", "themis", "gandiva"])
 def test_who_has_the_cluster_to_itself_is_as_fast_as_alone(
     policy: str, has_delays: bool, submit_s: float, pass_period_s: float | None
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, NodeName
@@ -16,6 +15,7 @@ from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.registry import policy
 from coordinator.sim.run.replay import Replay
 from tests.engine.house import House
+from tests.tables import each_row
 
 Decisions = tuple[Decision, ...]
 
@@ -79,7 +79,7 @@ def one_less(decisions: Decisions) -> Decisions:
 ODD = (other_job, other_node, other_order, one_twice, one_less)
 
 
-@pytest.mark.parametrize("changed", ODD)
+@each_row("changed", ODD)
 def test_other_decisions_are_a_difference_also_where_they_are_as_many(
     changed: Callable[[Decisions], Decisions],
 ) -> None:
@@ -104,7 +104,7 @@ def test_the_same_decisions_are_no_difference() -> None:
     assert replay_record(recorded.engine(), record)
 
 
-@pytest.mark.parametrize("changed", ODD)
+@each_row("changed", ODD)
 def test_whoever_takes_over_sees_other_decisions_also_where_they_are_as_many(
     changed: Callable[[Decisions], Decisions],
 ) -> None:

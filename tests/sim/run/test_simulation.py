@@ -8,14 +8,12 @@ import pytest
 
 from common.model import (
     JobId,
-    JobSpec,
     JobState,
     Mode,
     NodeName,
     NodeRole,
     Pool,
     ServiceName,
-    WorkerRange,
 )
 from coordinator.engine.state.accounting import figures
 from coordinator.engine.state.events import Event, LoadMeasured, LoanPassDue, PassDue
@@ -25,6 +23,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.runtime import RunRules, Saves
 from coordinator.sim.run.simulation import Passes, Simulation, Submission
 from coordinator.sim.run.wire import WireRules
+from tests.builders import make_spec
 
 CHAT = ServiceName("chat")
 MOST_EVENTS = 100_000
@@ -50,13 +49,7 @@ def nodes(training: int = 2, inference: int = 0) -> list[NodeSpec]:
 
 def job(name: str, at_s: float, work_s: float = 100.0, gpus: int = 8) -> Submission:
     """One worker's work."""
-    spec = JobSpec(
-        name=name,
-        command=("train",),
-        workers=WorkerRange(min=1, max=1),
-        gpus_per_worker=gpus,
-        expected_runtime_s=work_s,
-    )
+    spec = make_spec(name, gpus_per_worker=gpus, expected_runtime_s=work_s)
     return Submission(at_s=at_s, job_id=JobId(name), spec=spec, work_s=work_s)
 
 

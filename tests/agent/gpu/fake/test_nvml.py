@@ -31,6 +31,7 @@ from agent.gpu.nvml import (
 from common.errors import ConfigError
 from common.messages import GpuHealth, RecoveryAction
 from tests.agent.nvml_machine import FLEET, GIB, Machine, code_of
+from tests.tables import each_row
 
 MORE_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "nvmlDeviceGetFieldValues": ([RECOVERY_FIELD],),
@@ -148,7 +149,7 @@ def test_an_index_out_of_range_is_an_invalid_argument(index: int) -> None:
     assert code_of(Machine().api.nvmlDeviceGetHandleByIndex, index) == INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     sorted(
         name
@@ -303,7 +304,7 @@ def test_a_probe_names_a_gpu_that_fell_off_the_bus_and_why() -> None:
 # --- the file ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("gpu = 3", "gpu"),

@@ -19,6 +19,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.tables import each_row
 
 
 def serving(count: int, *, since_s: float = 0.0) -> list[NodeView]:
@@ -50,7 +51,7 @@ def lent(nodes: Sequence[NodeView], service: ServiceView) -> list[str]:
     return [str(name) for name in chosen]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("load", "min_serving", "headroom_ratio", "needed"),
     [
         (0.0, 0, 0.0, 0),

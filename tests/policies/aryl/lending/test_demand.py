@@ -25,6 +25,7 @@ from tests.builders import (
 )
 from tests.draws import pick, whole
 from tests.strategies import snapshots
+from tests.tables import each_row
 
 FULL = 8
 
@@ -200,7 +201,7 @@ def test_the_longest_serving_node_that_helps_is_lent_first() -> None:
     assert lent(nodes, [gang(nodes=2)]) == ["n1", "n2"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "is_wanted"),
     [
         (gang("full", nodes=1), True),
@@ -210,7 +211,6 @@ def test_the_longest_serving_node_that_helps_is_lent_first() -> None:
         (gang("never", nodes=1, preemptibility=Preemptibility.NON), False),
         (gang("base only", nodes=1, preemptibility=Preemptibility.SEMI), False),
     ],
-    ids=lambda value: value.job_id if isinstance(value, JobView) else None,
 )
 def test_who_could_use_a_lent_node(job: JobView, is_wanted: bool) -> None:
     """Type, worker size, grace and preemptibility must let the waiting job run there."""

@@ -27,6 +27,7 @@ from tests.policies.midnight import (
     ten_days,
 )
 from tests.strategies import snapshots
+from tests.tables import each_row
 
 
 def half_held(count: int, *, hours_left: float) -> tuple[list[JobView], list[NodeView]]:
@@ -135,7 +136,7 @@ def test_a_job_must_be_over_two_minutes_before_its_node_is_wanted() -> None:
 SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "starts_there"),
     [
         ({}, False),
@@ -250,7 +251,7 @@ def test_to_hold_a_node_for_longer_takes_no_more_nodes_now() -> None:
     assert 3 <= len(starts(cell([*old, *new], held))) <= 5
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "longest_s"),
     [
         ("live progress", 1120.0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from common.model import Mode, NodeName, NodeRole, Preemptibility
@@ -18,6 +17,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.tables import each_row
 
 WANTS = make_job_view("wants", workers=(1, 1), gpus_per_worker=8)
 
@@ -112,7 +112,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REASONS)
+@each_row("case", REASONS)
 def test_a_reason_that_keeps_a_node_is_named_and_does_keep_it(case: str) -> None:
     """Each alone: it is the one reason given, and the loan pass indeed lends no such node."""
     values, text = REASONS[case]

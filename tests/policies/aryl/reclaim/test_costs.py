@@ -23,6 +23,7 @@ from tests.builders import (
     make_snapshot,
 )
 from tests.draws import pick, whole
+from tests.tables import each_row
 
 NEAR = "aryl:reclaim=near-optimum"
 BY_WORK = f"{NEAR}:reclaim_cost=lost-gpu-s"
@@ -180,7 +181,7 @@ def test_a_natural_finish_within_the_deadline_is_waited_for() -> None:
     assert f"would lose {8 * (900.0 + RESTART_S):.0f} GPU-s" in reclaim.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("left_s", "source", "deadline_s"),
     [
         (121.0, "declared", 300.0),  # with half as much again it could be too late

@@ -25,6 +25,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.tables import each_row
 
 # Figure 5 of Lyra, EuroSys'23: GPUs per job on each of six nodes of 8.
 FIGURE_5: dict[str, dict[str, int]] = {
@@ -66,7 +67,7 @@ def test_random_reclaims_differ_by_instant_and_repeat_by_it() -> None:
     assert min(counts.values()) >= 6  # 100 fair draws of six stay above it with 99.9 %
 
 
-@pytest.mark.parametrize("wanted", range(7))
+@each_row("wanted", range(7))
 def test_a_careless_reclaim_stops_all_that_is_on_its_nodes(wanted: int) -> None:
     """Exactly as many nodes as wanted; exactly the jobs with base workers there."""
     occupancy, nodes = occupied()
@@ -159,7 +160,7 @@ def test_knobs_change_what_they_say_and_nothing_else() -> None:
     assert policy("aryl").knobs is plain.knobs
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("aryl:speed=1", "'speed=1' sets no knob; expected KNOB=VALUE with one of .*reclaim"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -47,13 +46,18 @@ def problems(draw: st.DrawFn, *, jobs_max: int = 8) -> Problem:
 
 
 def best_weight(problem: Problem) -> int:
-    """By looking at every set of jobs."""
-    jobs = range(len(problem.weights))
+    """By looking at every set of jobs, as the bits of a number."""
+    kinds = [
+        (sum(1 << job for job in needs), count)
+        for needs, count in zip(problem.needs, problem.counts, strict=True)
+    ]
+    weights = [0]
+    for weight in problem.weights:
+        weights += [weight + each for each in weights]
     return min(
-        problem.weight(victims)
-        for count in range(len(problem.weights) + 1)
-        for victims in itertools.combinations(jobs, count)
-        if problem.emptied(victims) >= problem.wanted
+        weight
+        for jobs, weight in enumerate(weights)
+        if sum(count for needs, count in kinds if not needs & ~jobs) >= problem.wanted
     )
 
 

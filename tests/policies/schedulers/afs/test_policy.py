@@ -30,6 +30,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 POINTS = st.lists(st.floats(0.05, 1.0), min_size=7, max_size=7)
 
@@ -187,7 +188,7 @@ def test_with_more_jobs_than_gpus_the_longest_waits_and_says_why() -> None:
     assert "too few GPUs" in hold.blockers[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("left_s", "saves", "stopped"),
     [(30.0, False, True), (50.0, False, False), (50.0, True, True), (110.0, True, False)],
 )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.counted_calls import calls
+from tests.tables import each_row
 
 GPUS = 4
 """Of each node."""
@@ -211,8 +211,8 @@ UNLIKE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("free", [0, 1])
-@pytest.mark.parametrize("name", [*UNLIKE, "with a node to avoid"])
+@each_row("free", [0, 1])
+@each_row("name", [*UNLIKE, "with a node to avoid"])
 def test_one_that_finds_no_place_keeps_only_its_like_from_looking(name: str, free: int) -> None:
     """The next one that waits has the free GPU of the only node, or turns with the gang there."""
     first = make_job_view("w0", **UNLIKE.get(name, {}))

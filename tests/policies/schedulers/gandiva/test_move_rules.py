@@ -13,6 +13,7 @@ from coordinator.policies.contract.snapshot import JobView, NodeView
 from coordinator.policies.schedulers.gandiva.board import Board
 from coordinator.policies.schedulers.gandiva.migration import Moves
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 REST_S = 600.0
 
@@ -123,7 +124,7 @@ def _ends(job: JobView) -> JobView:
     return replace(job, placed=tuple(replace(each, is_leaving=True) for each in job.placed))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "is_moved"),
     [(_same, True), (_semi, False), (_non, False), (_rested, True), (_began, False),
      (_grown, False), (_ends, False)],
@@ -182,7 +183,7 @@ def test_free_gpus_of_another_type_keep_nobody_from_those_of_its_own() -> None:
     assert closer(board(spread, size, change=change)) == {"it": ["n2"]}
 
 
-@pytest.mark.parametrize("change", [_semi, _began, _grown, _ends])
+@each_row("change", [_semi, _began, _grown, _ends])
 def test_a_node_is_not_emptied_of_some_where_one_stays(
     change: Callable[[JobView], JobView],
 ) -> None:

@@ -19,6 +19,7 @@ from coordinator.policies.schedulers.gandiva.policy import Memory
 from coordinator.policies.schedulers.gandiva.time_slices import tick
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import Cell
+from tests.tables import each_row
 
 # --- packing ----------------------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ def test_a_spread_gang_moves_though_nothing_happens_any_more() -> None:
     assert len(cell.nodes("spread")) == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("looked_s_ago", "began_s", "wake_at_s"),
     [(0.0, 0.0, 1020.0), (0.0, 900.0, 1020.0), (60.0, 900.0, 1500.0), (60.0, 0.0, None)],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.policies.schedulers.gandiva.pass_times import Look, Looked, Pace
+from tests.tables import each_row
 
 BEFORE = Looked(at_s=100.0, came_at_s=40.0)
 
@@ -55,9 +56,9 @@ def test_the_next_look_is_due_when_it_would_be_one(
     assert look(next_s, has_new=has_new, quiet_s=quiet_s).is_one
 
 
-@pytest.mark.parametrize("now_s", [100.5, 101.0, 500.0])
-@pytest.mark.parametrize("quiet_s", [0.0, 30.0, 1000.0])
-@pytest.mark.parametrize("has_new", [True, False])
+@each_row("now_s", [100.5, 101.0, 500.0])
+@each_row("quiet_s", [0.0, 30.0, 1000.0])
+@each_row("has_new", [True, False])
 def test_the_next_look_is_still_to_come(now_s: float, quiet_s: float, has_new: bool) -> None:
     """However late a pass is: what was due by then it is itself."""
     pace = Pace(slice_s=1.0, quiet_s=quiet_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec import structs
 
 from common.model import (
@@ -14,6 +13,7 @@ from coordinator.policies.contract.decisions import Resize, Start
 from coordinator.policies.schedulers.gandiva.board import Board
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import SLICE_S, Cell
+from tests.tables import each_row
 
 # --- reactive mode: algorithm 1 ---------------------------------------------------------------
 
@@ -34,7 +34,7 @@ def board(held: dict[str, tuple[int, ...]], *, gpus: int = 4) -> Board:
     return Board(make_snapshot(nodes=nodes, jobs=jobs))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("held", "size", "expected"),
     [
         ({"a": (1,), "b": ()}, 1, "a"),  # step 1: its own affinity before an empty node

@@ -10,12 +10,10 @@ from msgspec import structs
 from common.model import (
     CheckpointSpec,
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     Pool,
     Preemptibility,
-    WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Start
@@ -23,7 +21,7 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import NOW_S
+from tests.builders import NOW_S, make_spec
 from tests.served import cell, changed, served_job
 
 ONE, FOUR, EIGHT = (Class(gpus, "H100", 1) for gpus in (1, 4, 8))
@@ -307,10 +305,8 @@ def test_equal_jobs_end_within_their_turns_of_one_another(knobs: str, slices: in
         Submission(
             at_s=1.0,
             job_id=JobId(name),
-            spec=JobSpec(
-                name=name,
-                command=("train",),
-                workers=WorkerRange(min=1, max=1),
+            spec=make_spec(
+                name,
                 gpus_per_worker=4,
                 expected_runtime_s=600.0,
                 checkpoint=CheckpointSpec(path="/saves", grace_s=30.0),

@@ -24,6 +24,7 @@ from tests.policies.schedulers.gandiva.test_trial_costs import (
     memory_of,
     trials,
 )
+from tests.tables import each_row
 
 HERE, THERE = ("n0", 0), ("n1", 0)
 """Two GPUs, each the only one of its node."""
@@ -53,8 +54,8 @@ def with_memory(snapshot: ClusterSnapshot, *has_bytes: int) -> ClusterSnapshot:
 # --- who is left out ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", list(Preemptibility))
-@pytest.mark.parametrize("whose", ["host", "guest"])
+@each_row("word", list(Preemptibility))
+@each_row("whose", ["host", "guest"])
 def test_who_did_not_agree_to_be_stopped_takes_part_in_no_trial(
     whose: str, word: Preemptibility
 ) -> None:
@@ -74,10 +75,8 @@ def test_who_did_not_agree_to_be_stopped_takes_part_in_no_trial(
         assert found == ({"guest": "host"} if agreed else {})
 
 
-@pytest.mark.parametrize(
-    ("has_bytes", "fits"), [((80, 60), True), ((80, 59), False), ((0, 59), False)]
-)
-@pytest.mark.parametrize("is_turned", [False, True])
+@each_row(("has_bytes", "fits"), [((80, 60), True), ((80, 59), False), ((0, 59), False)])
+@each_row("is_turned", [False, True])
 def test_both_must_fit_on_the_smallest_gpu_of_the_gang(
     has_bytes: tuple[int, int], fits: bool, is_turned: bool
 ) -> None:
@@ -91,8 +90,8 @@ def test_both_must_fit_on_the_smallest_gpu_of_the_gang(
     assert tried(there) == ({"guest": "host"} if fits else {})
 
 
-@pytest.mark.parametrize("has_bytes", [HAS_BYTES, 0])
-@pytest.mark.parametrize("untold", ["host", "guest"])
+@each_row("has_bytes", [HAS_BYTES, 0])
+@each_row("untold", ["host", "guest"])
 def test_who_does_not_tell_its_memory_is_tried_only_where_the_gpu_s_is_not_known(
     untold: str, has_bytes: int
 ) -> None:
@@ -133,8 +132,8 @@ def _of_other(job: JobView) -> JobView:
     return replace(job, tenant="b")
 
 
-@pytest.mark.parametrize("rested", [False, True], ids=["stays", "may move"])
-@pytest.mark.parametrize(
+@each_row("rested", [False, True], ids=["stays", "may move"])
+@each_row(
     ("change", "expected"),
     [(_same, {"guest": "host"}), (_barred, {}), (_of_other, {})],
     ids=["as it is", "the GPU is given to nobody", "another tenant's"],

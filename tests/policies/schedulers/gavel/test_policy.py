@@ -12,6 +12,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gavel.rounds import Rounds, Turn
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 LAS = policy("las")
 
@@ -123,7 +124,7 @@ def test_the_worst_finish_is_raised_first() -> None:
     assert shares[jobs[0].job_id] > shares[jobs[1].job_id] > 0.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("later", "first"),
     [
         (

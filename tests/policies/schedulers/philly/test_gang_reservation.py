@@ -20,6 +20,7 @@ from coordinator.policies.schedulers.philly.quotas import QuotasInUse
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started
+from tests.tables import each_row
 
 OLD, NEW = NodeName("old"), NodeName("new")
 PATIENCE = Patience()
@@ -54,7 +55,7 @@ def remembered(memory: bytes) -> Mapping[JobId, Attempted]:
 # --- what is still there ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("free", "kept"), [(8, 6), (6, 6), (4, 4), (0, 0)])
+@each_row(("free", "kept"), [(8, 6), (6, 6), (4, 4), (0, 0)])
 def test_a_gang_goes_on_holding_no_more_than_is_free(free: int, kept: int) -> None:
     """What others have taken of it meanwhile is theirs, and no node has less than nothing free."""
     found = floor(old=free)

@@ -35,6 +35,7 @@ from coordinator.policies.schedulers.philly.locality import (
 )
 from coordinator.policies.schedulers.philly.policy import Knobs
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 HOLD_S, BACK_OFF_S = Knobs().hold_s, Knobs().back_off_s
 CYCLE_S = HOLD_S + BACK_OFF_S
@@ -122,7 +123,7 @@ RACKS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("level", "workers", "expected"),
     [
         (FEWEST_NODES, 8, {"b0": 8}),
@@ -218,7 +219,7 @@ def test_it_starts_as_soon_as_the_rest_is_free() -> None:
     assert remembered(done)[JobId("first")].held == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("after_s", "holds", "wakes_at_s"),
     [
         (HOLD_S - 1.0, True, HOLD_S),
@@ -265,7 +266,7 @@ def test_the_last_level_crosses_racks() -> None:
         assert bool(starts(play(seen, {"g": Attempted(0.0)}))) == fits
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("free", "quota", "into_s", "wakes_in_s"),
     [
         (0, 8, HOLD_S + 50.0, BACK_OFF_S - 50.0),

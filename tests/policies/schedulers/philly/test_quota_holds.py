@@ -26,6 +26,7 @@ from coordinator.policies.schedulers.philly.gang_reservation import Attempted
 from coordinator.policies.schedulers.philly.policy import Knobs
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, placed, started
+from tests.tables import each_row
 
 CYCLE_S = Knobs().hold_s + Knobs().back_off_s
 BACKS_OFF_S = NOW_S - Knobs().hold_s - 10.0
@@ -93,7 +94,7 @@ def test_a_gang_holds_what_the_quota_leaves_though_that_is_less_than_its_size() 
     }
 
 
-@pytest.mark.parametrize(("quota", "holds"), [(7, 0), (8, 3), (10, 5), (11, 6), (12, 6)])
+@each_row(("quota", "holds"), [(7, 0), (8, 3), (10, 5), (11, 6), (12, 6)])
 def test_no_more_is_held_than_the_quota_leaves(quota: int, holds: int) -> None:
     """Five GPUs are in use, and six are free on the node where the gang of eight could stand; one
     that is larger than the quota holds nothing, and what is not held of the six others use."""

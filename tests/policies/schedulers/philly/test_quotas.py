@@ -12,6 +12,7 @@ from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.philly.quotas import QuotasInUse, held_gpus
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 
 def runs(name: str, tenant: str, gpus: int, *, started_at_s: float = 0.0) -> JobView:
@@ -172,7 +173,7 @@ def test_a_job_is_within_quota_at_any_level() -> None:
     assert not made.is_within(waits("a1", 4))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("own", "siblings", "room"),
     [(2, 0, 6), (0, 7, 3), (0, 9, 3), (2, 5, 1), (4, 6, 0)],
     ids=["its organisation's", "its own", "beside one beyond", "alike", "none"],

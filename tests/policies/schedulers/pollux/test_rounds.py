@@ -16,6 +16,7 @@ from coordinator.policies.schedulers.pollux.placement import first_to_leave
 from tests.builders import NOW_S, make_node_view
 from tests.draws import whole
 from tests.policies.pollux_world import FAST, ROUND_S, World, added, waiting, worlds
+from tests.tables import each_row
 
 
 def disturb(world: World, data: st.DataObject) -> None:
@@ -71,7 +72,7 @@ def test_the_knob_turns_the_factor_and_the_rule_off() -> None:
         assert had == counts
 
 
-@pytest.mark.parametrize("value", ["1", "0", "1.5", "ten"])
+@each_row("value", ["1", "0", "1.5", "ten"])
 def test_a_factor_by_which_nobody_could_grow_is_refused(value: str) -> None:
     """Once the most that a job had is no growth; the error names the knob."""
     with pytest.raises(ConfigError, match="pollux: grows_at_most="):

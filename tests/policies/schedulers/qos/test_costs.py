@@ -28,6 +28,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.tables import each_row
 
 A = JobId("a")
 START_S, RESTART_S, RESIZE_S = 15.0, 35.0, 30.0
@@ -73,7 +74,7 @@ def costly(jobs: list[JobView], node: NodeView | None = None) -> ClusterSnapshot
 # --- plans ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("deadline_s", "workers"), [(115.1, 1), (114.9, 2), (65.1, 2), (40.1, 4)])
+@each_row(("deadline_s", "workers"), [(115.1, 1), (114.9, 2), (65.1, 2), (40.1, 4)])
 def test_a_plan_holds_its_own_start(deadline_s: float, workers: int) -> None:
     """The smallest size whose start and work fit before the deadline, not whose work alone does."""
     plan = fill(Timeline(0.0, 4), claim(deadline_s=deadline_s), 0.0)
@@ -253,7 +254,7 @@ def test_where_nothing_takes_time_nothing_is_remembered() -> None:
 # --- the policy -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("deadline_s", "free_gpus", "is_admitted"),
     [(40.1, 4, True), (39.9, 4, False), (60.0, 0, False), (70.1, 0, True)],
 )

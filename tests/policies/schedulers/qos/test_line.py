@@ -22,6 +22,7 @@ from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, 
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
 from tests.policies.plain_line import PlainLine
+from tests.tables import each_row
 
 KIND = "H100"
 PROFILES = (
@@ -162,7 +163,7 @@ def test_who_may_not_be_stopped_gives_what_it_takes_beyond_its_base_gang() -> No
     assert planned([needs_four, needs_one_later, comes_later], 4).keys() == {"j0001", "j0002"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_row("seed", range(4))
 def test_a_long_line_is_the_one_that_trying_every_instant_makes(seed: int) -> None:
     """Of 160 jobs, most in time and many not: steps enough for several blocks, with holes."""
     chance = random.Random(seed)

@@ -13,6 +13,7 @@ from coordinator.policies.schedulers.qos.marginal_return import Sharing
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.quotas import Quotas
 from coordinator.policies.schedulers.qos.timeline import Piece
+from tests.tables import each_row
 
 TWO_S = Claim(
     job_id="c",
@@ -106,7 +107,7 @@ def shared(
     return Sharing(book, soft, now_s=0.0, gpus=gpus, slot_s=2.0).share()
 
 
-@pytest.mark.parametrize(("guarantee", "workers"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4)])
+@each_row(("guarantee", "workers"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4)])
 def test_who_runs_keeps_of_its_workers_what_a_guarantee_covers(
     guarantee: int, workers: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from tests.tables import each_row
 
 GPUS = 8
 
@@ -42,8 +42,8 @@ def met(found: Run) -> int:
 THREE: list[Row] = [(0, 3600, 8, 4000), (100, 1800, 8, 6000), (200, 1800, 8, 8200)]
 
 
-@pytest.mark.parametrize("text", ["qos", "qos:margin=1"])
-@pytest.mark.parametrize("has_delays", [False, True])
+@each_row("text", ["qos", "qos:margin=1"])
+@each_row("has_delays", [False, True])
 def test_three_that_fit_one_after_the_other_are_all_in_time(text: str, has_delays: bool) -> None:
     """Two that can wait let the first one go on: nobody is stopped and all three are in time."""
     found = run(THREE, text, has_delays=has_delays)

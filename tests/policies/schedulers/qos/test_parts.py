@@ -23,6 +23,7 @@ from coordinator.policies.schedulers.qos.round_clock import Settled
 from coordinator.policies.schedulers.qos.sizes import least_in_time
 from coordinator.policies.schedulers.qos.timeline import Piece
 from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view
+from tests.tables import each_row
 
 PLAN = (Piece(NOW_S + 20.0, NOW_S + 50.0, 1), Piece(NOW_S + 50.0, NOW_S + 90.0, 2))
 
@@ -36,7 +37,7 @@ def asking(name: str, *, came_s: float = 0.0, **changed: object) -> JobView:
 # --- who asks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("within_s", "margin", "speedup", "expected"),
     [
         (400.0, 1.0, (), 1),
@@ -204,7 +205,7 @@ def test_who_waits_on_a_promise_is_told_when_it_starts_at_the_latest() -> None:
         assert waiting_reason(nothing, NOW_S).endswith("leave no room for its base gang")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("now_s", "rests_until_s"), [(100.0, None), (100.5, 130.0), (129.9, 130.0), (130.0, None)]
 )
 def test_shares_rest_between_rounds_until_a_plan_wants_otherwise(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
-from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
+from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
+from tests.tables import each_row
 
 COVERED = TenantSettings(name="c", guarantee_gpus=3)
 LIMITS = {
@@ -45,13 +45,7 @@ def starts(policy: str, tenants: tuple[TenantSettings, ...], deadline_s: float) 
         ("grows", "b", 0.0, (1, 4), 20000.0, deadline_s),
         ("fits", "c", 100.0, (3, 3), 600.0, None),
     ):
-        spec = JobSpec(
-            name=name,
-            command=("train",),
-            workers=WorkerRange(min=workers[0], max=workers[1]),
-            expected_runtime_s=runs_s,
-            deadline_s=due_s,
-        )
+        spec = make_spec(name, workers=workers, expected_runtime_s=runs_s, deadline_s=due_s)
         work_s = workers[0] * runs_s
         job = Submission(at_s=at_s, job_id=JobId(name), spec=spec, work_s=work_s, tenant=tenant)
         played.submit([job])
@@ -60,9 +54,9 @@ def starts(policy: str, tenants: tuple[TenantSettings, ...], deadline_s: float) 
     return found
 
 
-@pytest.mark.parametrize("deadline_s", [18000.0, 30000.0])
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("policy", ["qos", "qos-edf", "qos-elasticflow"])
+@each_row("deadline_s", [18000.0, 30000.0])
+@each_row("limits", LIMITS)
+@each_row("policy", ["qos", "qos-edf", "qos-elasticflow"])
 def test_growth_that_a_limit_forbids_keeps_no_gpu_from_others(
     policy: str, limits: str, deadline_s: float
 ) -> None:
@@ -70,8 +64,8 @@ def test_growth_that_a_limit_forbids_keeps_no_gpu_from_others(
     assert starts(policy, LIMITS[limits], deadline_s)["fits"] == 100.0
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@each_row("limits", LIMITS)
+@each_row("policy", FAMILIES)
 def test_two_that_a_limit_lets_run_one_by_one_are_both_in_time(policy: str, limits: str) -> None:
     """Beside GPUs on which both would fit. Who waits for its tenant's limit is told so."""
     played = Cell(policy, LIMITS[limits], nodes=1, check=True)

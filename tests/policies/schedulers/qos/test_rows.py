@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-import pytest
 from msgspec import structs
 
 from coordinator.policies.contract.snapshot import TenantView
@@ -16,6 +15,7 @@ from coordinator.policies.schedulers.qos.plan_sequence import Row
 from coordinator.policies.schedulers.qos.quotas import Quotas, Room, Rooms
 from coordinator.policies.schedulers.qos.timeline import Plan
 from tests.policies.counted_calls import calls
+from tests.tables import each_row
 
 GPUS = 8
 TENANTS = {
@@ -48,8 +48,8 @@ def anew(claims: Sequence[Claim], quotas: Quotas) -> dict[str, Plan]:
     return plans
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@each_row("is_shared", [False, True])
+@each_row("seed", range(3))
 def test_a_row_is_planned_as_if_none_had_been_before(seed: int, is_shared: bool) -> None:
     """Whatever claims it has in common with the one before: all, none, or those at its begin."""
     chance = random.Random(seed)
@@ -81,8 +81,8 @@ def test_where_some_plans_are_no_use_none_is_made_behind_the_first_that_fails() 
     assert list(row.plans([line[0], line[2]], is_all=True)) == ["c0000", "c0002"]
 
 
-@pytest.mark.parametrize("stops", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@each_row("stops", [False, True])
+@each_row("seed", range(3))
 def test_a_row_beside_gangs_that_stay_is_planned_as_if_none_had_been_before(
     seed: int, stops: bool
 ) -> None:

@@ -6,10 +6,9 @@ import random
 from functools import partial
 from operator import le
 
-import pytest
-
 from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
 from tests.policies.plain_line import FlatLine
+from tests.tables import each_row
 
 GPUS = 16
 ENDS_S = 1000
@@ -35,8 +34,8 @@ def filled(seed: int, pieces: int) -> tuple[Timeline, FlatLine]:
     return blocks, flat
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 5, 40, 300])
-@pytest.mark.parametrize("seed", range(3))
+@each_row("pieces", [0, 1, 5, 40, 300])
+@each_row("seed", range(3))
 def test_steps_are_those_of_one_list(seed: int, pieces: int) -> None:
     """Whatever was taken and given back, and however many blocks hold them."""
     blocks, flat = filled(seed, pieces)
@@ -49,7 +48,7 @@ def test_steps_are_those_of_one_list(seed: int, pieces: int) -> None:
     assert list(again.steps()) == list(blocks.steps())
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 5, 40, 300])
+@each_row("pieces", [0, 1, 5, 40, 300])
 def test_what_is_free_in_a_time_is_that_of_one_list(pieces: int) -> None:
     """Spans from any instant to any other one, and whether a piece has room."""
     blocks, flat = filled(7, pieces)
@@ -63,7 +62,7 @@ def test_what_is_free_in_a_time_is_that_of_one_list(pieces: int) -> None:
             assert found == flat.spans(piece.start_s, piece.end_s)
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 5, 40, 300])
+@each_row("pieces", [0, 1, 5, 40, 300])
 def test_room_is_found_at_the_first_step_that_has_it(pieces: int) -> None:
     """Behind any instant, for any number of GPUs and any time; none where whoever asks gives up."""
     blocks, flat = filled(9, pieces)
@@ -85,7 +84,7 @@ def test_room_is_found_at_the_first_step_that_has_it(pieces: int) -> None:
         assert blocks.room_s(after_s, gpus, until_s) == next(fits, None)
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 5, 40, 300])
+@each_row("pieces", [0, 1, 5, 40, 300])
 def test_the_first_step_for_which_something_holds_is_found(pieces: int) -> None:
     """Behind any instant, a step or not; none where it holds for no step."""
     blocks, flat = filled(11, pieces)

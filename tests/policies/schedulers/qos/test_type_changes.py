@@ -28,6 +28,7 @@ from tests.policies.type_cells import (
     runs,
     starts,
 )
+from tests.tables import each_row
 
 
 def waiting_cell(*, within_s: float = 1000.0) -> tuple[list[JobView], JobView, bytes]:
@@ -262,8 +263,8 @@ def test_who_is_late_goes_where_it_is_in_time_without_the_margin(
     assert msgspec.msgpack.decode(found.memory)[4] == ([] if kind == "H100" else ["x"])
 
 
-@pytest.mark.parametrize("start_s", [0.0, 5.0])
-@pytest.mark.parametrize("within_s", [50.0, -5.0])
+@each_row("start_s", [0.0, 5.0])
+@each_row("within_s", [50.0, -5.0])
 def test_who_is_late_anywhere_goes_to_free_gpus(within_s: float, start_s: float) -> None:
     """Its own type is taken for long; the other one is idle."""
     held = runs(asks("a", 6000.0, 6500.0, types=["A100"]), "A100")

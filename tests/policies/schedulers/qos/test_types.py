@@ -42,6 +42,7 @@ from tests.policies.type_cells import (
     runs,
     starts,
 )
+from tests.tables import each_row
 
 
 def test_a_newcomer_is_refused_only_where_no_type_can_promise_what_it_asks_for() -> None:
@@ -100,8 +101,8 @@ def test_a_pre_run_goes_where_all_the_workers_are_free_that_its_gang_needs() -> 
     assert (starts(found), len(found.decisions)) == ({"pre": "H100"}, 1)
 
 
-@pytest.mark.parametrize("name", ["qos", "qos-edf", "qos-elasticflow"])
-@pytest.mark.parametrize("within_s", [None, 6100.0])
+@each_row("name", ["qos", "qos-edf", "qos-elasticflow"])
+@each_row("within_s", [None, 6100.0])
 def test_who_needs_several_workers_goes_where_these_are_free(
     name: str, within_s: float | None
 ) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.model import JobId
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.service.api import explain
 from tests.engine.house import House
+from tests.tables import each_row
 
 
 def house_of(name: str, *, path: str | None = None) -> House:
@@ -23,7 +22,7 @@ def house_of(name: str, *, path: str | None = None) -> House:
     return house
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "said"),
     [
         ("themis", "rho of its job runs is 0.50 with what it holds"),
@@ -41,7 +40,7 @@ def test_a_running_job_is_told_how_it_stands(name: str, said: str) -> None:
     assert [reason for reason in reasons if said in reason], reasons
 
 
-@pytest.mark.parametrize("name", ["themis", "themis-simple", "las:round_s=7200", "afs-p"])
+@each_row("name", ["themis", "themis-simple", "las:round_s=7200", "afs-p"])
 def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
     """A job that never saves has its GPU-seconds named; one that saves when asked does not."""
     kept = "it keeps its base gang when its turn ends: a stop would lose 4800 GPU-s of work"
@@ -53,7 +52,7 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
     assert not [reason for reason in saves if reason.startswith("it keeps its base gang")]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@each_row("name", sorted(POLICIES))
 def test_who_is_not_there_has_no_standing(name: str) -> None:
     """Of an unknown job no policy says anything, and none fails."""
     assert house_of("fifo").engine.explain.standing(JobId("nobody")) == ()

@@ -23,6 +23,7 @@ from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.partial_allocation import Award, Bid
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
 
 LEASE_S = ThemisKnobs().lease_s
 
@@ -71,9 +72,7 @@ def workers_of(arbiter: Arbiter) -> dict[str, int]:
 TEN = [f"j{number}" for number in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("f", "bidders"), [(0.8, 2), (0.5, 5), (0.0, 10), (1.0, 1), (0.75, 2), (0.51, 4)]
-)
+@each_row(("f", "bidders"), [(0.8, 2), (0.5, 5), (0.0, 10), (1.0, 1), (0.75, 2), (0.51, 4)])
 def test_the_worst_off_bid_and_f_of_the_apps_are_left_out(f: float, bidders: int) -> None:
     """Section 4: the 1 - f part of the apps with the worst rho is asked, rounded down, and one app
     at least."""

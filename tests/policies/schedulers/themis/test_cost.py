@@ -27,6 +27,7 @@ from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
+from tests.tables import each_row
 
 STARVED_S = 1e5
 """Longer than patience lasts."""
@@ -65,8 +66,8 @@ def unlike(at: int) -> JobView:
     return waiting(f"w{at}", workers=(100 + at, 100 + at), waited_s=STARVED_S + at)
 
 
-@pytest.mark.parametrize("kind", [fixed, unsaved, stoppable])
-@pytest.mark.parametrize("gang", [alike, unlike])
+@each_row("kind", [fixed, unsaved, stoppable])
+@each_row("gang", [alike, unlike])
 def test_a_starved_gang_costs_no_look_at_who_runs(
     kind: Callable[[JobView], JobView], gang: Callable[[int], JobView]
 ) -> None:

@@ -18,9 +18,10 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.commit import given_where
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
+from tests.tables import each_row
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_row("seed", range(8))
 def test_who_wins_gpus_starts_though_a_flexible_worker_stood_on_them(seed: int) -> None:
     """The job that had them has its gang again and grows no more than it leaves."""
     old = running(

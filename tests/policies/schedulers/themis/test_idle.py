@@ -21,6 +21,7 @@ from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
+from tests.tables import each_row
 
 WORK_S = 36_000.0
 
@@ -54,8 +55,8 @@ def ran(snapshot: ClusterSnapshot, knobs: ThemisKnobs) -> Arbiter:
     return arbiter
 
 
-@pytest.mark.parametrize("horizon", [*Horizon])
-@pytest.mark.parametrize("far_ratio", [0.9, 0.5, 0.01])
+@each_row("horizon", [*Horizon])
+@each_row("far_ratio", [0.9, 0.5, 0.01])
 def test_a_gang_that_is_slow_over_racks_starts_over_them_where_nobody_is(
     horizon: Horizon, far_ratio: float
 ) -> None:

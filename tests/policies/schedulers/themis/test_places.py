@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import pytest
 from msgspec.structs import replace
 
 from common.profile import JobProfile
@@ -15,6 +14,7 @@ from coordinator.policies.schedulers.themis.lease_terms import Payment
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.placement_levels import orders
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
 
 
 def gang(name: str, far_ratio: float) -> JobView:
@@ -41,8 +41,8 @@ def racks_won(jobs: Sequence[JobView], racks: str, knobs: ThemisKnobs) -> dict[s
     }
 
 
-@pytest.mark.parametrize("payment", [*Payment])
-@pytest.mark.parametrize("seed", range(1, 9))
+@each_row("payment", [*Payment])
+@each_row("seed", range(1, 9))
 def test_whoever_is_as_fast_over_racks_leaves_the_whole_one_to_others(
     payment: Payment, seed: int
 ) -> None:
@@ -57,7 +57,7 @@ def test_without_a_rival_it_stays_in_one_rack() -> None:
     assert racks_won([gang("any", 1.0)], "aabc", ThemisKnobs()) == {"any": "aa"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("racks", "is_far_as_fast", "expected"),
     [
         ("aabc", False, ["aa"]),

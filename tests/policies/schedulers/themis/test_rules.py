@@ -23,6 +23,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
 )
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
 
 LEASE_S = 1200.0
 SEEDS = range(1, 25)
@@ -90,7 +91,7 @@ def played(
 # --- who is asked to bid: the 1-f filter --------------------------------------------------------
 
 
-@pytest.mark.parametrize(("f", "asked"), [(0.0, 5), (0.2, 4), (0.4, 3), (0.8, 1), (1.0, 1)])
+@each_row(("f", "asked"), [(0.0, 5), (0.2, 4), (0.4, 3), (0.8, 1), (1.0, 1)])
 def test_the_part_f_of_the_apps_is_left_out_of_an_auction(f: float, asked: int) -> None:
     """Of n apps the 1 - f that are worst off bid, one at least; others get what these leave."""
     jobs = [waiting(f"j{number}", workers=(1, 4)) for number in range(5)]

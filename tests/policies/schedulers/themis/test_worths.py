@@ -25,6 +25,7 @@ from coordinator.policies.schedulers.themis.lease_terms import (
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
+from tests.tables import each_row
 
 LEASE_S = 1200.0
 GPUS = 8
@@ -59,8 +60,8 @@ def shared(jobs: list[JobView], **knobs: object) -> dict[str, int]:
 # --- like apps ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("work_s", [2_000.0, 50_000.0, 1_000_000.0])
-@pytest.mark.parametrize(("count", "shares"), [(2, [4, 4]), (3, [2, 3, 3]), (4, [2, 2, 2, 2])])
+@each_row("work_s", [2_000.0, 50_000.0, 1_000_000.0])
+@each_row(("count", "shares"), [(2, [4, 4]), (3, [2, 3, 3]), (4, [2, 2, 2, 2])])
 def test_like_apps_have_like_shares(work_s: float, count: int, shares: list[int]) -> None:
     """However much they have left, and however long they waited: nobody wins all of it."""
     for waited_s in (0.0, 5_000.0):

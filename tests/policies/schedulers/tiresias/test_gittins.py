@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.policies.schedulers.tiresias.gittins import gittins_table
+from tests.tables import each_row
 
 often = settings(max_examples=300, deadline=None)
 
@@ -32,7 +33,7 @@ VECTORS = {0: 0.125, 1: 1 / 7, 2: 1 / 6, 3: 1 / 3, 4: 1 / 6, 8: 0.25, 11: 1.0}
 """Service in {4, 8, 12}, each as likely: age and index, from the sup formula."""
 
 
-@pytest.mark.parametrize("age", sorted(VECTORS))
+@each_row("age", sorted(VECTORS))
 def test_the_index_has_the_values_of_the_formula(age: int) -> None:
     """With three equiprobable services the supremum is what one gets by hand."""
     found = gittins_table((12.0, 4.0, 8.0)).index(float(age))

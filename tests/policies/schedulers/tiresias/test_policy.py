@@ -17,6 +17,7 @@ from coordinator.policies.schedulers.tiresias.policy import Memory, TiresiasKnob
 from tests.builders import NOW_S
 from tests.served import cell, changed
 from tests.served import served_job as job
+from tests.tables import each_row
 
 UNIT_S = 100.0
 """One tick of the paper's examples."""
@@ -183,7 +184,7 @@ def test_the_last_queue_is_by_first_start() -> None:
 # --- knobs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "said"),
     [
         ("tiresias:limits=7200/3600", "ascend"),

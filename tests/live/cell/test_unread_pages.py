@@ -1,0 +1,126 @@
+"""Metrics pages that cannot be read, on a real cell: no load is taken for none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import ClientError, ClientSession, web
+
+from common.api import Describe, Description, Events, GetEvents, UnknownLoadRow
+from common.model import NodeRole
+from tests.live.cell.house import House, running_cell
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+REQUESTS = 100
+"""At 12 a second the cell makes some 16 loan passes meanwhile."""
+
+
+class Pages:
+    """A proxy between agents and metrics pages, which can keep its answers to itself."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncGenerator[Pages]:
+        """Answer `/PORT/metrics` for as long as the block runs."""
+        application = web.Application()
+        application.router.add_get("/{port}/metrics", self._answer)
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            self.url = f"http://127.0.0.1:{port}"
+            yield self
+        finally:
+            self.may_answer.set()
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await self.may_answer.wait()
+        url = f"http://127.0.0.1:{request.match_info['port']}/metrics"
+        try:
+            async with ClientSession() as session, session.get(url) as page:
+                return web.Response(text=await page.text(), status=page.status)
+        except ClientError:  # the server starts or is stopped
+            return web.Response(status=502)
+
+    def put_before(self, config: Path) -> None:
+        """Have an agent that starts anew read its server's page here."""
+        text = config.read_text()
+        found = re.sub(r'"http://127\.0\.0\.1:(\d+)/metrics"', rf'"{self.url}/\1/metrics"', text)
+        assert found != text
+        config.write_text(found)
+
+
+async def asked(house: House) -> None:
+    """Wait for so many requests more that the cell has decided several times meanwhile."""
+    before = (await house.cell.router_stats())["requests_total"]
+
+    async def is_over() -> bool:
+        return bool((await house.cell.router_stats())["requests_total"] >= before + REQUESTS)
+
+    await house.until(f"{REQUESTS} requests more", is_over)
+
+
+async def service(house: House) -> Description:
+    return await house.client.ask(Describe(kind="service", name="chat"), Description)
+
+
+async def test_pages_that_go_slow_lend_nothing_and_bring_home_what_is_lent(tmp_path: Path) -> None:
+    """And no request is refused, though a job wants more nodes than there are."""
+    async with (
+        Pages().open() as pages,
+        running_cell(tmp_path, training_nodes=1, inference_nodes=3) as house,
+    ):
+        names = [node.name for node in house.cell.nodes if node.server_port]
+        for node in house.cell.nodes:
+            if node.server_port:
+                pages.put_before(node.config)
+                house.kill_agent(node.name)
+        spec = house.training("elastic", work_s=600, workers=(4, 12), save_every_s=600)
+        await house.submit(msgspec.structs.replace(spec, expected_runtime_s=600.0))
+        await house.until_role(NodeRole.ON_LOAN, 2)
+
+        pages.may_answer.clear()
+        await house.until_role(NodeRole.SERVING, 3)
+        lent = await house.loans()
+        assert {loan.state for loan in lent} == {"returned"}
+        assert all("unknown for more than 4 s" in loan.reclaim_reason for loan in lent)
+
+        async def is_told() -> bool:
+            found = (await service(house)).service
+            unknown = found.load_unknown if found else None
+            return isinstance(unknown, UnknownLoadRow) and unknown.nodes == tuple(names)
+
+        await house.until("the load of all nodes is unknown", is_told)
+        assert (await house.status()).loads_unknown == ("chat (3 of 3 nodes)",)
+        async with house.load(req_per_s=12.0):
+            await asked(house)
+            assert len(await house.loans()) == len(lent)
+            assert len(await house.serving()) == 3
+            pages.may_answer.set()
+
+            async def is_known() -> bool:
+                found = (await service(house)).service
+                return found is not None and found.load_unknown is msgspec.UNSET
+
+            await house.until("the load is known again", is_known)
+            await asked(house)
+            assert len(await house.serving()) == 3
+        rows = (await house.client.ask(GetEvents(subject="service/chat"), Events)).rows
+        told = [row.what for row in rows if row.subject == "chat" and "load" in row.what]
+        assert told[:1] + told[-1:] == ["load unknown", "load known again"]
+        assert (await house.cell.router_stats())["refused_total"] == 0
+        await house.until_role(NodeRole.ON_LOAN, 2)
