@@ -31,10 +31,10 @@ DECISION_KINDS = (
     "recommend",
 )  # fmt: skip
 ENDS = ("in_time", "late", "gone")
-_COUNTERS = {
-    "aryl_reclaims_total": loan_outcome.is_reclaim,
-    "aryl_lapses_total": loan_outcome.is_lapse,
-    "aryl_turn_backs_total": loan_outcome.is_turn_back,
+_KINDS = {
+    "reclaim": loan_outcome.is_reclaim,
+    "lapse": loan_outcome.is_lapse,
+    "turn_back": loan_outcome.is_turn_back,
 }
 
 
@@ -79,9 +79,9 @@ class Measures:
         for cause in (RECLAIM, POLICY, NODE, RESIZE, MIGRATION):
             count("aryl_lost_gpu_seconds_total", cause, amount=0)
         for service in services:
-            for name in _COUNTERS:
+            for kind in _KINDS:
                 for end in ENDS:
-                    count(name, service, end, amount=0)
+                    count("aryl_returns_total", service, kind, end, amount=0)
             count("aryl_reclaim_predicted_lost_gpu_seconds_total", service, amount=0)
             count("aryl_reclaim_realised_lost_gpu_seconds_total", service, amount=0)
 
@@ -197,8 +197,8 @@ class Measures:
         """Count the end of a loan whose node had left its service."""
         service = loan.service
         end = "late" if loan_outcome.is_late(loan) else "gone" if loan.ended_reason else "in_time"
-        for name, is_one in _COUNTERS.items():
-            self._kept.count(name, service, end, amount=float(is_one(loan)))
+        for kind, is_one in _KINDS.items():
+            self._kept.count("aryl_returns_total", service, kind, end, amount=float(is_one(loan)))
         took_s = loan_outcome.reclaim_s(loan)
         if took_s is None:
             return

@@ -197,23 +197,12 @@ KEPT: tuple[Family, ...] = (
         ("kind",),
     ),
     Family(
-        "aryl_reclaims_total",
+        "aryl_returns_total",
         "counter",
-        "nodes that were ordered home and had left their service, by outcome: in_time, late, and"
-        " gone (its loan ended without a return)",
-        ("service", "outcome"),
-    ),
-    Family(
-        "aryl_lapses_total",
-        "counter",
-        "the same for nodes whose lease ended by its TTL",
-        ("service", "outcome"),
-    ),
-    Family(
-        "aryl_turn_backs_total",
-        "counter",
-        "the same for nodes that gave a loan up before it began",
-        ("service", "outcome"),
+        "nodes that had left their service for a loan that is over, by kind: reclaim (ordered),"
+        " lapse (its lease ended by its TTL), turn_back (given up before it began); and by outcome:"
+        " in_time, late, gone (its loan ended without a return)",
+        ("service", "kind", "outcome"),
     ),
     Family(
         "aryl_reclaim_duration_seconds",
