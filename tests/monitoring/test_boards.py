@@ -50,6 +50,8 @@ def queries() -> dict[str, str]:
         for panel in board["panels"]:
             for target in panel["targets"]:
                 found[f"{path.name}: {panel['title']} {target['refId']}"] = target["expr"]
+        for variable in board["templating"]["list"][1:]:
+            found[f"{path.name}: {variable['name']}"] = variable["query"]["query"]
     for group in yaml.safe_load(ALERTS.read_text())["groups"]:
         found |= {rule["alert"]: rule["expr"] for rule in group["rules"]}
     return found
