@@ -26,7 +26,7 @@ class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         str,
         Meta(
             description="file with a key that a scraper sends as `Authorization: Bearer`; mode "
-            "0600; empty: everyone who reaches the address may read the page"
+            "0600; empty: any host that reaches the address may read the page"
         ),
     ] = ""
 
@@ -85,6 +85,6 @@ def warning(settings: MetricsSettings) -> str:
     if address is None or address.is_loopback or settings.bearer_path:
         return ""
     return (
-        f"{ADDRESS}: everyone who reaches {address} can read the metrics; set metrics.bearer_path, "
+        f"{ADDRESS}: any host that reaches {address} can read the metrics; set metrics.bearer_path, "
         "or let a firewall admit the scraper alone"
     )

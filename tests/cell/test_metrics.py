@@ -13,7 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import parser
 
 from agent.metrics_page import FAMILIES as AGENT
 from common.model import NodeRole
@@ -77,7 +78,7 @@ async def asked(url: str, query: str) -> list[dict[str, Any]]:
         aiohttp.ClientSession() as session,
         session.get(f"{url}/api/v1/query", params={"query": query}) as answer,
     ):
-        found: dict[str, Any] = await answer.json()
+        found: dict[str, dict[str, list[dict[str, Any]]]] = await answer.json()
         return found["data"]["result"]
 
 
@@ -89,6 +90,15 @@ def lint(text: str) -> str:
         input=text, capture_output=True, text=True, check=False, timeout=30,
     )  # fmt: skip
     return done.stdout + done.stderr
+
+
+def openmetrics(text: str) -> list[Metric]:
+    """The metrics of a page in the format of OpenMetrics.
+
+    Raises:
+        ValueError: it is not in that format.
+    """
+    return list(parser.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]  # it has no annotation
 
 
 def names(text: str) -> set[str]:
@@ -142,7 +152,7 @@ async def _pages_are_right(coordinator: str, agents: tuple[str, ...]) -> None:
         assert lint(text) == ""
         assert names(text) <= known(table)
         seen[table] |= names(text)
-        families = text_string_to_metric_families(await page(address, OPENMETRICS))
+        families = openmetrics(await page(address, OPENMETRICS))
         assert {one.name for one in families} >= {"aryl_build_info", "process_cpu_seconds"}
     assert known(COORDINATOR) - seen[COORDINATOR] == set()
     # No sample of what this node has not: a lease now, an XID, a KV cache.
