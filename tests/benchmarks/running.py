@@ -17,7 +17,6 @@ from common.errors import ArylError
 from common.model import JobSpec, WorkerRange
 from coordinator.client import Client
 from coordinator.demo.nats_server import NatsServer
-from coordinator.demo.ports import free_ports
 from coordinator.demo.supervise import Supervisor, Unit
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +38,7 @@ class RunningCell:
         self._url = url
         self._asking = Client(bus, cell=CELL, tenant="ops", user="bench", timeout_s=ASK_S)
         self._config = directory / "coordinator.toml"
-        self.metrics = f"127.0.0.1:{free_ports(1)[0]}"
-        """Of the coordinator that starts first."""
-        text = f'cell = "{CELL}"\nnats_url = "{url}"\nmetrics.address = "{self.metrics}"\n'
-        self._config.write_text(text)
+        self._config.write_text(f'cell = "{CELL}"\nnats_url = "{url}"\n')
 
     def start_coordinator(self, machine: str) -> None:
         """With the default settings, on a machine that no other coordinator can look at."""
