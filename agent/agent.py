@@ -217,7 +217,7 @@ class Agent:
             workers=self._life.workers.reports(now_s),
             collectors=sample.collectors,
             cost=sample.cost,
-            agent=self._own(),
+            agent=self.counters(),
             trespasses=self._life.trespasses,
             detail=self._life.detail,
             is_server_down=self._life.is_server_down,
@@ -228,7 +228,13 @@ class Agent:
             slow_command=self._life.slow_command(now_s),
         )
 
-    def _own(self) -> AgentReport:
+    @property
+    def is_connected(self) -> bool:
+        """True while the bus is connected."""
+        return self._bus.is_connected
+
+    def counters(self) -> AgentReport:
+        """The errors that this agent and its bus have counted."""
         bus = self._bus_counters or BusCounters()
         return AgentReport(
             bad_messages=self.bad_messages + bus.foreign_reply_count,

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from prometheus_client import CollectorRegistry
+
 from agent.agent import Agent
 from agent.core.node_lifecycle import Life
 from agent.core.state import Memory, first_memory, hung_after_s, is_away, lease_left_s
@@ -22,6 +24,7 @@ from agent.gpu.fake.fleet import load_fleet
 from agent.hooks.runner import SystemCommands
 from agent.hooks.running_command import CommandRecord, end_left
 from agent.lease.last_resort import last_resort
+from agent.metrics_page import KEPT, CountedSampler, make_registry
 from agent.proc.sessions import END_S
 from agent.settings import WORKERS_DIR, AgentSettings
 from agent.settings_file import check_state_dir, checked, way_home
@@ -42,6 +45,8 @@ from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.log import set_up
 from common.model import NodeRole
+from common.monitoring.families import Kept
+from common.monitoring.page import renderer, serving
 
 if TYPE_CHECKING:
     from common.mqttbus import MqttBus
@@ -64,10 +69,12 @@ def make_node(
     fake_nvml: Path | None,
     duties: Duties,
     is_known_boot: bool = False,
+    kept: Kept | None = None,
 ) -> Node:
     """A node on this machine's processes, files and GPUs.
 
     is_known_boot: the ledger is of this boot, whatever boot id is visible here.
+    kept: counts the samples for a metrics page.
 
     Raises:
         ConfigError: the ledger belongs to another node or another version.
@@ -83,19 +90,20 @@ def make_node(
         boot_id = memory.boot_id
     boot_id = boot_check.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
     life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s(), is_behind=ledger.is_behind)
+    sampler = make_sampler(
+        settings,
+        clock=clock,
+        fake_nvml=fake_nvml,
+        is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
+        is_health_wanted=lambda: memory.role != NodeRole.ON_LOAN,
+    )
     return Node(
         settings,
         life,
         ledger=ledger,
         clock=clock,
         runner=make_runner(settings, clock=clock),
-        sampler=make_sampler(
-            settings,
-            clock=clock,
-            fake_nvml=fake_nvml,
-            is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
-            is_health_wanted=lambda: memory.role != NodeRole.ON_LOAN,
-        ),
+        sampler=sampler if kept is None else CountedSampler(sampler, settings.node, kept),
         commands=SystemCommands(clock, record=CommandRecord(state_dir)),
         machine=ThisMachine(),
         duties=duties,
@@ -114,7 +122,9 @@ async def run_agent(
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         heartbeat = await _take_node(stack, Path(settings.state_dir), clock)
-        node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
+        registry = CollectorRegistry()
+        kept = Kept(KEPT, registry)
+        node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties, kept=kept)
         _keep(settings)
         heartbeat.is_needed = lambda: is_away(node.life.memory)
         heartbeat.is_well = lambda: not duties.overdue()
@@ -133,6 +143,8 @@ async def run_agent(
             bus_counters=bus.counters,
             instance=secrets.token_hex(INSTANCE_BYTES),
         )
+        page = renderer(make_registry(agent, registry))
+        await stack.enter_async_context(serving(settings.metrics, page, clock=clock))
         systemd.ready(f"node {settings.node}")
         await agent.run()
 

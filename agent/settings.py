@@ -17,6 +17,7 @@ from common.model import (
     Ratio,
     Token,
 )
+from common.monitoring.settings import AgentMetricsSettings
 
 Argv = tuple[str, ...]
 SHORTEST_HUNG_S = 2.0
@@ -392,6 +393,9 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     last_resort: Annotated[
         Starter, Meta(description="what runs --go-home when the agent is dead: systemd or detached")
     ] = Starter.SYSTEMD
+    metrics: Annotated[AgentMetricsSettings, Meta(description="the agent's metrics page")] = (
+        AgentMetricsSettings()
+    )
     hung_after_s: Annotated[
         PositiveFloat,
         Meta(

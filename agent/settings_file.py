@@ -34,6 +34,8 @@ from common.clock import SystemClock
 from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.failure_rules import read_rules
+from common.monitoring.checks import check as check_metrics
+from common.monitoring.settings import warning as warning_of
 from common.settings import drop_ins, load
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,9 @@ def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
         _check_node(settings)
         _check_jobs(settings, os.geteuid() if uid is None else uid)
         _check_server(settings)
+        check_metrics(settings.metrics)
+    if warning := warning_of(settings.metrics):
+        log.warning("%s", warning)
     return settings
 
 

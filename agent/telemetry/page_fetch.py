@@ -11,7 +11,6 @@ import http.client
 import os
 import socket
 import ssl
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,15 +20,12 @@ from urllib.parse import SplitResult, urljoin, urlsplit, urlunsplit
 from agent.settings import PageAccess
 from common.clock import Clock
 from common.errors import ConfigError, ProtocolError, Unavailable
+from common.key_file import KeyUnreadableError, read_key
 
 MAX_PAGE_BYTES = 4_000_000
-MAX_KEY_BYTES = 16_384
 MAX_REDIRECTS = 3
 """vLLM redirects from /metrics to /metrics/, a proxy before it perhaps from http to https."""
 NO_ACCESS = PageAccess()
-OPEN_MODE = 0o027
-"""Mode bits that a file with a key may not have. Its group may read it: systemd's ACL for the user
-of a unit shows so in the mode of a credential."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
@@ -37,13 +33,6 @@ _PORTS = {"http": 80, "https": 443}
 
 class RefusedError(Unavailable):
     """No process listens at the server's address."""
-
-
-class KeyUnreadableError(Unavailable):
-    """The file with the key of a page cannot be used now.
-
-    A credential exists for its unit alone.
-    """
 
 
 class FetchPage(Protocol):
@@ -282,33 +271,13 @@ def key_headers(access: PageAccess) -> dict[str, str]:
         KeyUnreadableError: a file cannot be read, is open to others, or holds no key.
     """
     if access.bearer_path:
-        return {"Authorization": f"Bearer {_key(access.bearer_path)}"}
+        return {"Authorization": f"Bearer {read_key(access.bearer_path)}"}
     if access.basic_path:
-        pair = _key(access.basic_path)
+        pair = read_key(access.basic_path)
         if ":" not in pair:
             raise KeyUnreadableError(f"{access.basic_path}: expected user:password on one line")
         return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
     return {}
-
-
-def _key(path: str) -> str:
-    """The one line of a key file; its content appears in no error."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise KeyUnreadableError(f"{path}: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise KeyUnreadableError(f"{path}: is no regular file")
-        if found.st_mode & OPEN_MODE:
-            mode = stat.S_IMODE(found.st_mode)
-            raise KeyUnreadableError(f"{path}: mode {mode:04o} gives others access, expected 0600")
-        data = file.read(MAX_KEY_BYTES + 1)
-    text = data.decode("latin-1").strip()
-    if not text or len(data) > MAX_KEY_BYTES or not (text.isascii() and text.isprintable()):
-        raise KeyUnreadableError(f"{path}: expected one line of printable ASCII")
-    return text
 
 
 def checked_access(access: PageAccess, field: str, *, url: str, may_be_plain: bool) -> None:

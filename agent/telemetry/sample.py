@@ -18,13 +18,13 @@ from agent.settings import AgentSettings, Instance, KernelLogChoice
 from agent.telemetry.collectors import build_collectors, collect_all
 from agent.telemetry.page_fetch import (
     FetchPage,
-    KeyUnreadableError,
     RefusedError,
     page_fetcher,
 )
 from agent.telemetry.pages import can_tell
 from common.clock import Clock
 from common.errors import ArylError
+from common.key_file import KeyUnreadableError
 from common.messages import (
     CollectorReport,
     CostReport,

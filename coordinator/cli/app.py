@@ -14,6 +14,7 @@ from coordinator.cli import (
     events,
     jobs,
     loans,
+    monitoring,
     nats_permissions,
     nodes,
     services,
@@ -95,6 +96,7 @@ app.add_typer(nodes.app, name="node")
 app.add_typer(services.app, name="service")
 app.add_typer(loans.app, name="loan")
 app.add_typer(tenants.app, name="tenant")
+app.add_typer(monitoring.app, name="monitoring")
 cell.register(app)
 events.register(app)
 nats_permissions.register(app)

@@ -202,7 +202,9 @@ async def _running_cell(
                 await cell.start()
                 client = await cell.client(user=USER)
                 is_ready = await is_ready_first(cell.ready(client), stop=stop)
-                if not is_ready:
+                if is_ready:
+                    _say_pages(cell)
+                else:
                     say("stopped before the cell was ready")
                 yield cell if is_ready else None
             finally:
@@ -212,6 +214,14 @@ async def _running_cell(
             say(f"logs and files are left in {run_dir}")
         else:
             cell.remove()
+
+
+def _say_pages(cell: Cell) -> None:
+    """Print where the metrics of the cell are."""
+    first, *others = cell.agent_metrics
+    more = f" and {counted(len(others), 'more agent')}" if others else ""
+    say(f"metrics: http://{cell.coordinator_metrics}/metrics, http://{first}/metrics{more}")
+    say(f"all of them: prometheus --config.file {cell.prometheus_path}")
 
 
 async def is_ready_first(

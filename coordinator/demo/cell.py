@@ -27,9 +27,10 @@ from coordinator.demo.plan import (
     agent_toml,
     coordinator_toml,
     fleet_toml,
+    metrics_address,
     node_plans,
 )
-from coordinator.demo.ports import HeldPorts
+from coordinator.demo.ports import HeldPorts, free_ports
 from coordinator.demo.server_keeper import ServerKeeper
 from coordinator.demo.supervise import Supervisor, Unit, sweep
 
@@ -59,7 +60,9 @@ class Cell:
         self.run_dir = run_dir
         self._ports = HeldPorts()
         server_ports = self._ports.hold(plan.inference_nodes)
-        self.nodes = node_plans(plan, run_dir, server_ports=server_ports)
+        pages = free_ports(1 + plan.training_nodes + plan.inference_nodes)
+        self.nodes = node_plans(plan, run_dir, server_ports=server_ports, metrics_ports=pages[1:])
+        self._metrics_ports = {COORDINATOR: pages[0]}
         is_mqtt = plan.bus == AgentBus.MQTT
         self.nats = NatsServer(run_dir / "nats", clock=clock, has_mqtt=is_mqtt)
         self._nats_keeper = NatsKeeper(self.nats, clock=clock)
@@ -108,12 +111,51 @@ class Cell:
                 *configs,
             )
         self._server_keeper.start()
+        self.prometheus_path.write_text(self._prometheus_yml())
+
+    @property
+    def prometheus_path(self) -> Path:
+        """A configuration of Prometheus that scrapes this cell."""
+        return self.run_dir / "prometheus.yml"
+
+    def _prometheus_yml(self) -> str:
+        """As JSON, which is YAML; the names of the jobs are those of docs/monitoring.md."""
+        jobs = {"aryl-coordinator": [self.coordinator_metrics], "aryl-agent": self.agent_metrics}
+        return json.dumps(
+            {
+                "global": {"scrape_interval": "5s", "evaluation_interval": "5s"},
+                "scrape_configs": [
+                    {"job_name": name, "static_configs": [{"targets": addresses}]}
+                    for name, addresses in jobs.items()
+                ],
+            },
+            indent=2,
+        )
 
     def start_coordinator(self, name: str) -> None:
         """Start a coordinator under a unit's name; all but one coordinator stand by."""
         config = self.run_dir / f"{name}.toml"
-        config.write_text(coordinator_toml(self.plan, name=name, nats_url=self.nats.url))
+        text = coordinator_toml(
+            self.plan, name=name, nats_url=self.nats.url, metrics_port=self._page_of(name)
+        )
+        config.write_text(text)
         self._start(name, "coordinator.service.daemon", "--config", str(config))
+
+    def _page_of(self, coordinator: str) -> int:
+        """The port of a coordinator's metrics page, the same after each of its starts."""
+        if coordinator not in self._metrics_ports:
+            (self._metrics_ports[coordinator],) = free_ports(1)
+        return self._metrics_ports[coordinator]
+
+    @property
+    def coordinator_metrics(self) -> str:
+        """The address of the first coordinator's metrics page."""
+        return metrics_address(self._page_of(COORDINATOR))
+
+    @property
+    def agent_metrics(self) -> tuple[str, ...]:
+        """The addresses of the agents' metrics pages."""
+        return tuple(metrics_address(node.metrics_port) for node in self.nodes)
 
     def _groups(self) -> list[list[str]]:
         names = [node.name for node in self.nodes]

@@ -96,12 +96,16 @@ class CellPlan(Struct, frozen=True, kw_only=True):
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
-    """One node and its files. `server_port` is 0 on training nodes."""
+    """One node and its files.
+
+    server_port: 0 on training nodes. metrics_port: of its agent's metrics page; 0: it has none.
+    """
 
     name: str
     pool: Pool
     directory: Path
     server_port: int = 0
+    metrics_port: int = 0
 
     @property
     def config(self) -> Path:
@@ -115,18 +119,26 @@ class NodePlan(Struct, frozen=True, kw_only=True):
 
 
 def node_plans(
-    plan: CellPlan, run_dir: Path, *, server_ports: Sequence[int]
+    plan: CellPlan,
+    run_dir: Path,
+    *,
+    server_ports: Sequence[int],
+    metrics_ports: Sequence[int] = (),
 ) -> tuple[NodePlan, ...]:
-    """Every node of a cell, training nodes first; one port for each inference node."""
+    """Every node of a cell, training nodes first.
+
+    server_ports: one for each inference node. metrics_ports: one for each node; empty: no pages.
+    """
     names = [(f"train-{i}", Pool.TRAINING) for i in range(1, plan.training_nodes + 1)]
     names += [(f"infer-{i}", Pool.INFERENCE) for i in range(1, plan.inference_nodes + 1)]
-    ports = iter(server_ports)
+    ports, pages = iter(server_ports), iter(metrics_ports)
     return tuple(
         NodePlan(
             name=name,
             pool=pool,
             directory=run_dir / "nodes" / name,
             server_port=next(ports) if pool == Pool.INFERENCE else 0,
+            metrics_port=next(pages, 0),
         )
         for name, pool in names
     )
@@ -138,7 +150,12 @@ def fleet_toml(plan: CellPlan, *, name: str) -> str:
     return toml({"name": name, "gpu": [group]})
 
 
-def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
+def metrics_address(port: int) -> str:
+    """Where a page is served; empty for port 0, which is none."""
+    return f"127.0.0.1:{port}" if port else ""
+
+
+def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str, metrics_port: int = 0) -> str:
     """The coordinator's settings file."""
     periods = plan.periods
     service = {
@@ -179,6 +196,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
             "progress_period_s": 2.0,
             "leader_ttl_s": periods.leader_ttl_s,
             "rebuild_wait_s": periods.rebuild_wait_s,
+            "metrics": {"address": metrics_address(metrics_port)},
             "engine": engine,
         }
     )
@@ -202,6 +220,7 @@ def agent_toml(plan: CellPlan, node: NodePlan, *, bus_url: str, router_url: str)
         "worker_starter": "detached",
         "last_resort": "detached",
         "is_root_allowed": True,
+        "metrics": {"address": metrics_address(node.metrics_port)},
     }
     if node.pool == Pool.INFERENCE:
         values["service"] = SERVICE

@@ -43,3 +43,22 @@ class HeldPorts:
         for holder in self._sockets:
             holder.close()
         self._sockets.clear()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different, and not reserved.
+
+    They are for listeners that share their port with no other socket, so that they notice when it
+    is taken.
+
+    Raises:
+        OSError: there are no more, or no more files may be open.
+    """
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

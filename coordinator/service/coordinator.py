@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
 
 from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
@@ -36,6 +38,7 @@ from coordinator.service.cancellation import beside, end, is_done_first, until_t
 from coordinator.service.decision_loop import Decider
 from coordinator.service.journal.history import Historian, HistoryPort
 from coordinator.service.leadership.pause_detector import Listening
+from coordinator.service.metrics.measures import Measures
 from coordinator.service.nodes import report_validation
 from coordinator.service.nodes.desired_state_push import Dispatcher
 from coordinator.service.nodes.gpu_catalogue import read_catalogue
@@ -105,10 +108,13 @@ class Coordinator:
             catalogue=read_catalogue(settings.gpu_faults.catalogue),
         )
         self.bad_reports = 0
+        self.reports_heard = 0
+        self.registry = CollectorRegistry()
+        """What is measured as it passes by; `metrics.page` adds what a scrape reads."""
         self.refused_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
         self._bad_requests = 0
-        self._bus_counters = bus_counters
+        self.bus_counters = bus_counters
         self.is_leading = False
         self._leads_since_s = float("inf")
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
@@ -139,6 +145,7 @@ class Coordinator:
             fenced=self._on_fenced,
             progress=self._decided,
             tried=progress,
+            measures=Measures(self.registry, services=settings.engine.services),
             written=lease.note_record,
             told=self._on_told,
             last_line=self._last_line,
@@ -175,15 +182,20 @@ class Coordinator:
     @property
     def bad_messages(self) -> int:
         """Invalid messages of any kind, counted and dropped."""
-        return (
-            self.bad_reports
-            + self._bad_requests
-            + sum(each.foreign_reply_count for each in self._bus_counters)
-            + self.folder.rivals.dropped_count
-            + self.renewals.bad_messages
-            + self.dispatcher.bad_messages
-            + self.decider.foreign_count
-        )
+        return sum(self.bad_messages_by_kind.values())
+
+    @property
+    def bad_messages_by_kind(self) -> Mapping[str, int]:
+        """The same, by what they were."""
+        return {
+            "report": self.bad_reports,
+            "request": self._bad_requests,
+            "foreign_reply": sum(one.foreign_reply_count for one in self.bus_counters),
+            "rival": self.folder.rivals.dropped_count,
+            "renewal": self.renewals.bad_messages,
+            "answer": self.dispatcher.bad_messages,
+            "journal": self.decider.foreign_count,
+        }
 
     def note_bad_request(self) -> None:
         """Count an invalid request; the caller got an error and it changed nothing."""
@@ -406,6 +418,7 @@ class Coordinator:
             self.bad_reports += 1
             self.refused_reports.note(subjects.node_of(message.subject), str(error))
             return
+        self.reports_heard += 1
         self.refused_reports.cured(report.node)
         known = report_validation.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)

@@ -21,6 +21,7 @@ from common.bus import Bus, NatsBus, connect_nats, leave
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Fenced
 from common.log import set_up
+from common.monitoring.page import renderer, serving
 from common.mqttpeers import MqttPeers
 from common.settings import load
 from coordinator import plugins
@@ -32,6 +33,7 @@ from coordinator.service.journal.jetstream import History, Journal, Snapshots
 from coordinator.service.leadership.jetstream_key import leader_lease
 from coordinator.service.leadership.process import ProcessId, this_process
 from coordinator.service.leadership.renewal_thread import in_thread
+from coordinator.service.metrics.page import make_registry
 from coordinator.service.ports import LeasePort
 from coordinator.service.settings import CoordinatorSettings, check, warnings
 
@@ -68,6 +70,8 @@ async def run(
             in_thread(lambda: _lease(settings, clock=clock, process=process))
         )
         coordinator = _coordinator(settings, holder, bus, reports=reports, lease=lease, clock=clock)
+        page = renderer(make_registry(coordinator))
+        await stack.enter_async_context(serving(settings.metrics, page, clock=clock))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, coordinator.stop)

@@ -37,6 +37,7 @@ from coordinator.policies.contract.decisions import Decision
 from coordinator.service.decision_text import describe
 from coordinator.service.journal.recovery import Saved, lost_in_words, rebuild
 from coordinator.service.leadership.engine_clock import EngineTime
+from coordinator.service.metrics.measures import Measures
 from coordinator.service.ports import JournalPort, SnapshotsPort, Wounded
 from coordinator.service.quarantine import Quarantine, source_of
 from coordinator.service.settings import CoordinatorSettings
@@ -142,6 +143,7 @@ class Decider:
         dropped: receives each event that quarantine keeps out, also the one that broke the engine.
         progress: called after each batch and each step of a rebuild.
         tried: called after each try to append that failed.
+        measures: counts what passes by, for the metrics page.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Decider:
         fenced: Callable[[Fenced], None],
         progress: Callable[[], None],
         tried: Callable[[], None],
+        measures: Measures,
         written: Callable[[int], None] = lambda _: None,
         told: Callable[[], None] = lambda: None,
         last_line: Callable[[], Awaitable[int]] = _no_line,
@@ -176,6 +179,7 @@ class Decider:
         self._fenced = fenced
         self._progress = progress
         self._tried = tried
+        self._measures = measures
         self._written = written
         self._told = told
         self._last_line = last_line
@@ -311,6 +315,7 @@ class Decider:
         # The numbers of lines in lost records must not be used again.
         lines = await self._last_line() if rebuilt.losses else 0
         self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
+        self._measures.journaled(self.engine.state)
         self._told()
         self._since.server = self._journal.server
         self._since.decide_s = self._clock.now_s() - began_s if rebuilt.records else 0.0
@@ -401,6 +406,7 @@ class Decider:
             return
         if is_passed:
             self.passed_at_s = self._clock.now_s()
+        self._measures.decided(decisions)
         self._tell_written()
         _answer(inbox, outcomes)
         # The engine has taken nothing since: the journal has the nodes' desired states.
@@ -520,6 +526,7 @@ class Decider:
 
     def _tell_written(self) -> None:
         self._is_ahead = False
+        self._measures.journaled(self.engine.state)
         self._told()
         readers, self._readers = self._readers, []
         for reader in readers:
@@ -537,6 +544,7 @@ class Decider:
         took_s = self._clock.now_s() - began_s
         if took_s > self._slowest[0]:
             self._slowest = (took_s, source_of(event))
+        self._measures.handled(event, outcome, took_s)
         self._wake_at_s = outcome.wake_at_s
         for refused in outcome.refused:
             log.info("refused %s: %s", describe(refused.decision), refused.why)
@@ -582,6 +590,7 @@ class Decider:
             decisions=decisions,
         )
         data = encode_record(record)
+        began_s = self._clock.now_s()
         wounded_at_s: float | None = None
         lost: RecordsLost | None = None
         while True:
@@ -610,6 +619,7 @@ class Decider:
             await self._clock.sleep(JOURNAL_RETRY_S)
         self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
+        self._measures.appended(len(data), self._clock.now_s() - began_s)
         self._since.records += 1
         if lost is not None:
             log.error("%s", lost_in_words(lost))
@@ -683,6 +693,7 @@ class Decider:
         try:
             await self._snapshots.save(sequence, self._saved(self._numbers.taken))
             self._since.took_s = self._clock.now_s() - began_s
+            self._measures.saved()
         except (Unavailable, ConfigError) as error:
             log.warning("snapshot not written: %s", error)
             return

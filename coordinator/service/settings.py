@@ -10,6 +10,9 @@ from msgspec import Meta, Struct
 from common import natsrules
 from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
+from common.monitoring.checks import check as check_metrics
+from common.monitoring.settings import MetricsSettings
+from common.monitoring.settings import warning as warning_of
 from coordinator.engine.state.settings import EngineSettings, check_tenants
 from coordinator.policies.registry import policy
 from coordinator.service.leadership.lease import MAX_TTL_S
@@ -135,6 +138,9 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dict[Token, PositiveFloat],
         Meta(description="the same for single tenants by name; replaces `requests_per_s`"),
     ] = msgspec.field(default_factory=dict[str, float])
+    metrics: Annotated[MetricsSettings, Meta(description="the coordinator's metrics page")] = (
+        MetricsSettings()
+    )
     gpu_faults: Annotated[GpuFaultSettings, Meta(description="how GPU faults are classified")] = (
         GpuFaultSettings()
     )
@@ -165,15 +171,17 @@ def check(settings: CoordinatorSettings) -> None:
         raise ConfigError(f"engine.services: {', '.join(twice)} is listed twice")
     check_tenants(settings.engine.tenants)
     read_catalogue(settings.gpu_faults.catalogue)
+    check_metrics(settings.metrics)
 
 
 def warnings(settings: CoordinatorSettings) -> list[str]:
-    """Settings that are valid and hardly meant: services that can never lend.
+    """Settings that are valid and hardly meant: an open metrics page, services that can never lend.
 
     The sum is the one that loan passes use, so no pass would ever lend a node of theirs.
     """
     ttl_s = settings.engine.lease_ttl_s
-    return [
+    open_page = warning_of(settings.metrics)
+    return [open_page] * bool(open_page) + [
         f"engine.services: {one.name} never lends a node: it may need "
         f"{settings.engine.return_s(one):g} s to come home (lease_ttl_s {ttl_s:g} + max_grace_s "
         f"{one.max_grace_s:g} + device_free_p99_s {one.device_free_p99_s:g} + warm_up_p99_s "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from blocks import (
     commands,
     life_cycles,
+    metrics,
     nats,
     pages,
     policies,
@@ -35,6 +36,9 @@ BLOCKS: Blocks = {
     "agent settings": settings.agent_settings,
     "coordinator settings": settings.coordinator_settings,
     "job file": settings.job_file,
+    "agent metrics": metrics.agent_metrics,
+    "coordinator metrics": metrics.coordinator_metrics,
+    "cell metrics": metrics.cell_metrics,
     "policies": policies.policy_list,
     "policy parts": policies.policy_table,
     "policy code": policy_code.policy_code,

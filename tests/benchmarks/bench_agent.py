@@ -1,6 +1,6 @@
 """What an agent costs its node: CPU and memory of agent, NVML child and shims apart, measured.
 
-    python tests/benchmarks/bench_agent.py [--seconds 60] [-o json]
+    python tests/benchmarks/bench_agent.py [--seconds 60] [--scrape-s 15] [-o json]
 
 Everything measured is a real process: a nats-server, one agent with fake GPUs, its NVML child, and
 workers under shims. This program stands where the coordinator would: it orders the workers and
@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
+from urllib.request import urlopen
 
 import psutil
 from msgspec import Struct, to_builtins
@@ -40,6 +42,7 @@ from common.messages import (
 )
 from common.model import CheckpointSpec, JobId, JobSpec, NodeRole, WorkerKey, WorkerRange
 from coordinator.demo.nats_server import NatsServer
+from coordinator.demo.ports import free_ports
 from coordinator.demo.supervise import Supervisor, Unit, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +66,11 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """One run. `reports` arrived while `measured_s` passed."""
+    """One run. `reports` arrived while `measured_s` passed.
+
+    scrape_s: between two scrapes of the metrics page; 0: the agent serves none.
+    scrapes_s: how long each took. page_bytes: of the last one.
+    """
 
     cpus: int
     memory_bytes: int
@@ -79,6 +86,9 @@ class Result(Struct, frozen=True, kw_only=True):
     shim: Cost
     agent_and_child_pss_bytes: int
     agent_and_child_rss_bytes: int
+    scrape_s: float
+    scrapes_s: list[float]
+    page_bytes: int
 
 
 class Watched:
@@ -190,9 +200,9 @@ def worker_order(gpu: GpuReport, number: int, checkpoints: Path) -> WorkerOrder:
 
 
 @asynccontextmanager
-async def running_agent(directory: Path, *, gpus: int, period_s: float) -> AsyncIterator[
-    tuple[int, Desk]
-]:  # fmt: skip
+async def running_agent(
+    directory: Path, *, gpus: int, period_s: float, metrics: str
+) -> AsyncIterator[tuple[int, Desk]]:
     """A nats-server and one agent; nothing of it runs after the block."""
     clock = SystemClock()
     nats = NatsServer(directory / "nats", clock=clock)
@@ -207,6 +217,7 @@ async def running_agent(directory: Path, *, gpus: int, period_s: float) -> Async
         f'cell = "{CELL}"\nnode = "{NODE}"\nhome_pool = "training"\nnats_url = "{url}"\n'
         f"state_dir = {json.dumps(str(directory / 'state'))}\nreport_period_s = {period_s}\n"
         'worker_starter = "detached"\nlast_resort = "detached"\nis_root_allowed = true\n'
+        f'metrics.address = "{metrics}"\n'
     )
     argv = (sys.executable, "-m", "agent.daemon", "--config", str(config), "--fake-nvml")
     bus = await connect_nats(url, identity="bench", clock=clock)
@@ -253,12 +264,40 @@ def find_shims(directory: Path) -> list[psutil.Process]:
     return found
 
 
-async def measure(*, seconds: float, gpus: int, workers: int, period_s: float) -> Result:
+class Scraper:
+    """Reads a metrics page each so often, and keeps how long it took."""
+
+    def __init__(self, address: str) -> None:
+        self.took_s: list[float] = []
+        self.page_bytes = 0
+        self._url = f"http://{address}/metrics"
+        self._clock = SystemClock()
+
+    async def run(self, period_s: float) -> None:
+        """For ever."""
+        while True:
+            began_s = self._clock.now_s()
+            self.page_bytes = len(await asyncio.to_thread(self._read))
+            self.took_s.append(self._clock.now_s() - began_s)
+            await self._clock.sleep(period_s)
+
+    def _read(self) -> bytes:
+        with urlopen(self._url, timeout=10.0) as answer:
+            data: bytes = answer.read()
+            return data
+
+
+async def measure(
+    *, seconds: float, gpus: int, workers: int, period_s: float, scrape_s: float
+) -> Result:
     """Start it all, wait until it is quiet, and watch it for `seconds`."""
     clock = SystemClock()
+    metrics = f"127.0.0.1:{free_ports(1)[0]}" if scrape_s else ""
+    scraper = Scraper(metrics)
     with tempfile.TemporaryDirectory(prefix="aryl-bench-") as name:
         directory = Path(name)
-        async with running_agent(directory, gpus=gpus, period_s=period_s) as (pid, desk):
+        running = running_agent(directory, gpus=gpus, period_s=period_s, metrics=metrics)
+        async with running as (pid, desk):
             report = await desk.first_report()
             (directory / "checkpoints").mkdir()
             orders = tuple(
@@ -274,11 +313,14 @@ async def measure(*, seconds: float, gpus: int, workers: int, period_s: float) -
                 Watched(find_shims(directory)),
             ]
             began_at_s, first_reports = clock.now_s(), desk.reports
+            scraping = asyncio.create_task(scraper.run(scrape_s)) if scrape_s else None
             while (left_s := began_at_s + seconds - clock.now_s()) > 0:
                 await clock.sleep(min(LOOK_S, left_s))
                 for kind in kinds:
                     kind.look()
             measured_s = clock.now_s() - began_at_s
+            if scraping is not None:
+                scraping.cancel()
             agent, child, shim = (kind.cost(measured_s) for kind in kinds)
             return Result(
                 cpus=os.cpu_count() or 1,
@@ -295,6 +337,9 @@ async def measure(*, seconds: float, gpus: int, workers: int, period_s: float) -
                 shim=shim,
                 agent_and_child_pss_bytes=agent.pss_bytes + child.pss_bytes,
                 agent_and_child_rss_bytes=agent.rss_bytes + child.rss_bytes,
+                scrape_s=scrape_s,
+                scrapes_s=scraper.took_s,
+                page_bytes=scraper.page_bytes,
             )
 
 
@@ -319,6 +364,12 @@ def table(result: Result) -> str:
         f"agent and child together: {result.agent_and_child_rss_bytes / MIB:.1f} MiB RSS, "
         f"{result.agent_and_child_pss_bytes / MIB:.1f} MiB PSS"
     )
+    if result.scrapes_s:
+        lines.append(
+            f"{len(result.scrapes_s)} scrapes of {result.page_bytes} bytes: median "
+            f"{median(result.scrapes_s) * 1000:.1f} ms, longest "
+            f"{max(result.scrapes_s) * 1000:.1f} ms"
+        )
     return "\n".join(lines)
 
 
@@ -329,6 +380,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--period-s", type=float, default=1.0, help="between two reports")
+    parser.add_argument(
+        "--scrape-s", type=float, default=15.0,
+        help="between two scrapes of the metrics page; 0: the agent serves none",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     given = parser.parse_args(arguments)
     if given.seconds <= 0 or given.gpus < 1 or given.workers < 0 or given.period_s <= 0:
@@ -339,6 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gpus=given.gpus,
             workers=given.workers,
             period_s=given.period_s,
+            scrape_s=given.scrape_s,
         )
     )
     said = table(result) if given.output == "table" else json.dumps(to_builtins(result), indent=2)

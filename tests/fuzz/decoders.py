@@ -29,6 +29,7 @@ from agent.telemetry.inference import parse_metrics
 from agent.workers import record as workers_record
 from common import api, encoding, failure_rules, jobspec, messages, settings
 from common.errors import ConfigError, ProtocolError
+from common.monitoring import page as metrics_page
 from coordinator.cli import job_file, registry
 from coordinator.engine import record
 from coordinator.engine.engine import decode_state
@@ -309,6 +310,12 @@ def all_decoders() -> dict[str, Decoder]:
             decode=_from_file("cell.json", registry.read_file),
             own=(ConfigError,),
             seeds=(msgspec.json.encode(example(registry.CellInfo, is_full=True)),),
+        ),
+        Decoder(
+            name="request for the metrics page",
+            decode=metrics_page.parse,
+            own=(metrics_page.Refusal,),
+            seeds=(b"GET /metrics?a=b HTTP/1.1\r\nHost: a:1\r\nAccept: text/plain\r\n\r\n",),
         ),
         *_metrics(),
         *_job_files(),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from common.api import Describe, Description, Operate
 from common.errors import Fenced
@@ -25,6 +26,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import Decider
 from coordinator.service.journal.recovery import Saved, rebuild
+from coordinator.service.metrics.measures import Measures
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import job, on_loan, running, submit
@@ -264,6 +266,7 @@ async def test_a_leader_without_its_lease_saves_no_state() -> None:
         fenced=fenced.append,
         progress=lambda: None,
         tried=lambda: None,
+        measures=Measures(CollectorRegistry()),
     )
     await one.rebuild()
     deciding = asyncio.create_task(one.run())

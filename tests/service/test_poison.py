@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common.api import ApiError, ApiErrorCode, GetEvents, ListJobs, Submit, Submitted
 from common.errors import Unavailable
@@ -34,6 +35,7 @@ from coordinator.engine.state.tables import ClusterState
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.daemon import status_of
 from coordinator.service.decision_loop import Decider
+from coordinator.service.metrics.measures import Measures
 from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
@@ -327,6 +329,7 @@ class Desk:
             fenced=lambda _: None,
             progress=lambda: None,
             tried=lambda: None,
+            measures=Measures(CollectorRegistry()),
         )
 
     def saved_at(self) -> int:
