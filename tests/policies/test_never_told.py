@@ -49,7 +49,9 @@ def test_a_job_that_can_never_run_is_told_so_under_every_policy(name: str) -> No
     that would not be true of it."""
     made, snapshot = policy(name), cell(gang(), small())
     memory = made.allocate(snapshot, b"").memory
-    [blockers] = [hold.blockers for hold in made.hold(snapshot, memory) if hold.job_id == "big"]
+    [blockers] = [
+        hold.blockers for hold in made.pending_reasons(snapshot, memory) if hold.job_id == "big"
+    ]
     assert WHY in blockers
     assert blockers == (WHY,) or blockers[0].startswith("needs 100 GPUs of type H100")
 
@@ -109,7 +111,7 @@ def told(name: str, nodes: list[NodeView], asks: JobView) -> tuple[str, ...]:
     services = [make_service_view("chat")]
     snapshot = make_snapshot(nodes=[*nodes, make_node_view("n0")], jobs=[asks], services=services)
     memory = made.allocate(snapshot, b"").memory
-    [hold] = made.hold(snapshot, memory)
+    [hold] = made.pending_reasons(snapshot, memory)
     return hold.blockers
 
 

@@ -269,7 +269,7 @@ def test_what_is_said_of_a_line_counts_who_may_have_a_turn() -> None:
     whole = cell(jobs, n0=8)
 
     def said(snapshot: ClusterSnapshot) -> list[str]:
-        holds = made.hold(snapshot, made.allocate(whole, b"").memory)
+        holds = made.pending_reasons(snapshot, made.allocate(whole, b"").memory)
         return [each.blockers[0] for each in holds if each.job_id == "d"]
 
     assert said(whole) == ["waits for its turn in the set n0: 3 jobs before it, room for 1"]

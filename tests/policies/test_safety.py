@@ -72,7 +72,7 @@ def gangs_are_whole_or_absent(found: Settled) -> None:
 def every_waiting_job_is_answered_once(found: Settled) -> None:
     """Each waiting job starts or is told all its blockers; a reason is never empty."""
     policy, snapshot, decisions = found.policy, found.snapshot, found.decisions
-    holds = policy.hold(snapshot, b"")
+    holds = policy.pending_reasons(snapshot, b"")
     started = [decision.job_id for decision in decisions if isinstance(decision, Start)]
     assert sorted([*started, *(hold.job_id for hold in holds)]) == [
         job.job_id for job in snapshot.jobs if job.state == JobState.PENDING
@@ -152,7 +152,7 @@ def test_every_rule_holds_under_every_policy(policy: Policy, snapshot: ClusterSn
 def base_demand_before_flexible(found: Settled) -> None:
     """A job that waits would not fit even in place of all flexible workers kept or added."""
     policy, snapshot, ledger = found.policy, found.snapshot, found.ledger
-    for hold in policy.hold(snapshot, b""):
+    for hold in policy.pending_reasons(snapshot, b""):
         assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=True)
 
 
@@ -204,7 +204,7 @@ def test_every_rule_of_scaling_holds(policy: Policy, snapshot: ClusterSnapshot) 
 def test_nobody_waits_beside_free_gpus(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """With skipping, a job that waits does not fit into what is free after the pass."""
     ledger, _ = settle(snapshot, policy)
-    for hold in policy.hold(snapshot, b""):
+    for hold in policy.pending_reasons(snapshot, b""):
         assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=False)
 
 

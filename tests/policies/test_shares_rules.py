@@ -70,7 +70,7 @@ def share_of(name: str, jobs: Iterable[JobView], job: str) -> str:
     """The part of the time that a job should run, as it is told."""
     snapshot = idle(jobs)
     made = policy(name)
-    (said, *_) = made.tell(snapshot, made.allocate(snapshot, b"").memory, JobId(job))
+    (said, *_) = made.standing(snapshot, made.allocate(snapshot, b"").memory, JobId(job))
     return said.partition("should run ")[2].partition(" of the time")[0]
 
 

@@ -51,6 +51,6 @@ def test_no_reason_of_any_policy_counts_one_as_many(policy: str, snapshot: Clust
     made = POLICIES[policy]
     found = made.allocate(snapshot, b"")
     said = [decision.reason for decision in found.decisions]
-    said += [why for hold in made.hold(snapshot, b"") for why in hold.blockers]
-    said += [why for job in snapshot.jobs for why in made.tell(snapshot, b"", job.job_id)]
+    said += [why for hold in made.pending_reasons(snapshot, b"") for why in hold.blockers]
+    said += [why for job in snapshot.jobs for why in made.standing(snapshot, b"", job.job_id)]
     assert [text for text in said if ONE_AS_MANY.search(text)] == []

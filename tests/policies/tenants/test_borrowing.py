@@ -66,7 +66,7 @@ def test_it_may_have_what_nobody_is_guaranteed(name: str) -> None:
     assert found.decisions == ()
     assert found.wake_at_s is not None
     assert found.wake_at_s <= REST.until_s
-    (hold,) = (each for each in policy_.hold(full, b"") if each.job_id == "j")
+    (hold,) = (each for each in policy_.pending_reasons(full, b"") if each.job_id == "j")
     assert "has reclaimed it 5 times in a row, the last 100 s ago: for 500 s" in hold.blockers[0]
     if name not in ("las", "pollux", "themis-lp"):  # these start jobs in rounds
         assert names(policy_.allocate(free, b"").decisions, Start) == {"j"}

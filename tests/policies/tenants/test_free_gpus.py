@@ -183,4 +183,4 @@ def test_no_reason_to_wait_is_told_of_a_job_that_starts(name: str) -> None:
     )
     snapshot = replace(snapshot, tenants=tenants)
     assert names(made.allocate(snapshot, b"").decisions, Start) == {"small"}
-    assert {hold.job_id for hold in made.hold(snapshot, b"")} == {"large"}
+    assert {hold.job_id for hold in made.pending_reasons(snapshot, b"")} == {"large"}

@@ -34,7 +34,7 @@ def test_no_policy_breaks_a_quota_or_takes_from_a_guarantee_and_who_waits_for_it
     assert guarded(snapshot, decisions) == (decisions, ())
     started = {d.job_id for d in decisions if isinstance(d, Start)}
     waits = {job.job_id for job in snapshot.jobs if job.state == JobState.PENDING}
-    holds = made.hold(snapshot, b"")
+    holds = made.pending_reasons(snapshot, b"")
     assert sorted(hold.job_id for hold in holds) == sorted(waits - started)
     for hold in holds:
         if any(why.startswith("tenant ") for why in hold.blockers):

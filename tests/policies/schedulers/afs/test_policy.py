@@ -323,7 +323,7 @@ def test_whose_work_a_stop_would_throw_away_is_told_that_it_stays() -> None:
         running("old", 1), as_of_s=NOW_S, lost_if_preempted_gpu_s=900.0, attained_gpu_s=900.0
     )
     saves = replace(loses, saves_when_asked=True)
-    said = [made.tell(one_node(each), b"", each.job_id) for each in (loses, saves)]
+    said = [made.standing(one_node(each), b"", each.job_id) for each in (loses, saves)]
     assert [len(each) for each in said] == [2, 1]
     assert "keeps its base gang when its turn ends: a stop would lose 900 GPU-s" in said[0][1]
 

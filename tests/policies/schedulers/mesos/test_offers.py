@@ -51,7 +51,7 @@ def test_it_is_told_that_it_can_never_run() -> None:
     """The job behind it in its framework starts, and nobody is told to wait for its gang."""
     made, snapshot = policy("mesos"), cell(gang(), small("late", tenant="a"))
     assert names(made.allocate(snapshot, b"").decisions, Start) == {"late"}
-    told = {hold.job_id: hold.blockers for hold in made.hold(snapshot, b"")}
+    told = {hold.job_id: hold.blockers for hold in made.pending_reasons(snapshot, b"")}
     assert told[JobId("big")] == (WHY,)
     assert not any("behind big" in why for why in told.get(JobId("late"), ()))
 

@@ -195,7 +195,7 @@ def test_between_rounds_nothing_changes() -> None:
     snapshot = node_with(job("a"), job("b"), now_s=NOW_S + 10.0)
     between = made.allocate(snapshot, first.memory)
     assert (between.decisions, between.wake_at_s) == ((), NOW_S + 60.0)
-    assert "next in 50 s" in made.hold(snapshot, first.memory)[0].blockers[0]
+    assert "next in 50 s" in made.pending_reasons(snapshot, first.memory)[0].blockers[0]
 
 
 def test_who_waits_is_told_whether_the_last_round_knew_it() -> None:
@@ -207,7 +207,7 @@ def test_who_waits_is_told_whether_the_last_round_knew_it() -> None:
     since = replace(job("c"), submitted_at_s=at_s + 5.0)
     barred = replace(job("d"), avoid_nodes=(NodeName("n0"),))
     snapshot = node_with(whole[0], since, barred, now_s=at_s + 10.0)
-    known, came, nowhere = made.hold(snapshot, memory)
+    known, came, nowhere = made.pending_reasons(snapshot, memory)
     assert "next in 50 s; the last round gave its GPUs" in known.blockers[0]
     assert came.blockers[0].endswith("next in 50 s; it came after the last round")
     assert nowhere.blockers[0] == NOWHERE

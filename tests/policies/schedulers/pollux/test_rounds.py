@@ -198,7 +198,7 @@ def test_who_may_not_grow_yet_is_told_so() -> None:
     [told] = policy(FAST).standing(between, world.memory, job.job_id)
     assert told == "next round it may have 8 workers: at most 2 times the 4 that it ever had"
     free = policy(f"{FAST}:grows_at_most=null")
-    assert free.tell(between, world.memory, job.job_id) == ()
+    assert free.standing(between, world.memory, job.job_id) == ()
 
 
 def test_a_gang_that_others_keep_from_nodes_is_told_whose() -> None:

@@ -78,4 +78,4 @@ def test_who_has_all_workers_of_its_range_is_told_of_no_limit(most: int, is_told
     snapshot = alone(job, gpus=16)
     found = policy("pollux")
     memory = found.allocate(snapshot, b"").memory
-    assert bool(found.tell(snapshot, memory, job.job_id)) is is_told
+    assert bool(found.standing(snapshot, memory, job.job_id)) is is_told

@@ -121,7 +121,9 @@ def test_a_pass_answers_those_that_came_first_and_wants_the_next_one_soon() -> N
     found = elasticflow.allocate(snapshot, b"")
     assert found.wake_at_s == NOW_S + AGAIN_S
     refused = [each.job_id for each in found.decisions if isinstance(each, Reject)]
-    told = {hold.job_id: " ".join(hold.blockers) for hold in elasticflow.hold(snapshot, b"")}
+    told = {
+        hold.job_id: " ".join(hold.blockers) for hold in elasticflow.pending_reasons(snapshot, b"")
+    }
     later = [name for name in sorted(told) if "one of the next passes" in told[name]]
     assert later == [JobId(f"j{at:04}") for at in range(CROWD - len(later), CROWD)]
     assert not set(later) & set(refused)

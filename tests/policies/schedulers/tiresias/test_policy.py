@@ -128,7 +128,7 @@ def test_what_one_job_tells_of_its_model_counts_for_others() -> None:
     snapshot = fragmented(wide, a="n0", b="n1")
     assert nodes_of(snapshot, "tiresias", memory) == []
     assert nodes_of(snapshot, "tiresias") == ["n0", "n1"]
-    [hold] = made.hold(snapshot, memory)
+    [hold] = made.pending_reasons(snapshot, memory)
     assert "on the fewest nodes" in hold.blockers[0]
 
 
