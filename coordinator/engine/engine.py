@@ -333,7 +333,7 @@ class Engine:
 
     def _lends_on_demand(self) -> bool:
         """Whether an idle node that came home stays there: not where whatever is spare is lent."""
-        return bool(getattr(self.policy.knobs, "lend_only_on_demand", True))
+        return self.policy.lends_on_demand
 
     @property
     def gpu_counts(self) -> accounting.Counts:

@@ -70,7 +70,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     standing: the standing of a job with GPUs by the policy's own measure, or why it has no more;
         empty for most policies.
     knobs: its knobs. turn: the policy by a name of its own with other knobs.
-    lends: it may lend nodes.
+    lends: it may lend nodes. lends_on_demand: only those that a job could use.
     shares_gpus: it suspends jobs and resumes them; under any other policy they resume when they
         can.
     is_ordered: `pending_reasons` has jobs in queue order; otherwise the policy ranks all waiting
@@ -88,6 +88,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
     lends: bool = False
+    lends_on_demand: bool = True
     shares_gpus: bool = False
     is_ordered: bool = True
 
@@ -117,6 +118,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         turn=turn,
         parts=_parts_of(rules),
         lends=rules.lending is not None,
+        lends_on_demand=rules.loans.only_on_demand,
     )
 
 
