@@ -28,7 +28,7 @@ test: env cc
 test-live: env cc
 	$(PYTEST) -m "live and not smoke"
 
-# Both in one run, where the ones compute while the others wait: shorter than one after the other.
+# Both in one run, where the ones compute while the others wait.
 test-all: env cc
 	$(PYTEST)
 
