@@ -229,6 +229,23 @@ def test_the_papers_rules_are_a_bundle_away() -> None:
     assert policy("aryl").lend(snapshot) == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "lends", "on_demand"),
+    [
+        ("aryl", True, True),
+        ("aryl:lend_only_on_demand=false", True, False),
+        ("sjf:is_loaning=true:lend_only_on_demand=false", True, False),
+        ("aryl:is_loaning=false", False, True),
+        ("fifo", False, True),
+        ("themis", False, True),
+    ],
+)
+def test_a_policy_says_whether_and_what_it_lends(name: str, lends: bool, on_demand: bool) -> None:
+    """The engine asks: an idle node that came home stays there only where loans wait for demand."""
+    made = policy(name)
+    assert (made.lends, made.lends_on_demand) == (lends, on_demand)
+
+
 def test_a_bundle_without_loans_still_calls_home() -> None:
     """What another policy lent comes back when the load needs it."""
     nodes = [
