@@ -85,6 +85,6 @@ def warning(settings: MetricsSettings) -> str:
     if address is None or address.is_loopback or settings.bearer_path:
         return ""
     return (
-        f"{ADDRESS}: any host that reaches {address} can read the metrics; set metrics.bearer_path, "
-        "or let a firewall admit the scraper alone"
+        f"{ADDRESS}: any host that reaches {address} can read the metrics; set metrics.bearer_path,"
+        " or let a firewall admit the scraper alone"
     )
