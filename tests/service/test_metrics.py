@@ -9,7 +9,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.metrics.page import make_registry
 from coordinator.service.metrics.table import CELL, FAMILIES
 from tests.service.cell import CHAT, Cell
-from tests.service.steps import on_loan, running
+from tests.service.steps import on_loan, running, submit
 
 
 class Page:
@@ -78,10 +78,15 @@ async def test_a_loan_and_its_reclaim_are_counted_once_with_all_their_stages() -
         assert samples['aryl_decisions_total{kind="loan"}'] == 1.0
         assert samples["aryl_journal_records_total"] == len(cell.records)
         assert samples["aryl_journal_bytes_total"] == sum(map(len, cell.records))
+        records = len(cell.records)
+        await submit(cell, "more")
+        await cell.until(lambda: len(cell.records) > records + 1)
+        assert total(page.read(), "aryl_returns_total") == 1.0
 
         await cell.leaders[0].crash()
         later = Page(await cell.lead("two")).read()
         assert total(later, "aryl_returns_total") == 0.0
+        assert total(later, "aryl_preemptions_total") == 0.0
         assert later["aryl_loans_total"] == 1.0
 
 
