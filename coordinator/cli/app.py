@@ -20,6 +20,7 @@ from coordinator.cli import (
     tenants,
     top,
     up,
+    web,
 )
 from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.connect import Choice
@@ -67,6 +68,7 @@ cell.register(app)
 top.register(app)
 events.register(app)
 up.register(app)
+web.register(app)
 simulate_command.register(app)
 nats_permissions.register(app)
 

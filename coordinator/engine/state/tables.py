@@ -580,6 +580,14 @@ class Migration(Struct, frozen=True, kw_only=True):
     """Workers of the next attempt, and on which node each holds its GPUs."""
 
 
+class SaveEntry(Struct, frozen=True):
+    """A checkpoint that a job reported."""
+
+    at_s: float
+    step: int
+    is_verified: bool
+
+
 class JobEntry(Struct, kw_only=True):
     """A job: its spec, its life, and the workers of its current attempt."""
 
@@ -630,6 +638,8 @@ class JobEntry(Struct, kw_only=True):
     progress_at_start: int = 0
     checkpoint: Checkpoint | None = None
     checkpoint_at_s: float | None = None
+    saves: list[SaveEntry] = field(default_factory=list[SaveEntry])
+    """Its latest checkpoints, oldest first; see `jobs.progress`."""
     worker_s: float = 0.0
     """Worker-seconds of this attempt up to `worker_s_at_s`."""
     worker_s_at_s: float = 0.0
