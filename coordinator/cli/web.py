@@ -14,8 +14,8 @@ from common.errors import ConfigError
 from common.log import set_up
 from coordinator.cli.session import Session, say, session
 from coordinator.client import Client
-from coordinator.web.guard import Guard, is_loopback, read_token
-from coordinator.web.server import DEFAULT_HOST, DEFAULT_PORT, Address, Dashboard, serving
+from coordinator.web.address import DEFAULT_HOST, DEFAULT_PORT, Address
+from coordinator.web.guard import Guard, read_token
 
 
 def register(app: typer.Typer) -> None:
@@ -80,7 +80,7 @@ def _check(address: Address, *, token: str | None, is_insecure: bool) -> None:
     """
     if (address.certificate is None) != (address.key is None):
         raise ConfigError("--tls-cert and --tls-key: expected both or neither")
-    if is_loopback(address.host):
+    if address.is_loopback:
         return
     if token is None:
         raise ConfigError(
@@ -95,6 +95,8 @@ def _check(address: Address, *, token: str | None, is_insecure: bool) -> None:
 
 
 async def _serve(here: Session, client: Client, guard: Guard, address: Address) -> None:
+    from coordinator.web.server import Dashboard, serving  # only here: it takes long
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,6 +1,7 @@
 """The dashboard: a read-only page of the cell, live in a browser. It is a client of the API.
 
 server     addresses, routes, and the stream of updates to each browser
+address    where it listens
 guard      who may look: host names, token, session, headers
 feed       one poll of the coordinator for all browsers
 looks      the requests of one poll

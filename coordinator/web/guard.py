@@ -121,11 +121,3 @@ class Guard:
     def _signature(self, until: str) -> str:
         assert self._token is not None, "sessions are of a server with a token"
         return hmac.new(self._token, f"session {until}".encode(), hashlib.sha256).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name to listen on is of this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -71,7 +71,7 @@ class Pages:
             "instant": plain_text.instant,
             "percent": plain_text.percent,
             "number": plain_text.number,
-            "log": lambda text: Markup(_escaped(visible_log(text))),
+            "log": _log,
         }
         self._env.globals |= {"signs": ROLE_SIGNS, "counted": counted, "role": plain_text.role}
         self._parts: Any = self._env.get_template("parts.html.j2").module
@@ -211,8 +211,9 @@ def _visible(value: Any) -> Any:
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _escaped(text: str) -> str:
-    return str(Markup.escape(text))
+def _log(text: str) -> Markup:
+    """A log with its control codes made visible, without its colors."""
+    return Markup.escape(visible_log(text))
 
 
 def _steady(row: NodeRow) -> NodeRow:

@@ -16,16 +16,15 @@ import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from importlib.resources import files
-from pathlib import Path
 
 from aiohttp import web
-from msgspec import Struct
 
 from common.clock import Clock
 from common.errors import ConfigError
 from common.model import TOKEN_PATTERN
 from coordinator.client import Client
 from coordinator.web import guard
+from coordinator.web.address import Address
 from coordinator.web.feed import Topic
 from coordinator.web.guard import Guard
 from coordinator.web.looks import CellLook, ThingLook
@@ -33,13 +32,14 @@ from coordinator.web.pages import Pages
 
 log = logging.getLogger(__name__)
 
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8420
 COOKIE = "aryl_session"
 KINDS = ("job", "node", "service", "loan")
 THINGS_MAX = 64
 """Pages of single things that are watched at the same time, each by any number of browsers."""
 BROWSERS_MAX = 256
 """Streams at the same time."""
+PING_S = 2.0
+"""An update is sent at least this often, although a poll takes longer."""
 SEND_S = 20.0
 """A browser that takes no bytes for this long is let go; it connects again."""
 BODY_MAX_BYTES = 4096
@@ -51,33 +51,6 @@ STATIC = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Address(Struct, frozen=True, kw_only=True):
-    """Where to listen. port: 0 takes a free one."""
-
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
-    certificate: Path | None = None
-    key: Path | None = None
-
-    @property
-    def scheme(self) -> str:
-        """`https` with a certificate."""
-        return "http" if self.certificate is None else "https"
-
-    @classmethod
-    def parsed(cls, text: str) -> Address:
-        """An address of HOST:PORT, [HOST]:PORT or PORT.
-
-        Raises:
-            ConfigError: it is none of these.
-        """
-        host, _, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not port.isdecimal() or int(port) > 65535 or (":" in text and not host):
-            raise ConfigError(f"--listen: {text!r}, expected HOST:PORT such as 127.0.0.1:8420")
-        return cls(host=host or DEFAULT_HOST, port=int(port))
 
 
 class Dashboard:
@@ -211,19 +184,27 @@ class Dashboard:
     async def _send(self, answer: web.StreamResponse, topic: Topic, seen: int) -> None:
         is_polling = True
         if not topic.link.answered_at_s:  # the first browser waits for the first poll
-            is_polling = await topic.polled()
+            is_polling = await self._polled(topic)
         while is_polling:
             seen, update = self.update(topic, seen)
             async with self._clock.timeout(SEND_S):
                 await answer.write(update)
-            is_polling = await topic.polled()
+            is_polling = await self._polled(topic)
+
+    async def _polled(self, topic: Topic) -> bool:
+        """Wait for a poll; a slow one is not waited for, so that the browser hears this server."""
+        with contextlib.suppress(TimeoutError):
+            async with self._clock.timeout(PING_S):
+                return await topic.polled()
+        return True
 
     def update(self, topic: Topic, seen: int) -> tuple[int, bytes]:
         """The version that a browser has after an update, and the update as an event."""
         if seen > topic.board.version:
             seen = 0
         head = f"id: {self._incarnation}.{topic.board.version}\n"
-        data = f'data: {{"now":{topic.polled_at_s:.3f},"changes":'
+        now_s, polled_at_s = self._clock.wall_s(), topic.polled_at_s
+        data = f'data: {{"now":{now_s:.3f},"polled":{polled_at_s:.3f},"changes":'
         changes = topic.changes(seen)
         return topic.board.version, b"".join([head.encode(), data.encode(), changes, b"}\n\n"])
 

@@ -117,10 +117,10 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.do("Emulation.setEmulatedMedia", features=[feature])
 
-    async def picture(self, path: Path) -> None:
-        """Save what the window shows, as PNG."""
+    async def picture(self) -> bytes:
+        """What the window shows, as PNG."""
         found = await self.do("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(found["data"]))
+        return base64.b64decode(found["data"])
 
 
 class Browser:
@@ -182,7 +182,8 @@ async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
     """The port that Chromium chose, which it writes into its profile."""
     async with asyncio.timeout(PATIENCE_S):
         while process.returncode is None:
-            if file.exists() and (lines := file.read_text().splitlines()):
-                return int(lines[0])
+            with contextlib.suppress(FileNotFoundError):
+                if lines := await asyncio.to_thread(file.read_text):
+                    return int(lines.splitlines()[0])
             await asyncio.sleep(LOOK_S)
     raise AssertionError(f"Chromium ended with {process.returncode}")

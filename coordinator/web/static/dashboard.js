@@ -7,7 +7,7 @@ const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
 
 let source = null;
 let heardAtMs = performance.now();
-let now = { wallS: Date.now() / 1000, atMs: performance.now() };
+let now = { wallS: Date.now() / 1000, polledS: Date.now() / 1000, atMs: performance.now() };
 
 // As `duration` of the terminal: at most two units.
 function duration(seconds) {
@@ -68,7 +68,7 @@ function takeList([place, order, items]) {
 function take(event) {
   const update = JSON.parse(event.data);
   heardAtMs = performance.now();
-  now = { wallS: update.now, atMs: heardAtMs };
+  now = { wallS: update.now, polledS: update.polled, atMs: heardAtMs };
   for (const [place, html] of Object.entries(update.changes.texts)) {
     for (const element of document.querySelectorAll(`[data-text="${CSS.escape(place)}"]`)) {
       element.innerHTML = html;
@@ -101,9 +101,12 @@ function count() {
     bar.setAttribute("width", `${Math.max(0.5, Math.min(room, share * 100)).toFixed(2)}%`);
   }
   const silentMs = performance.now() - heardAtMs;
+  const ageS = atS - now.polledS;
   const lost = document.getElementById("lost");
-  lost.hidden = silentMs < STALE_MS;
-  if (!lost.hidden) set(lost, `▲ this dashboard's server has not answered for ${duration(silentMs / 1000)}; trying again`);
+  lost.hidden = silentMs < STALE_MS && ageS * 1000 < STALE_MS;
+  if (lost.hidden) return;
+  if (silentMs < STALE_MS) set(lost, `▲ the coordinator has not answered for ${duration(ageS)}; waiting`);
+  else set(lost, `▲ this dashboard's server has not answered for ${duration(silentMs / 1000)}; trying again`);
 }
 
 function set(element, text) {
