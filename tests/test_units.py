@@ -21,6 +21,7 @@ MAX_EXPOSURE = {
     "aryl-agent.service": 4.0,
     "aryl-coordinator.service": 2.0,
     "aryl-nats.service": 2.5,
+    "aryl-web.service": 2.0,
 }
 JOBS_APART = "jobs-apart.conf"
 """The drop-in with which jobs have an account of their own."""
