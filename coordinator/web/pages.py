@@ -46,6 +46,15 @@ ROLE_SIGNS = {
 }
 """A shape beside the color of each role."""
 
+STAGE_SHADES = {
+    "ordered": 0, "wait": 0, "notify": 0,
+    "checkpoint": 1, "vacating": 1,
+    "exit": 2, "draining": 2,
+    "device_free": 3,
+    "server_ready": 4, "warming": 4,
+}  # fmt: skip
+"""Shades of the stages of a way home, as its events name them and as its node measures them."""
+
 R = TypeVar("R")
 Items = list[tuple[str, str]]
 
@@ -73,7 +82,9 @@ class Pages:
             "number": plain_text.number,
             "log": _log,
         }
-        self._env.globals |= {"signs": ROLE_SIGNS, "counted": counted, "role": plain_text.role}
+        self._env.globals.update(  # pyright: ignore[reportCallIssue, reportUnknownMemberType]  # its type has the built-in ones alone
+            signs=ROLE_SIGNS, shades=STAGE_SHADES, counted=counted, role=plain_text.role
+        )
         self._parts: Any = self._env.get_template("parts.html.j2").module
         self._cell = cell
         self._kept: dict[str, dict[str, tuple[object, str]]] = {}

@@ -60,6 +60,8 @@ class Page:
                     self.errors.append(f"{values['entry']['text']} {values['entry'].get('url')}")
                 case "Runtime.exceptionThrown":
                     self.errors.append(str(values["exceptionDetails"]))
+                case _:
+                    pass  # the protocol has many events
 
     async def do(self, method: str, **values: Any) -> dict[str, Any]:
         """One command; its result."""
