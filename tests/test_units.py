@@ -238,7 +238,10 @@ def test_no_secret_is_in_the_environment(unit_name: str) -> None:
     """Secrets come as credentials; the environment holds only what is listed here."""
     pairs = directives((UNITS_DIR / unit_name).read_text())
     assert any(key == "LoadCredential" for key, _ in pairs)
-    assert {value for key, value in pairs if key == "Environment"} <= {"PYTHONSAFEPATH=1"}
+    assert {value for key, value in pairs if key == "Environment"} <= {
+        "PYTHONSAFEPATH=1",
+        "XDG_CONFIG_HOME=/etc/aryl/web",
+    }
     assert not any(key == "EnvironmentFile" for key, _ in pairs)
 
 

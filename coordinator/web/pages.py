@@ -7,6 +7,7 @@ change is the same text as before, and is not sent again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -260,8 +261,14 @@ def _groups(nodes: Sequence[NodeRow]) -> list[tuple[str, str, list[NodeRow]]]:
     for (pool, service), rows in sorted(by_key.items()):
         title = f"{pool}: {service}" if service else pool
         key = f"{pool}-{service}" if service else str(pool)
-        found.append((key, title, sorted(rows, key=lambda row: row.node)))
+        found.append((key, title, sorted(rows, key=_natural)))
     return found
+
+
+def _natural(row: NodeRow) -> list[tuple[int, str]]:
+    """Names in the order of their numbers: node-9 before node-10."""
+    parts = re.split(r"(\d+)", row.node)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def _service_of(rows: Sequence[NodeRow]) -> str:
