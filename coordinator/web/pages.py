@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -83,9 +83,13 @@ class Pages:
             "number": plain_text.number,
             "log": _log,
         }
-        self._env.globals.update(  # pyright: ignore[reportCallIssue, reportUnknownMemberType]  # its type has the built-in ones alone
-            signs=ROLE_SIGNS, shades=STAGE_SHADES, counted=counted, role=plain_text.role
-        )
+        names = cast("dict[str, Any]", self._env.globals)
+        names |= {
+            "signs": ROLE_SIGNS,
+            "shades": STAGE_SHADES,
+            "counted": counted,
+            "role": plain_text.role,
+        }
         self._parts: Any = self._env.get_template("parts.html.j2").module
         self._cell = cell
         self._kept: dict[str, dict[str, tuple[object, str]]] = {}
