@@ -16,6 +16,7 @@ from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
 from common.apirows import NodeRow as NodeRow
 from common.apirows import NodeTelemetry as NodeTelemetry
+from common.apirows import SaveRow as SaveRow
 from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
@@ -229,6 +230,8 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     estimate: str = ""
     story: tuple[StoryRow, ...] = ()
     spec: JobSpec | None = None
+    saves: tuple[SaveRow, ...] = ()
+    """For a job: its latest checkpoints, oldest first."""
 
 
 class Status(Message, frozen=True, kw_only=True, tag="status"):

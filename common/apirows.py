@@ -222,6 +222,14 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """The longest that `turn_back_s` may be, as for `lapse_deadline_s`."""
 
 
+class SaveRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One checkpoint that a job reported. is_verified: its node saw the file change."""
+
+    at_s: float
+    step: int
+    is_verified: bool
+
+
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One event."""
 

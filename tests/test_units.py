@@ -23,6 +23,7 @@ MAX_EXPOSURE = {
     "aryl-agent.service": 4.0,
     "aryl-coordinator.service": 2.0,
     "aryl-nats.service": 2.5,
+    "aryl-web.service": 2.0,
 }
 JOBS_APART = "jobs-apart.conf"
 """The drop-in with which jobs have an account of their own."""
@@ -239,7 +240,10 @@ def test_no_secret_is_in_the_environment(unit_name: str) -> None:
     """Secrets come as credentials; the environment holds only what is listed here."""
     pairs = directives((UNITS_DIR / unit_name).read_text())
     assert any(key == "LoadCredential" for key, _ in pairs)
-    assert {value for key, value in pairs if key == "Environment"} <= {"PYTHONSAFEPATH=1"}
+    assert {value for key, value in pairs if key == "Environment"} <= {
+        "PYTHONSAFEPATH=1",
+        "XDG_CONFIG_HOME=/etc/aryl/web",
+    }
     assert not any(key == "EnvironmentFile" for key, _ in pairs)
 
 

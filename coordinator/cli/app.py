@@ -30,6 +30,7 @@ LATE = {
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",
+    "web": "coordinator.cli.web",
 }
 """Commands and their modules, which are loaded only where they are asked for.
 

@@ -19,7 +19,8 @@ from common.api import (
     Status,
 )
 from common.errors import ConfigError
-from coordinator.cli import describe, render
+from coordinator import plain_text
+from coordinator.cli import describe
 from coordinator.cli.complete import complete_services
 from coordinator.cli.describe import hits
 from coordinator.cli.operate import ReasonOption, done, order, show_hits
@@ -34,7 +35,6 @@ from coordinator.cli.output import (
 from coordinator.cli.session import session
 from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
-from coordinator.policies.contract.text import counted
 
 
 class Kind(StrEnum):
@@ -62,102 +62,10 @@ def status(
     found = here.ask(GetStatus(), Status)
     if put_one(Show(output=output, is_quiet=quiet), "status", found, found.cell):
         return
-    pairs = glance(found)
+    pairs = plain_text.glance(found)
     pairs += [(name, _figure(name, value)) for name, value in _flat(found.figures)]
     width = max(len(name) for name, _ in pairs)
     put(here, [f"{name:<{width}}  {value}" for name, value in pairs])
-
-
-def glance(found: Status) -> list[tuple[str, str]]:
-    """The cell in a few lines of name and value."""
-    only = "decides only what services get back"
-    frozen = f"; FROZEN, {only} (aryl freeze --off)" if found.is_frozen else ""
-    return [
-        ("cell", f"{found.cell}, up {render.duration(found.up_s)}, epoch {found.epoch}"),
-        ("policy", f"{found.policy}{frozen}"),
-        ("nodes", f"{found.nodes_heard} of {found.nodes} heard{_closed(found)}"),
-        (
-            "training",
-            f"{found.training_gpus_held} of {found.training_gpus} GPUs held, "
-            f"busy {render.percent(found.gpu_busy_ratio_training)}",
-        ),
-        (
-            "inference",
-            f"{found.serving_nodes} of {found.inference_nodes} nodes serving, "
-            f"busy {render.percent(found.gpu_busy_ratio_inference)}{_unknown(found)}",
-        ),
-        (
-            "on loan",
-            f"{counted(found.on_loan_nodes, 'node')}, {found.on_loan_gpus_held} of "
-            f"{found.on_loan_gpus} GPUs held; {counted(found.coming_home_nodes, 'node')} "
-            f"coming home{_recall(found)}",
-        ),
-        (
-            "jobs",
-            f"{found.running_jobs} running{_stalled(found)}{_suspended(found)}, "
-            f"{found.starting_jobs} starting, {found.pending_jobs} pending",
-        ),
-        *_without_room(found),
-        *_gpus_out(found),
-        ("bad messages", str(found.bad_messages)),
-        *([("overload", _shed(found.reports_shed))] if found.reports_shed else []),
-        *([("clock", found.clock_warning)] if found.clock_warning else []),
-    ]
-
-
-def _gpus_out(found: Status) -> list[tuple[str, str]]:
-    """Shown only where faults took GPUs out; highlighted once the breaker holds further ones."""
-    if not found.gpus_out:
-        return []
-    more = f"; BREAKER OPEN: {found.gpu_breaker}" if found.gpu_breaker else ""
-    return [("faults", f"{counted(found.gpus_out, 'GPU')} out (aryl node list){more}")]
-
-
-def _closed(found: Status) -> str:
-    """Nodes that take nothing new by themselves, where there are any."""
-    if not found.nodes_closed:
-        return ""
-    return f", {found.nodes_closed} CLOSED to new work (aryl node list)"
-
-
-def _shed(count: int) -> str:
-    """That reports are shed, and what that costs."""
-    return f"{counted(count, 'report')} shed so far: only the newest of each node is read"
-
-
-def _stalled(found: Status) -> str:
-    """Running jobs that stopped reporting progress, if there are any."""
-    return f" ({found.stalled_jobs} STALLED)" if found.stalled_jobs else ""
-
-
-def _suspended(found: Status) -> str:
-    """Jobs that stand still while others compute on their GPUs, where there are any."""
-    return f", {found.suspended_jobs} suspended" if found.suspended_jobs else ""
-
-
-def _without_room(found: Status) -> list[tuple[str, str]]:
-    """Pending jobs without room in the fleet, and the reason of the first of them."""
-    count = found.jobs_without_room
-    if not count:
-        return []
-    who = counted(count, "pending job has", "pending jobs have")
-    first = "" if count == 1 else "the first: "
-    return [("no room", f"{who} no room in this fleet: {first}{'; '.join(found.without_room_why)}")]
-
-
-def _recall(found: Status) -> str:
-    """The services that lend nothing by an order; a recall that ended for each service by itself
-    still holds for others.
-    """
-    names = [*found.recalled_services, *(["services to come"] if found.is_recalled else [])]
-    return f"; RECALLED: {', '.join(names)} (aryl recall --all --off)" if names else ""
-
-
-def _unknown(found: Status) -> str:
-    """Services whose load is unknown, or of some of their nodes."""
-    if found.loads_unknown is msgspec.UNSET:
-        return ""
-    return f"; LOAD UNKNOWN: {', '.join(found.loads_unknown)} (aryl service list)"
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
@@ -175,17 +83,17 @@ def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object
 def _figure(name: str, value: object) -> str:
     """A figure by the unit in its name."""
     if value is None:
-        return render.MISSING
+        return plain_text.MISSING
     if not isinstance(value, int | float):
-        return render.plain(str(value))
+        return plain_text.plain(str(value))
     unit = name.split(".")[0]
     if unit.endswith("_ratio"):
-        return render.percent(value)
+        return plain_text.percent(value)
     if unit.endswith("_gpu_s"):
-        return f"{render.number(value)} GPU-s"
+        return f"{plain_text.number(value)} GPU-s"
     if unit.endswith("_s"):
-        return render.duration(value)
-    return render.number(value)
+        return plain_text.duration(value)
+    return plain_text.number(value)
 
 
 def explain(

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from common.api import (
-    ClosedRow,
     JobRow,
     LoanRow,
     NodeRow,
     ServiceRow,
     StoryRow,
     TenantRow,
-    UnknownLoadRow,
     WorkerRow,
 )
-from common.model import FINAL_JOB_STATES, JobState
-from coordinator.cli.render import Column, ago, duration, instant, number, percent
-from coordinator.policies.contract.text import counted
+from coordinator.cli.render import Column
+from coordinator.plain_text import (
+    ago,
+    duration,
+    heard,
+    instant,
+    job_state,
+    load,
+    number,
+    percent,
+    progress,
+    role,
+    why,
+    workers,
+)
 
 
 def jobs(now_s: float) -> list[Column[JobRow]]:
@@ -40,39 +50,6 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
         Column("NODES", lambda r: ",".join(r.nodes), is_wide=True),
         Column("WHY", why, is_elastic=True, rank=5),
     ]
-
-
-def job_state(row: JobRow) -> str:
-    """The state; `STALLED` of one that runs and reports no progress any more."""
-    return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)
-
-
-def workers(row: JobRow) -> str:
-    """`3 of 2:4`: how many run of how many it can use."""
-    bounds = f"{row.min_workers}:{row.max_workers}"
-    wanted = bounds if row.max_workers > row.min_workers else str(row.min_workers)
-    return wanted if row.state in FINAL_JOB_STATES else f"{row.worker_count} of {wanted}"
-
-
-def progress(row: JobRow) -> str:
-    """Share of the steps where both are known, else the step."""
-    if row.step is not None and row.total_steps:
-        return percent(row.step / row.total_steps)
-    return number(row.step)
-
-
-def why(row: JobRow) -> str:
-    """What blocks a job now, or how it ended. For a waiting job: the latest fault, which is why it
-    stopped, and its first blocker, which is why it does not start. The class of a failure stands
-    before its exit code: a narrow table cuts off the end.
-    """
-    blocker = row.blockers[0] if row.blockers else ""
-    if said := row.error if row.state in FINAL_JOB_STATES else blocker or row.error:
-        return said
-    if row.state != JobState.FAILED or row.exit_code is None:
-        return ""
-    code = f"exit code {row.exit_code}"
-    return f"{row.failure.title} ({code})" if row.failure else code
 
 
 def nodes() -> list[Column[NodeRow]]:
@@ -106,38 +83,6 @@ def nodes_of_service() -> list[Column[NodeRow]]:
         Column("JOBS", lambda r: ",".join(r.jobs), is_elastic=True, rank=2),
         Column("DETAIL", lambda r: r.detail, is_elastic=True, rank=5),
     ]
-
-
-def role(row: NodeRow) -> str:
-    """The role, whether its server is down, whether it is closed by an order or because it can take
-    no work, and whether running work has to leave or has left.
-    """
-    said = ["server down"] if row.is_server_down else []
-    if isinstance(row.load_unknown, UnknownLoadRow):
-        said.append("load unknown")
-    if row.gpus_out:
-        said.append(f"{counted(row.gpus_out, 'GPU')} out")
-    if row.is_cordoned:
-        drained = "draining" if row.jobs else "drained"
-        said.append(drained if row.is_draining else "cordoned")
-    if isinstance(row.closed, ClosedRow):
-        said.append("closed")
-    return f"{row.role} ({', '.join(said)})" if said else str(row.role)
-
-
-def heard(row: NodeRow) -> str:
-    """How long ago this coordinator heard it."""
-    return "never" if row.heard_ago_s is None else ago(0.0, row.heard_ago_s)
-
-
-def load(row: ServiceRow) -> str:
-    """Its load, and for how many of its nodes that is only the last known one."""
-    found = row.load_unknown
-    if not isinstance(found, UnknownLoadRow):
-        return number(row.load_per_s)
-    if len(found.nodes) == found.serving:
-        return f"{number(row.load_per_s)} (unknown)"
-    return f"{number(row.load_per_s)} ({len(found.nodes)} of {found.serving} unknown)"
 
 
 def services() -> list[Column[ServiceRow]]:

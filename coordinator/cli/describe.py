@@ -22,6 +22,7 @@ from common.api import (
     UnknownLoadRow,
 )
 from common.model import FINAL_JOB_STATES, JobSpec
+from coordinator import plain_text
 from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
 from coordinator.cli.output import fields as plain_fields
@@ -83,9 +84,9 @@ def _headline(found: Description) -> Text:
     state = ""
     match row:
         case JobRow():
-            state = columns.job_state(row)
+            state = plain_text.job_state(row)
         case NodeRow():
-            state = columns.role(row)
+            state = plain_text.role(row)
         case LoanRow():
             state = row.state
         case None:
@@ -95,9 +96,9 @@ def _headline(found: Description) -> Text:
 
 def _why(found: Description) -> Iterator[Text | str]:
     for reason in found.why:
-        yield f"- {render.plain(reason)}"
+        yield f"- {plain_text.plain(reason)}"
     if found.estimate:
-        yield f"- estimate: {render.plain(found.estimate)}"
+        yield f"- estimate: {plain_text.plain(found.estimate)}"
     has_ended = found.job is not None and found.job.state in FINAL_JOB_STATES
     if not found.why and not found.estimate and not has_ended:  # of an end the story has it all
         yield "- nothing more is known"
@@ -106,7 +107,7 @@ def _why(found: Description) -> Iterator[Text | str]:
 def _waits(found: Description) -> Iterator[str]:
     """How long for what, also of a job that has ended; `describe` has it among its facts."""
     if found.job is not None and found.job.waited_s:
-        yield f"- up to now it has waited for: {render.plain(_waited(found.job))}"
+        yield f"- up to now it has waited for: {plain_text.plain(_waited(found.job))}"
 
 
 def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text | str]:
@@ -129,7 +130,7 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
     for name, value in pairs:
         line = Text()
         line.append(f"{name:<{width}}  ", style="bold")
-        line.append(render.plain(value) or render.MISSING)
+        line.append(plain_text.plain(value) or plain_text.MISSING)
         yield line
 
 
@@ -139,19 +140,19 @@ def _job(row: JobRow, now_s: float) -> Pairs:
         ("name", row.name),
         ("owner", f"{row.tenant}/{row.user}"),
         ("state", _state(row)),
-        ("workers", columns.workers(row)),
+        ("workers", plain_text.workers(row)),
         ("gpus", f"{row.gpus} held, {row.gpus_per_worker} per worker"),
         ("nodes", ", ".join(row.nodes)),
         ("submitted", _when(row.submitted_at_s, now_s)),
         ("started", _when(row.started_at_s, now_s)),
         ("finished", _when(row.finished_at_s, now_s)),
-        ("queued", render.duration(row.queueing_s)),
+        ("queued", plain_text.duration(row.queueing_s)),
         ("attempt", str(row.attempt)),
         ("preemptions", str(row.preemption_count)),
         ("progress", _steps(row)),
         ("resize cost", _known(row.resize_cost_s, " s")),
         ("gpu-s lost", _known(row.lost_gpu_s)),
-        ("exit code", render.number(row.exit_code)),
+        ("exit code", plain_text.number(row.exit_code)),
         ("error", row.error),
         ("failure", _failure(row)),
         ("waited for", _waited(row)),
@@ -161,11 +162,11 @@ def _job(row: JobRow, now_s: float) -> Pairs:
 def _state(row: JobRow) -> str:
     if not isinstance(row.stalled_s, float):
         return row.state
-    return f"{row.state}, STALLED for {render.duration(row.stalled_s)}"
+    return f"{row.state}, STALLED for {plain_text.duration(row.stalled_s)}"
 
 
 def _known(value: float | UnsetType | None, unit: str = "") -> str:
-    return f"{render.number(value)}{unit}" if isinstance(value, float) else ""
+    return f"{plain_text.number(value)}{unit}" if isinstance(value, float) else ""
 
 
 def _failure(row: JobRow) -> str:
@@ -180,12 +181,14 @@ def _failure(row: JobRow) -> str:
 def _waited(row: JobRow) -> str:
     """How long for what, where its policy distinguishes that."""
     kinds = sorted(row.waited_s.items())
-    return ", ".join(f"{kind} {render.duration(spent_s)}" for kind, spent_s in kinds)
+    return ", ".join(f"{kind} {plain_text.duration(spent_s)}" for kind, spent_s in kinds)
 
 
 def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
     checkpoint = spec.checkpoint
-    saves = f"{checkpoint.path} (grace {render.duration(checkpoint.grace_s)}, {checkpoint.signal})"
+    saves = (
+        f"{checkpoint.path} (grace {plain_text.duration(checkpoint.grace_s)}, {checkpoint.signal})"
+    )
     pairs = [
         ("command", shlex.join(spec.command)),
         ("rendezvous", _store(spec)),
@@ -212,13 +215,13 @@ def _node(row: NodeRow) -> Pairs:
     return [
         ("node", row.node),
         ("pool", row.home_pool),
-        ("role", f"{columns.role(row)}, wanted {row.desired_role}"),
+        ("role", f"{plain_text.role(row)}, wanted {row.desired_role}"),
         ("service", row.service),
         ("gpus", f"{row.gpus_held} of {row.gpus} {row.gpu_type} held"),
-        ("busy", render.percent(row.gpu_busy_ratio)),
+        ("busy", plain_text.percent(row.gpu_busy_ratio)),
         *_node_closed(row),
         *_node_load(row),
-        ("heard", columns.heard(row)),
+        ("heard", plain_text.heard(row)),
         ("rack", row.rack),
         ("jobs", ", ".join(row.jobs)),
         ("detail", row.detail),
@@ -232,7 +235,7 @@ def _node_closed(row: NodeRow) -> Pairs:
         return []
     until = "until that is mended"
     if found.left_s is not None:
-        until = f"for {render.duration(found.left_s)} more"
+        until = f"for {plain_text.duration(found.left_s)} more"
     return [("closed", f"takes nothing new {until}: {found.why}")]
 
 
@@ -241,8 +244,8 @@ def _node_load(row: NodeRow) -> Pairs:
     found = row.load_unknown
     if not isinstance(found, UnknownLoadRow):
         return []
-    last = render.number(found.last_load_per_s)
-    since = render.duration(found.unknown_s)
+    last = plain_text.number(found.last_load_per_s)
+    since = plain_text.duration(found.unknown_s)
     return [("load", f"unknown for {since}, last known {last} requests/s: {found.why}")]
 
 
@@ -254,7 +257,7 @@ def _agent(found: Description) -> Pairs:
         pairs += [(f"agent {name.replace('_', ' ')}", str(counts[name])) for name in counts]
     if found.cost is not None:
         rss = f"{found.cost.rss_bytes / 2**20:.0f} MiB"
-        pairs.append(("agent cost", f"{render.duration(found.cost.cpu_s)} of CPU, {rss}"))
+        pairs.append(("agent cost", f"{plain_text.duration(found.cost.cpu_s)} of CPU, {rss}"))
     failed = [f"{one.name}: {one.error}" for one in found.collectors if not one.is_success]
     return [*pairs, ("collectors", "; ".join(failed) or "all well")] if found.collectors else pairs
 
@@ -266,10 +269,10 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
         ("nodes", f"{row.nodes}: {row.serving} serving, {row.on_loan} on loan, "
                   f"{row.coming_home} coming home"),
         ("load", _load(row)),
-        ("capacity", f"{render.number(row.capacity_per_node)} requests/s per node"),
+        ("capacity", f"{plain_text.number(row.capacity_per_node)} requests/s per node"),
         ("at least", f"{row.min_serving} serving"),
-        ("deadline", f"{render.duration(row.reclaim_deadline_s)} from reclaim to serving"),
-        ("return", f"{render.duration(row.return_s)} expected at most"),
+        ("deadline", f"{plain_text.duration(row.reclaim_deadline_s)} from reclaim to serving"),
+        ("return", f"{plain_text.duration(row.return_s)} expected at most"),
         ("requests", _in_flight(row)),
         ("reclaims", _reclaims(row, now_s)),
         *_lapses(row),
@@ -279,22 +282,22 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
 
 def _load(row: ServiceRow) -> str:
     """Its load, and since when and why it is unknown where it is."""
-    said = f"{render.number(row.load_per_s)} requests/s"
+    said = f"{plain_text.number(row.load_per_s)} requests/s"
     found = row.load_unknown
     if not isinstance(found, UnknownLoadRow):
         return said
     serving = counted(found.serving, "serving node")
     return (
         f"last known {said}; unknown of {len(found.nodes)} of {serving} for "
-        f"{render.duration(found.unknown_s)}: {found.why}"
+        f"{plain_text.duration(found.unknown_s)}: {found.why}"
     )
 
 
 def _in_flight(row: ServiceRow) -> str:
     if row.running_requests is None:
         return "no server reports its load"
-    waiting = render.number(row.waiting_requests)
-    return f"{render.number(row.running_requests)} running, {waiting} waiting"
+    waiting = plain_text.number(row.waiting_requests)
+    return f"{plain_text.number(row.running_requests)} running, {waiting} waiting"
 
 
 def _reclaims(row: ServiceRow, now_s: float) -> str:
@@ -304,8 +307,8 @@ def _reclaims(row: ServiceRow, now_s: float) -> str:
     counts = f"{row.reclaims}, {row.reclaims_late} late"
     if row.last_reclaim_s is None:
         return f"{counts}; none is home yet"
-    last = render.duration(row.last_reclaim_s)
-    ago = render.ago(row.last_returned_at_s, now_s)
+    last = plain_text.duration(row.last_reclaim_s)
+    ago = plain_text.ago(row.last_returned_at_s, now_s)
     return f"{counts}; the last took {last}, home {ago}"
 
 
@@ -326,10 +329,10 @@ def _loan(row: LoanRow) -> Pairs:
         ("node", row.node),
         ("service", row.service),
         ("state", f"{row.state} LATE" if row.is_late else row.state),
-        ("decided", render.instant(row.decided_at_s)),
-        ("begun", render.instant(row.begun_at_s)),
-        ("reclaimed", render.instant(row.reclaim_ordered_at_s)),
-        ("returned", render.instant(row.returned_at_s)),
+        ("decided", plain_text.instant(row.decided_at_s)),
+        ("begun", plain_text.instant(row.begun_at_s)),
+        ("reclaimed", plain_text.instant(row.reclaim_ordered_at_s)),
+        ("returned", plain_text.instant(row.returned_at_s)),
         ("took", _took(row)),
         ("preemptions", _both(row.predicted_preemptions, row.realised_preemptions)),
         ("gpu-s lost", _both(row.predicted_cost_gpu_s, row.realised_cost_gpu_s)),
@@ -337,11 +340,11 @@ def _loan(row: LoanRow) -> Pairs:
 
 
 def _both(predicted: float, realised: float) -> str:
-    return f"{render.number(predicted)} predicted, {render.number(realised)} realised"
+    return f"{plain_text.number(predicted)} predicted, {plain_text.number(realised)} realised"
 
 
 def _when(at_s: float | None, now_s: float) -> str:
-    return "" if at_s is None else f"{render.instant(at_s)} ({render.ago(at_s, now_s)})"
+    return "" if at_s is None else f"{plain_text.instant(at_s)} ({plain_text.ago(at_s, now_s)})"
 
 
 def _steps(row: JobRow) -> str:
@@ -367,17 +370,17 @@ def _took(row: LoanRow) -> str:
     """How long a reclaim took against its deadline; nothing was promised without one."""
     if row.lapse_s is not None:
         within = row.lapse_deadline_s
-        of = "" if within is None else f" of {render.duration(within)}"
-        return f"{render.duration(row.lapse_s)}{of} since its lease ended by itself"
+        of = "" if within is None else f" of {plain_text.duration(within)}"
+        return f"{plain_text.duration(row.lapse_s)}{of} since its lease ended by itself"
     if row.turn_back_s is not None:
         within = row.turn_back_deadline_s
-        of = "" if within is None else f" of {render.duration(within)}"
-        return f"{render.duration(row.turn_back_s)}{of} since its node turned back"
+        of = "" if within is None else f" of {plain_text.duration(within)}"
+        return f"{plain_text.duration(row.turn_back_s)}{of} since its node turned back"
     if row.reclaim_deadline_s is None:
         return "-"
     if row.reclaim_s is None and row.returned_at_s is not None:
         return "- (called back before its node had left)"
-    return f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"
+    return f"{plain_text.duration(row.reclaim_s)} of {plain_text.duration(row.reclaim_deadline_s)}"
 
 
 def hit_line(hit: Hit) -> str:
@@ -387,6 +390,6 @@ def hit_line(hit: Hit) -> str:
     elsewhere = len(row.nodes) - len(hit.nodes)
     rest = f" (and on {counted(elsewhere, 'other node')})" if elsewhere else ""
     return (
-        f"  {row.job_id} {render.plain(row.name)} of {row.tenant}/{row.user}: {row.state}, "
+        f"  {row.job_id} {plain_text.plain(row.name)} of {row.tenant}/{row.user}: {row.state}, "
         f"{row.gpus} {'GPU' if row.gpus == 1 else 'GPUs'}, on {on}{rest}"
     )

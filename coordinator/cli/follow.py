@@ -12,7 +12,7 @@ import msgspec
 from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
 from common.clock import Clock
 from common.model import FINAL_JOB_STATES, JobState
-from coordinator.cli import columns, render
+from coordinator import plain_text
 from coordinator.cli.reconnect import Patience
 from coordinator.cli.session import EXIT_ERROR, say
 from coordinator.client import ApiRefused, Client
@@ -32,8 +32,11 @@ async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
         row = await patience.answer(_row(client, job_id))
         if row is not None:
             if row.state != state:
-                why = columns.why(row) if row.state in FINAL_JOB_STATES else ""
-                say(f"job {row.job_id} is {row.state}" + (f": {render.plain(why)}" if why else ""))
+                why = plain_text.why(row) if row.state in FINAL_JOB_STATES else ""
+                say(
+                    f"job {row.job_id} is {row.state}"
+                    + (f": {plain_text.plain(why)}" if why else "")
+                )
             state = row.state
             if state in FINAL_JOB_STATES:
                 return row
@@ -69,7 +72,7 @@ async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
             assert row is not None, "a node's description has its row"
             if not row.is_draining or not row.jobs:
                 return row.is_draining
-            still = f"node {node} is {columns.role(row)}, with {', '.join(row.jobs)}"
+            still = f"node {node} is {plain_text.role(row)}, with {', '.join(row.jobs)}"
             if still != told:
                 say(still)
             told = still

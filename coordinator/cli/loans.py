@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from common.api import ApiError, ApiErrorCode, Describe, Description, ListLoans, LoanRow, Loans
+from coordinator import plain_text
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_loans
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
@@ -105,5 +106,5 @@ async def _not_lent(client: Client, row: LoanRow, *, named: str) -> str:
     said = f"there is no loan of {row.node}"
     with suppress(ApiRefused):  # it was removed
         node = (await client.ask(Describe(kind="node", name=row.node), Description)).node
-        said += f", which is {columns.role(node)}" if node is not None else ""
+        said += f", which is {plain_text.role(node)}" if node is not None else ""
     return said if named == row.node else f"loan {row.lease_id} came home already: {said}"

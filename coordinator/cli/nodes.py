@@ -12,12 +12,12 @@ from coordinator.cli.complete import complete_nodes
 from coordinator.cli.follow import until_vacated
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
 from coordinator.cli.output import Format, OutputOption
-from coordinator.cli.render import duration
 from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
 from coordinator.cli.submit import deadline_s
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
+from coordinator.plain_text import duration
 
 app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out for maintenance.")
 

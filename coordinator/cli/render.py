@@ -5,7 +5,6 @@ Units are in names everywhere else; here they become text.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -13,10 +12,9 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-R = TypeVar("R")
+from coordinator.plain_text import MISSING, plain
 
-MISSING = "-"
-"""Stands for an unknown value."""
+R = TypeVar("R")
 
 _MIN_ELASTIC_WIDTH = 8
 _GAP = "  "
@@ -60,61 +58,6 @@ class Column(msgspec.Struct, Generic[R], frozen=True):
     is_elastic: bool = False
     is_number: bool = False
     rank: int = 0
-
-
-def duration(seconds: float | None) -> str:
-    """A length of time in at most two units: `45s`, `3m 20s`, `2h 5m`, `4d 1h`."""
-    if seconds is None:
-        return MISSING
-    if seconds < 0:
-        return "-" + duration(-seconds)
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    if seconds < 10 and seconds != int(seconds):
-        return f"{seconds:.1f}s"
-    left = int(seconds)
-    sizes = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-    units = list(sizes)
-    for place, unit in enumerate(units):
-        if left >= sizes[unit] or unit == "s":
-            parts = [f"{left // sizes[unit]}{unit}"]
-            rest = left % sizes[unit]
-            if unit != "s" and rest // sizes[units[place + 1]]:
-                parts.append(f"{rest // sizes[units[place + 1]]}{units[place + 1]}")
-            return " ".join(parts)
-    raise AssertionError("seconds is the last unit")
-
-
-def ago(at_s: float | None, now_s: float) -> str:
-    """An instant relative to now: `3m ago`. One unit: the eye compares rows, not seconds."""
-    if at_s is None:
-        return MISSING
-    passed_s = now_s - at_s
-    if passed_s < 1:
-        return "now"
-    return duration(passed_s).split()[0].replace(".0s", "s") + " ago"
-
-
-def instant(at_s: float | None) -> str:
-    """An instant as RFC 3339 in UTC, to the second."""
-    if at_s is None:
-        return MISSING
-    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def percent(ratio: float | None) -> str:
-    """A ratio of 0..1 as a whole percentage."""
-    return MISSING if ratio is None else f"{ratio * 100:.0f}%"
-
-
-def number(value: float | None) -> str:
-    """A quantity without a needless decimal."""
-    return MISSING if value is None else f"{value:.1f}".removesuffix(".0")
-
-
-def plain(text: str) -> str:
-    """Text on one line, control characters out: a job's error must not drive a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
 def bar(ratio: float | None, width: int, *, is_ascii: bool = False) -> str:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.api import LoanRow, Status
-from coordinator.cli.render import MISSING, percent
 from coordinator.demo.workload import COMING_HOME, Run, Workload
 from coordinator.engine.state.accounting import Durations
+from coordinator.plain_text import MISSING, percent
 from coordinator.policies.contract.text import counted
 
 BAR_WIDTH = 30

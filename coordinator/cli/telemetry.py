@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from common.api import NodeTelemetry
 from common.telemetry import GpuReport, HostReport, InferenceReport
-from coordinator.cli.render import MISSING, Column, duration, number, percent
+from coordinator.cli.render import Column
+from coordinator.plain_text import MISSING, duration, number, percent
 
 GIB = 1 << 30
 THROTTLED_BY = {

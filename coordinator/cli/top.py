@@ -30,8 +30,8 @@ from common.api import (
 )
 from common.errors import ConfigError, Unavailable
 from common.model import JobState
+from coordinator import plain_text
 from coordinator.cli import columns, render
-from coordinator.cli.cell import glance
 from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.reconnect import Patience
 from coordinator.cli.render import STYLES, Column
@@ -129,7 +129,7 @@ def frame(
         width: none is longer, in cells.
         height: no more lines than this; None shows every row.
     """
-    heads = [_pair(name, value, width) for name, value in glance(view.status)[:7]]
+    heads = [_pair(name, value, width) for name, value in plain_text.glance(view.status)[:7]]
     running = [row for row in view.jobs.rows if row.state != JobState.PENDING]
     waiting = [row for row in view.jobs.rows if row.state == JobState.PENDING]
     jobs = columns.jobs(view.now_s)
@@ -154,12 +154,12 @@ def nodes(*, is_ascii: bool) -> list[Column[NodeRow]]:
     """A node's GPUs as bars: how many jobs hold, and how busy they all are."""
     return [
         Column("NODE", lambda r: r.node),
-        Column("ROLE", columns.role),
+        Column("ROLE", plain_text.role),
         Column("HELD", lambda r: _bar(r.gpus_held / r.gpus if r.gpus else None, is_ascii)),
         Column("GPUS", lambda r: f"{r.gpus_held}/{r.gpus}", is_number=True),
         Column("BUSY", lambda r: _bar(r.gpu_busy_ratio, is_ascii)),
-        Column("%", lambda r: render.percent(r.gpu_busy_ratio), is_number=True),
-        Column("HEARD", columns.heard, is_number=True, rank=1),
+        Column("%", lambda r: plain_text.percent(r.gpu_busy_ratio), is_number=True),
+        Column("HEARD", plain_text.heard, is_number=True, rank=1),
         Column("JOBS", lambda r: ",".join(r.jobs), is_elastic=True, rank=2),
     ]
 

@@ -33,6 +33,8 @@ from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.contract.text import counted
 from coordinator.policies.registry import policy as find_policy
 from coordinator.service.cancellation import beside, end, is_done_first
+from coordinator.web.address import Address
+from coordinator.web.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,9 @@ def up(
         bool,
         typer.Option("--no-workload", help="Start an empty cell for experiments, until Ctrl-C."),
     ] = False,
+    no_dashboard: Annotated[
+        bool, typer.Option("--no-dashboard", help="Serve no page for browsers.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep logs and files of the cell.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
@@ -91,7 +96,7 @@ def up(
     length_s = duration if duration is not None or no_workload else 120.0
     try:
         asyncio.run(_up(plan, speed=speed, length_s=length_s, is_empty=no_workload,
-                        is_kept=keep, output=output))  # fmt: skip
+                        is_kept=keep, has_dashboard=not no_dashboard, output=output))  # fmt: skip
     except ArylError as error:
         report(error)
         raise typer.Exit(exit_code(error)) from None
@@ -136,7 +141,7 @@ def make_plan(
 
 async def _up(
     plan: CellPlan, *, speed: float, length_s: float | None, is_empty: bool, is_kept: bool,
-    output: Format,
+    has_dashboard: bool, output: Format,
 ) -> None:  # fmt: skip
     clock = SystemClock()
     stop = asyncio.Event()
@@ -152,6 +157,8 @@ async def _up(
         # A job that a visitor submits to an empty cell takes as long as it takes.
         workload = Workload(cell, client, speed=1.0 if is_empty else speed, clock=clock)
         async with contextlib.AsyncExitStack() as stack:
+            if has_dashboard:
+                say(f"dashboard: {await stack.enter_async_context(_dashboard(cell, clock))}")
             if not is_empty:
                 playing = beside(play(cell, workload, speed=speed), name="workload", broke=stop.set)
                 await stack.enter_async_context(playing)
@@ -161,6 +168,21 @@ async def _up(
         run = workload.run()
         say("stopping the cell")
     _show(run, workload, output)
+
+
+@contextlib.asynccontextmanager
+async def _dashboard(cell: Cell, clock: Clock) -> AsyncGenerator[str]:
+    """Serve the dashboard of a cell for the block; its value is the URL."""
+    from coordinator.web.server import Dashboard, serving  # only here: it takes long
+
+    client = await cell.client(user="dashboard")
+    dashboard = Dashboard(client, cell=CELL, guard=Guard(token=None), clock=clock)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            url = await stack.enter_async_context(serving(dashboard, Address()))
+        except ConfigError:  # another program has its port
+            url = await stack.enter_async_context(serving(dashboard, Address(port=0)))
+        yield url
 
 
 def without_last_look(workload: Workload) -> str:

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from common.api import Describe, Description, JobRow, Jobs, ListJobs
 from common.failure_rules import read_rules
 from common.model import JobState
-from coordinator.cli import columns, render
+from coordinator import plain_text
+from coordinator.cli import columns
 from coordinator.cli.describe import _facts, _why
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.tables import each_row
@@ -92,10 +93,10 @@ def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:
 )
 def test_a_list_says_of_a_failed_job_what_kind_of_failure_it_was(row: JobRow, said: str) -> None:
     """In the narrow table too, and of nobody who goes on or ended well after an earlier failure."""
-    assert columns.why(row) == said
+    assert plain_text.why(row) == said
     cell = FakeCell({ListJobs: Jobs(rows=(row,))})
     [line] = aryl(cell, "job", "list", "--all", "--no-headers").out.splitlines()
-    assert line.rstrip().endswith(said or render.MISSING)
+    assert line.rstrip().endswith(said or plain_text.MISSING)
 
 
 @pytest.mark.parametrize(

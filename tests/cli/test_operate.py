@@ -19,7 +19,7 @@ from common.api import (
 )
 from common.errors import ProtocolError
 from common.model import JobState, NodeRole, Pool
-from coordinator.cli import columns
+from coordinator import plain_text
 from coordinator.cli.describe import Hit, hit_line
 from coordinator.engine.state.events import OperatorAction
 from tests.cli.fake_cell import (
@@ -208,7 +208,7 @@ def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
 )
 def test_the_list_of_nodes_tells_a_drain_from_a_cordon(row: NodeRow, said: str) -> None:
     """And whether anything is left there."""
-    assert columns.role(row) == said
+    assert plain_text.role(row) == said
 
 
 @each_row("is_interactive", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from coordinator import plain_text
 from coordinator.cli import render
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import console
@@ -36,7 +37,7 @@ NOW_S = 1_000_000.0
 )
 def test_a_length_of_time_has_at_most_two_units(seconds: float | None, text: str) -> None:
     """The largest unit and the next one, where that is not zero."""
-    assert render.duration(seconds) == text
+    assert plain_text.duration(seconds) == text
 
 
 @each_row(
@@ -52,13 +53,13 @@ def test_a_length_of_time_has_at_most_two_units(seconds: float | None, text: str
 )
 def test_an_instant_is_told_relative_to_now(at_s: float | None, text: str) -> None:
     """One unit; a clock that is a little ahead shows now."""
-    assert render.ago(at_s, NOW_S) == text
+    assert plain_text.ago(at_s, NOW_S) == text
 
 
 def test_an_instant_is_rfc_3339_in_utc() -> None:
     """Whatever the local time zone is."""
-    assert render.instant(1_700_000_000.0) == "2023-11-14T22:13:20Z"
-    assert render.instant(None) == "-"
+    assert plain_text.instant(1_700_000_000.0) == "2023-11-14T22:13:20Z"
+    assert plain_text.instant(None) == "-"
 
 
 @given(st.one_of(st.none(), st.floats(-1, 2)), st.integers(1, 40))

@@ -7,10 +7,10 @@ from msgspec import UNSET
 from common.apirows import JobRow
 from common.faults import Fault
 from common.model import JobState
-from coordinator.cli import columns
-from coordinator.cli.cell import glance
+from coordinator import plain_text
 from coordinator.engine.state.events import OperatorAction, PassDue
 from coordinator.engine.state.tables import JobEntry
+from coordinator.plain_text import glance
 from coordinator.service.api import explain, rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole, Refusal
@@ -33,7 +33,12 @@ def test_a_fault_of_the_attempt_before_is_no_reason_of_the_one_that_runs() -> No
     cell.passes()
     shown = row(cell, job)
     assert shown.state == JobState.RUNNING
-    assert (shown.error, shown.exit_code, shown.blockers, columns.why(shown)) == ("", None, (), "")
+    assert (shown.error, shown.exit_code, shown.blockers, plain_text.why(shown)) == (
+        "",
+        None,
+        (),
+        "",
+    )
     reasons = [line.reason for line in cell.engine.state.stories if line.subject == job.job_id]
     assert any(FAULT in reason for reason in reasons)
 
@@ -43,12 +48,12 @@ def test_a_job_that_waits_says_first_what_it_waits_for() -> None:
     cell = BlackHole(nodes=1)
     job = cell.submit("j")
     cell.passes()
-    assert columns.why(row(cell, job)) == f"tries again in {BACK_OFF_S:.0f} s: {FAULT} (t0)"
+    assert plain_text.why(row(cell, job)) == f"tries again in {BACK_OFF_S:.0f} s: {FAULT} (t0)"
     cell.operate(OperatorAction.CORDON, "t0")
     cell.wait(BACK_OFF_S)
     shown = row(cell, job)
     assert (shown.state, shown.error) == (JobState.PENDING, FAULT)
-    assert columns.why(shown) == shown.blockers[0] != FAULT
+    assert plain_text.why(shown) == shown.blockers[0] != FAULT
 
 
 def test_a_job_that_ended_says_how() -> None:
@@ -61,7 +66,7 @@ def test_a_job_that_ended_says_how() -> None:
     cell.report("t0", Refusal(error, Fault.JOB, "workdir").of(worker))
     shown = row(cell, job)
     assert shown.state == JobState.FAILED
-    assert columns.why(shown) == shown.error
+    assert plain_text.why(shown) == shown.error
     assert shown.error.startswith(error)
 
 
@@ -77,7 +82,7 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     since_s = first.suspension.since_s or 0.0
 
     def said(after_s: float) -> str:
-        return columns.why(rows.job_row(house.engine, first, now_s=since_s + after_s))
+        return plain_text.why(rows.job_row(house.engine, first, now_s=since_s + after_s))
 
     assert state(first) == JobState.SUSPENDED
     assert said(10.0) == (
@@ -119,9 +124,9 @@ def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     now_s = house.engine.state.now_s
     shown = rows.job_row(house.engine, job, now_s=now_s)
     assert (shown.state, shown.stalled_s) == (JobState.RUNNING, 120.0)
-    assert columns.job_state(shown) == "STALLED"
-    assert columns.why(shown) == "no step after 5 for 120 s; its usual interval is 10 s"
-    assert explain.job(house.engine, job)[0] == f"STALLED: {columns.why(shown)}"
+    assert plain_text.job_state(shown) == "STALLED"
+    assert plain_text.why(shown) == "no step after 5 for 120 s; its usual interval is 10 s"
+    assert explain.job(house.engine, job)[0] == f"STALLED: {plain_text.why(shown)}"
     found = rows.status(
         house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""
     )
@@ -129,7 +134,7 @@ def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     assert dict(glance(found))["jobs"] == "1 running (1 STALLED), 0 starting, 0 pending"
     tells(house, job, 6)
     over = rows.job_row(house.engine, job, now_s=now_s)
-    assert (over.stalled_s, columns.job_state(over)) == (UNSET, "running")
+    assert (over.stalled_s, plain_text.job_state(over)) == (UNSET, "running")
 
 
 def stalled(house: House) -> JobEntry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, StopReason
-from coordinator.cli import columns
+from coordinator import plain_text
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
@@ -42,7 +42,7 @@ def hangs(cell: BlackHole, job: JobEntry) -> None:
 
 def shown(cell: BlackHole, job: JobEntry) -> str:
     """What `job list` has in its column."""
-    return columns.why(rows.job_row(cell.engine, job, now_s=cell.now_s))
+    return plain_text.why(rows.job_row(cell.engine, job, now_s=cell.now_s))
 
 
 def test_a_node_left_alone_is_named_with_what_went_wrong_there() -> None:

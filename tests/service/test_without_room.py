@@ -16,8 +16,8 @@ from common.api import (
     Submitted,
 )
 from common.model import Mode
-from coordinator.cli import columns
-from coordinator.cli.cell import glance
+from coordinator import plain_text
+from coordinator.plain_text import glance
 from coordinator.service.settings import CoordinatorSettings
 from tests.service.cell import Cell, make_settings, make_spec
 from tests.tables import each_row
@@ -69,7 +69,7 @@ async def test_a_job_beyond_the_fleet_is_taken_with_a_warning(policy: str) -> No
         listed = await cell.ask(ListJobs(is_live_only=True))
         assert isinstance(listed, Jobs)
         [row] = [row for row in listed.rows if row.job_id == answer.job_id]
-        assert columns.why(row) == TOO_MUCH
+        assert plain_text.why(row) == TOO_MUCH
         found = await status(cell)
         assert (found.jobs_without_room, found.without_room_why) == (1, (TOO_MUCH,))
         assert ("no room", f"1 pending job has no room in this fleet: {TOO_MUCH}") in glance(found)

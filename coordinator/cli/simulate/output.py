@@ -14,8 +14,9 @@ from rich.text import Text
 from common.errors import ConfigError
 from common.model import Pool
 from coordinator.cli.output import fields, put, put_json
-from coordinator.cli.render import MISSING, Column, table
+from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, say
+from coordinator.plain_text import MISSING
 from coordinator.policies.contract.text import counted
 from coordinator.sim.inputs.alike import alike, alike_text, is_seedless, lacks
 from coordinator.sim.report.measures import Group, Shown, told

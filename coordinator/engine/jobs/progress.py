@@ -14,7 +14,11 @@ from coordinator.engine.jobs import (
 )
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported, WorkerFact
+from coordinator.engine.state.job_groups import SaveEntry
 from coordinator.engine.state.tables import JobEntry
+
+SAVES_KEPT = 32
+"""Of a job's checkpoints, the latest are remembered for its time line."""
 
 
 def reported(ctx: Context, event: ProgressReported) -> None:
@@ -84,6 +88,7 @@ def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s:
     if is_new:
         job.saves.checkpoint = checkpoint
         job.saves.at_s = saved_at_s
+        _keep(job, SaveEntry(saved_at_s, checkpoint.step, checkpoint.is_verified))
         if checkpoint.is_verified:
             estimates.saved(job, ctx.now_s, saved_at_s)
     if checkpoint.is_verified:
@@ -91,6 +96,15 @@ def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s:
         if is_new or is_all:
             preemption_loss.saved(ctx, job, ctx.now_s if is_all else saved_at_s)
         prerun.passed(ctx, job, "it has saved a checkpoint")
+
+
+def _keep(job: JobEntry, save: SaveEntry) -> None:
+    """Remember a save; one of the same step is the same save, which is verified now."""
+    if job.saves.kept and job.saves.kept[-1].step == save.step:
+        save = SaveEntry(job.saves.kept[-1].at_s, save.step, save.is_verified)
+        job.saves.kept.pop()
+    job.saves.kept.append(save)
+    del job.saves.kept[:-SAVES_KEPT]
 
 
 def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:

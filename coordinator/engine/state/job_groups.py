@@ -48,8 +48,16 @@ class WorkClock(Struct, kw_only=True):
     """GPU-seconds attained at its last progress report."""
 
 
+class SaveEntry(Struct, frozen=True):
+    """A checkpoint that a job reported."""
+
+    at_s: float
+    step: int
+    is_verified: bool
+
+
 class SaveState(Struct, kw_only=True):
-    """The latest checkpoint of a job."""
+    """The checkpoints of a job, of which the latest one counts."""
 
     checkpoint: Checkpoint | None = None
     at_s: float | None = None
@@ -58,6 +66,8 @@ class SaveState(Struct, kw_only=True):
     """GPU-seconds attained when the last verified one was made, or else when the attempt began;
     with the losses booked since.
     """
+    kept: list[SaveEntry] = field(default_factory=list[SaveEntry])
+    """The latest ones, oldest first; see `jobs.progress`."""
 
     @property
     def step(self) -> int:

@@ -305,6 +305,7 @@ class Looks:
             name=job.job_id,
             job=rows.job_row(engine, job, now_s=now_s),
             workers=rows.worker_rows(job),
+            saves=rows.save_rows(job),
             why=explain.job(engine, job, now_s=now_s),
             estimate="" if is_over else explain.estimate(engine, job, now_s=now_s),
             spec=prerun_spec.submitted(job),

@@ -12,6 +12,7 @@ from common.api import (
     LoanRow,
     NodeRow,
     NodeTelemetry,
+    SaveRow,
     ServiceRow,
     Status,
     StoryRow,
@@ -98,6 +99,14 @@ def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
             stop_reason=worker.stop or "",
         )
         for index, worker in sorted(job.workers.items())
+    )
+
+
+def save_rows(job: JobEntry) -> tuple[SaveRow, ...]:
+    """The latest checkpoints of a job, oldest first."""
+    return tuple(
+        SaveRow(at_s=save.at_s, step=save.step, is_verified=save.is_verified)
+        for save in job.saves.kept
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from common.api import Cancel, Describe, Description, Jobs, ListJobs
 from common.messages import DesiredState
 from common.model import JobState, NodeName
-from coordinator.cli import columns
+from coordinator import plain_text
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import AfterVacating
 from coordinator.policies.contract.decisions import Preempt
@@ -47,7 +47,7 @@ async def test_a_job_that_is_being_cancelled_says_so_until_it_has_ended() -> Non
         assert 0 < left_s <= 3
         answer = await cell.ask(ListJobs())
         assert isinstance(answer, Jobs)
-        assert columns.why(answer.rows[0]).startswith("cancelled by team/ann")
+        assert plain_text.why(answer.rows[0]).startswith("cancelled by team/ann")
         await cell.clock.advance(10.0)
         assert "is past its grace of 5 s" in (await described(cell, job_id)).why[1]
         pretend.obey = obey  # type: ignore[method-assign]
