@@ -18,29 +18,58 @@ from coordinator.engine.state.context import Context
 class FollowUp(NamedTuple):
     """One rule: whether it may have anything to do, and what it does."""
 
-    is_due: Callable[[Context], object]
-    """True, or a table that is not empty."""
+    is_due: Callable[[Context], bool]
     apply: Callable[[Context], None]
+
+
+def _in_doubt(ctx: Context) -> bool:
+    return bool(ctx.state.doubted_jobs or ctx.state.doubted_nodes)
+
+
+def _awaited(ctx: Context) -> bool:
+    return bool(ctx.state.awaited)
+
+
+def _drains(ctx: Context) -> bool:
+    return bool(ctx.state.drains)
+
+
+def _closed(ctx: Context) -> bool:
+    return bool(ctx.state.closed_until_s)
+
+
+def _migrates(ctx: Context) -> bool:
+    return bool(ctx.state.migrating_jobs)
+
+
+def _shares(ctx: Context) -> bool:
+    return bool(ctx.state.shared_nodes or ctx.state.suspended_jobs)
+
+
+def _closed_changed(ctx: Context) -> bool:
+    return bool(ctx.state.closed_until_s and ctx.changed_nodes)
+
+
+def _counts_idle(ctx: Context) -> bool:
+    return ctx.settings.idle_return_s is not None and bool(ctx.changed_nodes)
 
 
 FOLLOW_UPS = (
     # First, the jobs that lost records left in doubt: once they are known, GPUs are released, and
     # all later rules ask for the holders of GPUs.
-    FollowUp(lambda ctx: ctx.state.doubted_jobs or ctx.state.doubted_nodes, lost_records.settle),
+    FollowUp(_in_doubt, lost_records.settle),
     # Time limits of nodes: they stop workers, or let a node take new ones, ...
-    FollowUp(lambda ctx: ctx.state.awaited, delayed_reclaim.settle),
-    FollowUp(lambda ctx: ctx.state.drains, maintenance.settle),
-    FollowUp(lambda ctx: ctx.state.closed_until_s, start_failures.settle),
+    FollowUp(_awaited, delayed_reclaim.settle),
+    FollowUp(_drains, maintenance.settle),
+    FollowUp(_closed, start_failures.settle),
     # ... and a migration arrives only where its node takes workers after that.
-    FollowUp(lambda ctx: ctx.state.migrating_jobs, migration.settle),
+    FollowUp(_migrates, migration.settle),
     # Shares of GPUs, after the last rule that starts or stops workers on shared ones.
-    FollowUp(lambda ctx: ctx.state.shared_nodes or ctx.state.suspended_jobs, gpu_sharing.settle),
+    FollowUp(_shares, gpu_sharing.settle),
     # Last, nodes on which nothing is left to run: a closed one goes home at once, ...
-    FollowUp(lambda ctx: ctx.state.closed_until_s and ctx.changed_nodes, recall.settle),
+    FollowUp(_closed_changed, recall.settle),
     # ... and an idle one counts its idle time, unless it was just called home.
-    FollowUp(
-        lambda ctx: ctx.settings.idle_return_s is not None and ctx.changed_nodes, recall.note_idle
-    ),
+    FollowUp(_counts_idle, recall.note_idle),
 )
 
 
