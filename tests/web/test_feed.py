@@ -52,7 +52,9 @@ async def test_nothing_is_asked_while_no_browser_watches() -> None:
     for _ in range(2):
         before = look.count
         async with topic.watched():
+            was_fresh = topic.is_fresh
             await topic.polled()
+            assert (was_fresh, topic.is_fresh) == (False, True)
         after = look.count
         assert after > before
         for _ in range(50):
