@@ -86,11 +86,15 @@ class Topic:
             yield
         finally:
             self.watchers -= 1
-            polling = self._polling
-            if not self.watchers and polling is not None:
-                self._polling = None  # a browser that comes meanwhile begins another one
-                polling.cancel()
-                await asyncio.wait({polling})
+            if not self.watchers:
+                await self._end_polling()
+
+    async def _end_polling(self) -> None:
+        # A browser that comes meanwhile begins another one.
+        polling, self._polling = self._polling, None
+        if polling is not None:
+            polling.cancel()
+            await asyncio.wait({polling})
 
     def _note_end(self, polling: asyncio.Task[None]) -> None:
         if not polling.cancelled() and (error := polling.exception()) is not None:
