@@ -63,6 +63,8 @@ class Topic:
         self.board = Board()
         self.link = Link()
         self.polled_at_s = clock.wall_s()
+        self.is_fresh = False
+        """Polled since the first of the present browsers came."""
         self.watchers = 0
         self._look = look
         self._clock = clock
@@ -77,6 +79,7 @@ class Topic:
         """Poll for as long as a block runs, of whichever browser."""
         self.watchers += 1
         if self._polling is None or self._polling.done():
+            self.is_fresh, self.polled_at_s = False, self._clock.wall_s()
             self._polling = asyncio.create_task(self._poll(), name="dashboard poll")
             self._polling.add_done_callback(self._note_end)
         try:
@@ -84,8 +87,14 @@ class Topic:
         finally:
             self.watchers -= 1
             if not self.watchers:
-                self._polling.cancel()
-                await asyncio.wait({self._polling})
+                await self._end_polling()
+
+    async def _end_polling(self) -> None:
+        # A browser that comes meanwhile begins another one.
+        polling, self._polling = self._polling, None
+        if polling is not None:
+            polling.cancel()
+            await asyncio.wait({polling})
 
     def _note_end(self, polling: asyncio.Task[None]) -> None:
         if not polling.cancelled() and (error := polling.exception()) is not None:
@@ -126,7 +135,7 @@ class Topic:
         texts = {**self._frame.texts, "link": self._show_link(self.link)}
         if self.board.show(Frame(texts=texts, lists=self._frame.lists)):
             self._encoded.clear()
-        self.polled_at_s = self._clock.wall_s()
+        self.is_fresh, self.polled_at_s = True, self._clock.wall_s()
         self._wake()
 
     def _wake(self) -> None:

@@ -183,7 +183,7 @@ class Dashboard:
 
     async def _send(self, answer: web.StreamResponse, topic: Topic, seen: int) -> None:
         is_polling = True
-        if not topic.link.answered_at_s:  # the first browser waits for the first poll
+        if not topic.is_fresh:  # what an earlier browser saw may be hours old
             is_polling = await self._polled(topic)
         while is_polling:
             seen, update = self.update(topic, seen)

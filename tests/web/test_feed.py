@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from common.errors import ConfigError, Unavailable
 from coordinator.web.board import Frame
@@ -52,12 +53,27 @@ async def test_nothing_is_asked_while_no_browser_watches() -> None:
     for _ in range(2):
         before = look.count
         async with topic.watched():
+            was_fresh = topic.is_fresh
             await topic.polled()
+            assert (was_fresh, topic.is_fresh) == (False, True)
         after = look.count
         assert after > before
         for _ in range(50):
             await asyncio.sleep(0)
         assert look.count == after
+
+
+async def test_a_browser_that_comes_as_the_last_one_goes_is_polled_for() -> None:
+    """The poll that is ending is not taken for its own."""
+    topic = topic_of(Counted())
+    stack = contextlib.AsyncExitStack()
+    await stack.enter_async_context(topic.watched())
+    await topic.polled()
+    leaving = asyncio.create_task(stack.aclose())
+    await asyncio.sleep(0)
+    async with topic.watched():
+        assert await topic.polled()
+    await leaving
 
 
 async def test_a_page_without_answers_keeps_its_contents() -> None:
