@@ -164,7 +164,7 @@ KEPT: tuple[Family, ...] = (
         ("node", "collector"),
     ),
 )
-"""What is counted with each sample."""
+"""Counts of each sample."""
 
 FAMILIES = (*READ, *KEPT)
 
@@ -212,7 +212,7 @@ class NodeMetrics(Collector):
 
 
 def make_registry(agent: Agent, registry: CollectorRegistry) -> CollectorRegistry:
-    """The registry of the page: what is kept in it already, this process, and the agent's state."""
+    """The registry of the page: the kept counts, this process, and the agent's state."""
     ProcessCollector(registry=registry)
     registry.register(NodeMetrics(agent))
     return registry

@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 
 
 def job_state(row: JobRow) -> str:
-    """The state; `STALLED` of one that runs and tells no progress any more."""
+    """The state; `STALLED` of one that runs and reports no progress any more."""
     return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/metrics"
 MAX_HEAD_BYTES = 16_384
-"""Of a request line and its headers; Prometheus sends some 300."""
+"""The limit of a request line and its headers in bytes; Prometheus sends some 300."""
 HEAD_S = 5.0
 """For the whole head of a request to come."""
 WRITE_S = 10.0

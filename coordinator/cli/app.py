@@ -54,7 +54,7 @@ class Root(TyperGroup):
         return [*super().list_commands(ctx), *(name for name in LATE if name not in self.commands)]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]  # its base is wider
-        """A command by its name; what is loaded late is loaded now.
+        """A command by its name; a late one is loaded now.
 
         A name that no command has loads all of them: one of them may be meant.
         """

@@ -7,6 +7,7 @@ what a pass would decide now, not what the last pass decided.
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 from common.model import JobId, JobState, NodeName
@@ -44,7 +45,8 @@ class Explainer:
     """
 
     def __init__(self, engine: Explained, views: Views, line: jobs_lifecycle.Line) -> None:
-        self._engine = engine
+        # A cycle would keep the whole cell until the garbage collector runs.
+        self._engine: Explained = weakref.proxy(engine)
         self._views = views
         self._line = line
         self._pending_reasons: dict[JobId, tuple[str, ...]] | None = None
@@ -87,7 +89,7 @@ class Explainer:
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
 
-        A limit of its tenant is such a reason.
+        A limit of its tenant is one of these reasons.
         """
         job = self._engine.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:

@@ -38,7 +38,7 @@ def knobs(made: Policy) -> tuple[Knob, ...]:
 
 
 def every(kind: type[Struct]) -> tuple[tuple[Knob, str], ...]:
-    """Of a type of policy all knobs, also of parts that one may be without, with their defaults,
+    """All knobs of a type of policy, also of parts that one may be without, with their defaults,
     and the knob that turns that part on; empty: every policy has it."""
     return tuple(
         (_text(name, each, each.default), each.needs) for name, each in known(kind).items()

@@ -110,7 +110,7 @@ class Coordinator:
         self.bad_reports = 0
         self.reports_heard = 0
         self.registry = CollectorRegistry()
-        """What is measured as it passes by; `metrics.page` adds what a scrape reads."""
+        """Counts of the facts that pass by; `metrics.page` adds what a scrape reads."""
         self.refused_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
         self._bad_requests = 0

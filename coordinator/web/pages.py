@@ -208,7 +208,7 @@ class Pages:
 
         Args:
             of: a second value for the part, made of the row.
-            place: tells lists of the same part apart.
+            place: the number of the list, where a part has several.
         """
         before, now = self._kept.get(part + place, {}), dict[str, tuple[object, str]]()
         for row in rows:

@@ -15,7 +15,7 @@ from coordinator.policies.contract.decisions import (
     Start,
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.registry import POLICIES, Policy
+from coordinator.policies.registry import POLICIES, Policy, policy
 from tests.strategies import lent_clusters, snapshots
 
 often = settings(max_examples=150, deadline=None)
@@ -23,12 +23,14 @@ often = settings(max_examples=150, deadline=None)
 
 def among(*names: str) -> st.SearchStrategy[Policy]:
     """One of the named policies, of all when none is named."""
-    return st.sampled_from([POLICIES[name] for name in names or sorted(POLICIES)])
+    return st.sampled_from([policy(name) for name in names or sorted(POLICIES)])
 
 
 every_policy = given(policy=among(), snapshot=snapshots())
 every_reclaim = given(policy=among(), snapshot=st.one_of(lent_clusters(), snapshots()))
-scaling_policy = given(policy=among("aryl", "aryl-elastic"), snapshot=snapshots())
+scaling_policy = given(
+    policy=among("aryl", "aryl:reservation_after_s=null", "aryl-elastic"), snapshot=snapshots()
+)
 
 CARELESS = {"aryl-random", "aryl-scf", "opportunistic"}
 """The paper's baselines: they take nodes without looking whether a gentler one would do."""

@@ -18,7 +18,7 @@ from coordinator.engine.state.job_groups import SaveEntry
 from coordinator.engine.state.tables import JobEntry
 
 SAVES_KEPT = 32
-"""Of a job's checkpoints, the latest are remembered for its time line."""
+"""The number of a job's latest checkpoints that are kept for its time line."""
 
 
 def reported(ctx: Context, event: ProgressReported) -> None:

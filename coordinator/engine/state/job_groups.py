@@ -8,7 +8,7 @@ from common.model import Checkpoint, NodeName, WorkerKey
 
 
 class AttemptEntry(Struct, kw_only=True):
-    """The present attempt of a job; while it waits, what is left of its latest one.
+    """The present attempt of a job; while it waits, the rest of its latest one.
 
     Its workers and its store stand beside it in `JobEntry`, as they may outlive it for a while.
     """
@@ -16,7 +16,7 @@ class AttemptEntry(Struct, kw_only=True):
     number: int = 0
     """It grows at each start; 0: the job never started."""
     gpu_type: str | None = None
-    """Of its gang; None while the job waits."""
+    """The GPU type of its gang; None while the job waits."""
     endpoint: str = ""
     next_worker_index: int = 0
     gang_deadline_s: float | None = None
@@ -84,7 +84,7 @@ class WorkEstimate(Struct, kw_only=True):
     source: str = ""
     """Of that estimate."""
     measured_left_s: float | None = None
-    """What is left by the last progress of this attempt, when `measured_worker_s` of the attempt's
+    """The work left by the last progress of this attempt, when `measured_worker_s` of the attempt's
     were spent; None without progress.
     """
     measured_worker_s: float = 0.0

@@ -543,7 +543,7 @@ class JobEntry(Struct, kw_only=True):
     ended: EndedWorkers = field(default_factory=EndedWorkers)
     after_vacating: AfterVacating | None = None
     cancelled_by: str = ""
-    """The person who asked for its end; empty: no one did."""
+    """The person who asked for its end; empty: no person did."""
     started_at_s: float | None = None
     """First start of its first attempt that ran."""
     finished_at_s: float | None = None

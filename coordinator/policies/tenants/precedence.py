@@ -159,6 +159,7 @@ def explained(
         if hold.blockers and hold.job_id in why
         else hold
         for hold in holds
+        if hold.job_id not in begun  # it starts, since room is kept from others
     ]
     said = {hold.job_id for hold in holds}
     found += [

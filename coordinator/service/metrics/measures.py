@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class _Known(Struct):
-    """What is counted already of a job that has not ended.
+    """The counts so far of a job that has not ended.
 
     cause: of its latest preemption.
     """
@@ -148,7 +148,7 @@ class Measures:
         self._costs = _costs(state.counters)
 
     def _look_at_job(self, state: ClusterState, job: JobEntry, lost: dict[str, float]) -> None:
-        """Count what is new of a job, and put the work that its preemption lost into `lost`."""
+        """Count the news of a job, and put the work that its preemption lost into `lost`."""
         before = self._jobs.get(job.job_id) or _Known()
         now = _known(job)
         now.cause = before.cause

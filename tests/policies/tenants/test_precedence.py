@@ -171,3 +171,16 @@ def test_a_job_from_which_room_is_kept_is_told_for_whom() -> None:
         "lower",
         ("n1 is kept for first, which waits with priority 5 and can have it in 300 s",),
     )
+
+
+def test_a_job_that_starts_is_not_told_that_it_waits() -> None:
+    """The policy by itself may say so: it knows nothing of the room that is kept from others."""
+    snapshot = cell(waits("one", "a", 2), tenants=(), nodes=1)
+
+    def says_all(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
+        return tuple(
+            PendingReason(job_id=job.job_id, blockers=("no room",)) for job in snapshot.jobs
+        )
+
+    assert names(allocated(all_change, snapshot, b"").decisions, Start) == {"one"}
+    assert explained(all_change, says_all, snapshot, b"") == ()
