@@ -1,8 +1,8 @@
 """Copies the fields that a table entry has in common with its view for policies, or its row for
 people.
 
-A copied field is declared in both structs, by one name and one type, and no line copies it. All other
-fields of a view are computed by its maker.
+A copied field is declared in both structs, by one name and one type, and no line copies it. All
+other fields of a view are computed by its maker.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """States as earlier versions saved them, brought to the form of today.
 
 A reader takes missing fields as their defaults and passes over unknown ones, so a field that only
-moved would be lost in silence. `STATE_VERSION` grows with each change of that kind, and the way from the
-version before is added here.
+moved would be lost in silence. `STATE_VERSION` grows with each change of that kind, and the way
+from the version before is added here.
 
 1: all fields of a job and of a node stood side by side.
 2: those that belong together stand in groups.
