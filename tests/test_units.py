@@ -15,6 +15,7 @@ import pytest
 from tests.tables import each_row
 
 UNITS_DIR = Path(__file__).parents[1] / "systemd"
+DOCS = UNITS_DIR.parent / "docs"
 UNIT_NAMES = sorted(
     path.name for path in UNITS_DIR.iterdir() if path.suffix in {".service", ".slice"}
 )
@@ -303,3 +304,17 @@ def test_polkit_lets_only_the_agent_manage_units(action_id: str, user: str, answ
         timeout=60,
     )
     assert str(done.stdout).strip() == answer, done.stderr
+
+
+def test_the_documented_drop_ins_leave_a_daemon_the_key_of_its_metrics_page() -> None:
+    """systemd reads drop-ins by their names, and an empty `LoadCredential=` drops those before."""
+    pages = "".join((DOCS / name).read_text() for name in ("install.md", "monitoring.md"))
+    block = r"/etc/systemd/system/aryl-\w+\.service\.d/(\S+) <<'EOF'\n(.*?)\n *EOF"
+    drop_ins = re.findall(block, pages, re.DOTALL)
+    empty = [
+        name for name, text in drop_ins if re.search(r"^ *LoadCredential=$", text, re.MULTILINE)
+    ]
+    keys = [name for name, text in drop_ins if "LoadCredential=metrics-key:" in text]
+    assert empty
+    assert keys
+    assert max(empty) < min(keys)

@@ -83,8 +83,9 @@ async def _serve(address: Address, bearer_path: str, render: Render, clock: Cloc
             )
         except KeyUnreadableError as error:
             why = f"metrics.bearer_path: {error}"
-        except OSError as error:
-            why = f"{ADDRESS}: cannot listen at {address}: {error.strerror or error}"
+        except (OSError, UnicodeError) as error:  # of a name that no DNS could have
+            problem = getattr(error, "strerror", None) or error
+            why = f"{ADDRESS}: cannot listen at {address}: {problem}"
         else:
             break
         if why != said:

@@ -116,7 +116,8 @@ class Coordinator:
         self._bad_requests = 0
         self.bus_counters = bus_counters
         self.is_leading = False
-        self._leads_since_s = float("inf")
+        self.leads_since_s = float("inf")
+        """When this process began to lead."""
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
@@ -291,7 +292,7 @@ class Coordinator:
     async def _lead(self, epoch: int, serve: Handler) -> None:
         cell = self.settings.cell
         self.is_leading = True
-        self._leads_since_s = self.clock.now_s()
+        self.leads_since_s = self.clock.now_s()
         engine, clock = self.settings.engine, self.decider.time.mark()
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
         self.decider.begin(started)
@@ -504,7 +505,7 @@ class Coordinator:
             self._rivals.look()
             now_s = self.clock.now_s()
             proving = self.folder.proving(
-                self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s
+                self.engine.awaited_silence_s(), since_s=self.leads_since_s, now_s=now_s
             )
             proven = (event for event in proving if event.node not in self.inflow)
             stopped = self.folder.stopped(

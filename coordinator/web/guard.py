@@ -90,7 +90,7 @@ class Guard:
     def is_token(self, given: str) -> bool:
         """Whether a token is the right one, compared in constant time."""
         token = self._token
-        return token is not None and hmac.compare_digest(given.encode(), token)
+        return token is not None and hmac.compare_digest(_bytes(given), token)
 
     def may_look(self, *, authorization: str, session: str, now_s: float) -> bool:
         """Whether a request may read.
@@ -114,10 +114,15 @@ class Guard:
 
     def _is_session(self, cookie: str, *, now_s: float) -> bool:
         until, _, signature = cookie.partition(".")
-        if not hmac.compare_digest(signature.encode(), self._signature(until).encode()):
+        if not hmac.compare_digest(_bytes(signature), _bytes(self._signature(until))):
             return False
         return until.isdecimal() and now_s < float(until)
 
     def _signature(self, until: str) -> str:
         assert self._token is not None, "sessions are of a server with a token"
-        return hmac.new(self._token, f"session {until}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._token, _bytes(f"session {until}"), hashlib.sha256).hexdigest()
+
+
+def _bytes(header: str) -> bytes:
+    """A part of a header as it came; bytes that are no UTF-8 are in it as surrogates."""
+    return header.encode(errors="surrogateescape")

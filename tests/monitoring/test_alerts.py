@@ -224,6 +224,33 @@ def test_no_leader_is_an_alert_where_no_coordinator_is_scraped_any_more(tmp_path
     promtool("test", "rules", tmp_path / "case.yml")
 
 
+def test_no_leader_is_an_alert_for_the_cell_whose_coordinators_are_gone(tmp_path: Path) -> None:
+    """Others may have theirs."""
+    shutil.copy(ALERTS, tmp_path)
+    alert = rules()["ArylNoLeader"]
+    case = {
+        "interval": "1m",
+        "input_series": [
+            {"series": 'aryl_leader{cell="gone"}', "values": "1x10 stale"},
+            {"series": 'aryl_leader{cell="there"}', "values": "1x60"},
+        ],
+        "alert_rule_test": [
+            {
+                "eval_time": "30m",
+                "alertname": "ArylNoLeader",
+                "exp_alerts": [
+                    {
+                        "exp_labels": {"severity": "page", "cell": "gone"},
+                        "exp_annotations": alert["annotations"],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "case.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [case]}))
+    promtool("test", "rules", tmp_path / "case.yml")
+
+
 def test_alerts_and_the_example_of_a_configuration_are_what_prometheus_reads(
     tmp_path: Path,
 ) -> None:

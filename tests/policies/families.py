@@ -7,28 +7,37 @@ under every policy; properties draw from all of them.
 
 from __future__ import annotations
 
+from coordinator.policies.policy import NoKnobs
 from coordinator.policies.registry import POLICIES
 
 FAMILIES = (
+    "afs",
     "afs-p",
     "aryl",
     "drf",
     "fifo",
     "foresight",
     "gandiva",
+    "gandiva-sets",
     "las",
     "mesos",
     "philly",
     "pollux",
+    "qos",
+    "qos-edf",
     "qos-elasticflow",
+    "srsf",
     "srtf",
     "tetris",
     "themis",
+    "themis-simple",
     "tiresias",
+    "yarn",
     "yarn-fair",
 )
 
 
 def family(policy: str) -> str:
-    """The package, or the module that stands alone, in which a policy's knobs are defined."""
-    return ".".join(type(POLICIES[policy].knobs).__module__.split(".")[:4])
+    """The module in which a policy's knobs are defined; the first word of its name without any."""
+    knobs = POLICIES[policy].knobs
+    return policy.partition("-")[0] if isinstance(knobs, NoKnobs) else type(knobs).__module__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from common.api import Operate
 from common.model import NodeName, NodeRole
 from common.monitoring.page import renderer
@@ -121,11 +123,18 @@ async def test_tenants_beyond_the_most_share_their_series() -> None:
             )  # fmt: skip
             coordinator.engine.state.jobs[copy.job_id] = copy
             coordinator.engine.state.live_jobs[copy.job_id] = None
+            copy.attempt.ran_at_s = 1.0
+            line = coordinator.engine.state.stories[-1]
+            coordinator.engine.state.stories.append(replace(line, subject=copy.job_id))
         samples = page.read()
         tenants = [name for name in samples if name.startswith("aryl_tenant_gpus{")]
         assert len(tenants) == 201
         assert samples['aryl_jobs{state="pending",tenant="(others)"}'] == 101.0
         assert total(samples, "aryl_jobs") == 301.0
+        await submit(cell, "more")
+        await cell.until(lambda: total(page.read(), "aryl_job_queueing_seconds_count") > 300)
+        waits = [name for name in page.read() if name.startswith("aryl_job_queueing_seconds_count")]
+        assert len(waits) == 201
 
 
 def test_every_metric_is_in_one_table() -> None:

@@ -35,7 +35,9 @@ def test_a_session_ends_and_cannot_be_made_up() -> None:
     assert not may(session, now_s=1001.0 + SESSION_S)
     assert not may(f"{int(until) + 1}.{signature}")
     assert not may(session, by=Guard(token=TOKEN[::-1]))
-    assert not any(may(cookie) for cookie in ("", ".", f"x.{signature}", "é", f"{until}."))
+    assert not any(
+        may(cookie) for cookie in ("", ".", f"x.{signature}", "é", "\udcff", f"{until}.")
+    )
 
 
 def test_a_bearer_token_is_the_whole_token() -> None:
@@ -47,6 +49,7 @@ def test_a_bearer_token_is_the_whole_token() -> None:
         f"Bearer {TOKEN[:-1]}": False,
         f"Basic {TOKEN}": False,
         "Bearer é": False,
+        "Bearer \udcff": False,  # a byte that is no UTF-8
         "": False,
     }
     assert {

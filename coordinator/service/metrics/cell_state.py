@@ -159,7 +159,9 @@ def _service(
     scrape: Scrape, engine: Engine, settings: ServiceSettings, nodes: list[NodeEntry]
 ) -> None:
     name = settings.name
-    entry = engine.state.services[ServiceName(name)]
+    entry = engine.state.services.get(ServiceName(name))
+    if entry is None:  # of new settings, before their leader has begun
+        return
     roles = Counter(node.role for node in nodes)
     for role in NodeRole:
         scrape.put("aryl_service_nodes", roles[role], name, role)

@@ -20,6 +20,7 @@ from coordinator.engine.state.events import Event, LoanPassDue, PassDue
 from coordinator.engine.state.settings import ServiceSettings
 from coordinator.engine.state.tables import ClusterState, Counters, JobEntry, LoanEntry
 from coordinator.policies.contract.decisions import Decision, Preempt
+from coordinator.service.metrics.cell_state import OTHERS, TENANTS_MAX
 from coordinator.service.metrics.table import KEPT
 
 RECLAIM, POLICY, NODE = "reclaim", "policy", "node"
@@ -65,6 +66,8 @@ class Measures:
         """Number of the last event line that was looked at."""
         self._costs = Counters()
         """The totals of the cell, as they were counted last."""
+        self._tenants: dict[str, None] = {}
+        """Tenants with a series of their own."""
         self._preempted: set[JobId] = set()
         """Jobs that the policy stopped in the record in hand."""
         self._begin_at_zero([service.name for service in services])
@@ -158,7 +161,8 @@ class Measures:
             self._kept.count("aryl_preemptions_total", now.cause, amount=new)
         if now.ran_at_s is not None and now.ran_at_s != before.ran_at_s:
             waited_s = max(0.0, now.queueing_s - before.queueing_s)
-            self._kept.observe("aryl_job_queueing_seconds", waited_s, job.tenant)
+            tenant = self._tenant(job.tenant)
+            self._kept.observe("aryl_job_queueing_seconds", waited_s, tenant)
         more_gpu_s = now.lost_gpu_s - before.lost_gpu_s
         if more_gpu_s > 0 and job.loss is not None and job.loss.is_booked:
             lost[now.cause] = lost.get(now.cause, 0.0) + more_gpu_s
@@ -166,6 +170,12 @@ class Measures:
             self._jobs[job.job_id] = now
         else:
             self._jobs.pop(job.job_id, None)
+
+    def _tenant(self, name: str) -> str:
+        """The tenant, while it is one of the first `TENANTS_MAX`; else the rest in one."""
+        if len(self._tenants) < TENANTS_MAX:
+            self._tenants[name] = None
+        return name if name in self._tenants else OTHERS
 
     def _count_lost(self, counters: Counters, lost: dict[str, float]) -> None:
         """Count the work that was lost since the last record.

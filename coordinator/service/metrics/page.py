@@ -48,7 +48,7 @@ class CellMetrics(Collector):
         put_cell(scrape, c.engine, time.now_s())
         now_s = c.clock.now_s()
         age_s = now_s - c.decider.passed_at_s
-        scrape.put("aryl_last_pass_age_seconds", min(age_s, now_s - c.started_at_s))
+        scrape.put("aryl_last_pass_age_seconds", min(age_s, now_s - c.leads_since_s))
         scrape.put("aryl_clock_warning", float(bool(time.warning())))
         counted_at_s, count = self._without_room
         if now_s - counted_at_s >= WITHOUT_ROOM_S:
