@@ -19,6 +19,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.sockets import short_path
+
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
     "--headless=new",
@@ -159,25 +161,26 @@ async def chromium(directory: Path) -> AsyncIterator[Browser]:
     """A browser with its profile in a directory, and no process of it afterwards."""
     assert CHROMIUM is not None, "the caller skips without Chromium"
     profile = directory / "profile"
-    process = await asyncio.create_subprocess_exec(
-        CHROMIUM,
-        *FLAGS,
-        f"--user-data-dir={profile}",
-        "about:blank",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "HOME": str(directory), "TMPDIR": str(directory)},
-        start_new_session=True,  # its helpers are of its group, and end with it
-    )
-    try:
-        port = await _port(profile / "DevToolsActivePort", process)
-        async with aiohttp.ClientSession() as session:
-            yield Browser(session, f"http://127.0.0.1:{port}")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    with short_path(directory) as short:  # Chromium has a socket in TMPDIR
+        process = await asyncio.create_subprocess_exec(
+            CHROMIUM,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(directory), "TMPDIR": str(short)},
+            start_new_session=True,  # its helpers are of its group, and end with it
+        )
+        try:
+            port = await _port(profile / "DevToolsActivePort", process)
+            async with aiohttp.ClientSession() as session:
+                yield Browser(session, f"http://127.0.0.1:{port}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 async def _port(file: Path, process: asyncio.subprocess.Process) -> int:
