@@ -169,7 +169,7 @@ def promtool(*arguments: str | Path) -> None:
     """Run promtool, which has to be content."""
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=60
+        [PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
