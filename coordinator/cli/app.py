@@ -34,8 +34,8 @@ LATE = {
 }
 """Commands and their modules, which are loaded only where they are asked for.
 
-They bring every policy, numpy and the demo. A command that only asks a coordinator takes a third of
-the CPU without them.
+They bring every policy, numpy and the demo. A command that only asks a coordinator takes half the
+CPU without them.
 """
 
 

@@ -1,6 +1,6 @@
 """The command `aryl policies`: what a coordinator or simulator on this machine can run.
 
-It loads every policy, which no other command does; see `app.LATE`.
+It loads every policy, so its module is loaded late; see `app.LATE`.
 """
 
 from __future__ import annotations
