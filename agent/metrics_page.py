@@ -19,7 +19,7 @@ from agent.telemetry.sample import Sample, Sampler
 from common.messages import GpuHealth, GpuReport, WorkerPhase
 from common.model import NodeRole
 from common.monitoring.families import QUICK_S, Family, Kept, Scrape
-from common.monitoring.version import version
+from common.version import version
 
 _GPU = ("node", "gpu", "uuid")
 
@@ -201,7 +201,7 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics that have a value now."""
         scrape, node = Scrape(READ), self._agent.node
-        scrape.put("aryl_build_info", 1.0, version())
+        scrape.put("aryl_build_info", 1.0, version() or "source")
         _node(scrape, node)
         for gpu in node.last_sample.gpus or ():
             _gpu(scrape, gpu, node.settings.node)

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ArylError
+from common.version import version
 from coordinator.cli import (
     cell,
     events,
@@ -105,12 +106,8 @@ nats_permissions.register(app)
 
 def _version(is_asked: bool) -> None:
     if is_asked:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"aryl {version('aryl')}")
-        except PackageNotFoundError:
-            typer.echo("aryl from source, not installed")
+        found = version()
+        typer.echo(f"aryl {found}" if found else "aryl from source, not installed")
         raise typer.Exit
 
 

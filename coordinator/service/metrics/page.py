@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from common.monitoring.families import Scrape
-from common.monitoring.version import version
+from common.version import version
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.metrics.cell_state import put_cell, without_room
 from coordinator.service.metrics.table import CELL, PROCESS
@@ -29,7 +29,7 @@ class CellMetrics(Collector):
         """All metrics that have a value now."""
         c = self._coordinator
         scrape = Scrape((*PROCESS, *CELL))
-        scrape.put("aryl_build_info", 1.0, version())
+        scrape.put("aryl_build_info", 1.0, version() or "source")
         scrape.put("aryl_leader", float(c.is_leading))
         scrape.put("aryl_reports_total", c.reports_heard)
         scrape.put("aryl_reports_shed_total", c.inflow.shed_count)
