@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,20 @@ POINTS = [
 
 
 class Lent:
-    """One node on a disk of its own that fills up at one point; its agent may crash there."""
+    """One node on a disk of its own that fills up at one point; its agent may crash there.
 
-    def __init__(self, directory: Path, disk: SmallDisk, point: str, *, is_crashing: bool) -> None:
+    is_refilled: others on the machine take each byte that the node frees.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        disk: SmallDisk,
+        point: str,
+        *,
+        is_crashing: bool,
+        is_refilled: bool,
+    ) -> None:
         self.directory, self.disk, self.point = directory, disk, point
         self.settings = settings(state_dir=str(disk.path), vacate_grace_s=0.5, step_period_s=LOOK_S)
         self.clock = SystemClock()
@@ -53,6 +65,7 @@ class Lent:
         self.is_full = False
         self.generation = 0
         self.is_crashing = is_crashing
+        self.is_refilled = is_refilled
         self._record_count = 0
         self.start_agent()
 
@@ -116,6 +129,8 @@ class Lent:
     async def turn(self, count: int = 1) -> None:
         """Look and do, so often."""
         for _ in range(count):
+            if self.is_full and self.is_refilled:
+                self.disk.fill()
             await self.node.sample()
             await self.node.step()
             await self.clock.sleep(LOOK_S)
@@ -137,7 +152,8 @@ class Lent:
         held = self.worker()
         if held is None or held.is_over or held.is_started:
             return True
-        return bool(self.life.ledger_error) and not held.is_begun
+        is_coming = held.is_begun and self.node.runner.has_shim(held.order.key)
+        return bool(self.life.ledger_error) and not is_coming
 
     @property
     def role(self) -> NodeRole:
@@ -146,6 +162,11 @@ class Lent:
     def worker(self) -> WorkerState | None:
         """The one that it was given."""
         return next(iter(self.life.workers.held()), None)
+
+    def free_disk(self) -> None:
+        """From now on the disk takes everything again."""
+        self.is_full = False
+        self.disk.empty()
 
     def begun_count(self) -> int:
         """How often the worker began."""
@@ -178,18 +199,18 @@ class Lent:
 
     async def close(self) -> None:
         """Leave no process."""
-        self.disk.empty()
+        self.free_disk()
         await self.accept(R.SERVING)
         await self.until_settled(R.SERVING)
         await self.node.close()
 
 
-async def scenario(tmp_path: Path, point: str, *, is_crashing: bool) -> None:
+async def scenario(tmp_path: Path, point: str, *, is_crashing: bool, is_refilled: bool) -> None:
     """One loan with a disk that fills up at a point."""
-    directory = tmp_path / f"{point}-{is_crashing}".replace(" ", "-")
+    directory = tmp_path / f"{point}-{is_refilled}".replace(" ", "-")
     directory.mkdir()
     with small_disk(directory / "disk", size_bytes=1 << 20) as disk:
-        lent = Lent(directory, disk, point, is_crashing=is_crashing)
+        lent = Lent(directory, disk, point, is_crashing=is_crashing, is_refilled=is_refilled)
         await lent.lend()
         if not lent.is_full:
             lent.fill()
@@ -201,7 +222,7 @@ async def scenario(tmp_path: Path, point: str, *, is_crashing: bool) -> None:
         assert began <= 1
         worker = lent.worker()
         assert worker is None or worker.is_over
-        disk.empty()
+        lent.free_disk()
         await lent.turn(2)
         assert lent.life.ledger_error == ""
         await lent.crash()
@@ -220,5 +241,8 @@ async def test_a_node_comes_home_wherever_its_disk_fills_up(
     """No write on the way is waited for, no worker begins twice, and the ledger is true again as
     soon as there is room."""
     async with asyncio.TaskGroup() as group:
-        for point in POINTS:
-            group.create_task(scenario(tmp_path, point, is_crashing=is_crashing), name=point)
+        for point, is_refilled in product(POINTS, (False, True)):
+            group.create_task(
+                scenario(tmp_path, point, is_crashing=is_crashing, is_refilled=is_refilled),
+                name=point,
+            )

@@ -55,7 +55,7 @@ def is_untouched(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     status = {name: words.split() for name, _, words in (line.partition(":") for line in lines)}
     pending = int(status["SigPnd"][0], 16) | int(status["ShdPnd"][0], 16)
-    return status["State"][0] in "RS" and pending == 0
+    return status["State"][0] not in "ZX" and pending == 0
 
 
 def ended_child() -> subprocess.Popen[bytes]:
@@ -100,11 +100,12 @@ def test_a_number_that_nobody_has_is_no_error() -> None:
 
 def test_a_child_whose_end_is_known_is_not_looked_for() -> None:
     """Its number means nothing any more."""
-    child = subprocess.Popen(("sleep", "1000"))
-    children.send_signal(Known(child.pid, returncode=0), signal.SIGKILL)
-    assert is_untouched(child.pid)
-    child.kill()
-    child.wait()
+    with subprocess.Popen(("sleep", "1000")) as child:
+        try:
+            children.send_signal(Known(child.pid, returncode=0), signal.SIGKILL)
+            assert is_untouched(child.pid)
+        finally:
+            child.kill()
 
 
 def sent_otherwise(text: str) -> list[str]:
