@@ -1,5 +1,6 @@
 # Two commands for a newcomer: `make up` runs a whole cell here, `make test` runs the tests.
-# `make test-live` runs the tests that start daemons and servers as processes, and `make test-all` both.
+# `make test-live` runs the tests that start daemons and servers as processes, `make test-slow` long
+# computations, and `make test-all` all of them.
 # `make test-training` runs PyTorch's own training jobs on a cell. It needs a GB of packages of its own.
 # `make docs` builds the documentation as a site.
 # `make chaos` hurts a cell for an hour and writes docs/reliability.md.
@@ -14,21 +15,25 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-live test-all test-training test-serving chaos lint docs fuzz env cc clean
+.PHONY: up test test-live test-slow test-all test-training test-serving chaos lint docs fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
 
-# All that computes, and one test of a live cell: it lends, reclaims and ends a job.
+# What computes briefly, and one test of a live cell: it lends, reclaims and ends a job.
 PYTEST = $(VENV)/bin/pytest -n 4 --dist worksteal
 test: env cc
-	$(PYTEST) -m "not live or smoke"
+	$(PYTEST) -m "not (live or slow) or smoke"
+
+# What computes for long: whole traces, and properties over long lives of a cell.
+test-slow: env cc
+	$(PYTEST) -m "slow and not live"
 
 # The other live tests, which wait most of their time.
 test-live: env cc
 	$(PYTEST) -m "live and not smoke"
 
-# Both in one run, where the ones compute while the others wait.
+# All in one run, where the ones compute while the others wait.
 test-all: env cc
 	$(PYTEST)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -71,6 +72,7 @@ def newcomer(row: Row, *, since_s: float = SINCE_S) -> Claim:
     return structs.replace(claim("new", row, since_s=since_s), runs=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(st.lists(ROWS, max_size=6), ROWS)
 @example(

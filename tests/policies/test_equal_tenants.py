@@ -62,6 +62,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
     return Counter(job.tenant for job in jobs if job.state != JobState.PENDING)
 
 
+@pytest.mark.slow
 @each_row("policy", BY_THE_TREE)
 def test_equals_take_turns(policy: str) -> None:
     """Three tenants on two GPUs: where all have none of a GPU that comes free the one whose job
@@ -71,6 +72,7 @@ def test_equals_take_turns(policy: str) -> None:
     assert max(found.values()) - min(found[each.name] for each in FLAT) <= 1
 
 
+@pytest.mark.slow
 @each_row("policy", BY_THE_TREE)
 def test_teams_of_a_small_organisation_take_turns(policy: str) -> None:
     """Its part is less than a GPU for each of its three teams, and its sibling weighs far more."""

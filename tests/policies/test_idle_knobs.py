@@ -227,6 +227,7 @@ def test_no_knob_of_bundles_is_forgotten() -> None:
     assert not SEEN.keys() & UNSEEN.keys()
 
 
+@pytest.mark.slow
 def test_the_lives_tell_rules_apart() -> None:
     """Else equal ones would say nothing: scaling, loans and who goes home each change some."""
     names = ("sjf", "aryl-loan", "aryl-elastic", "aryl", "foresight", "aryl:resize_cost_s=3600")

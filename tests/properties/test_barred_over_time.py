@@ -188,6 +188,7 @@ def moving(ill_at_s: float) -> tuple[float, set[tuple[int, int, int]]]:
     return began_s, seen
 
 
+@pytest.mark.slow
 def test_of_a_job_that_moves_it_is_seen_what_its_place_to_be_would_free() -> None:
     """GPUs that are held for it fall ill while its workers still leave the others."""
     began_s, seen = moving(ill_at_s=WELL_AT_S - 1.0)

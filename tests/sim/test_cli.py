@@ -348,6 +348,7 @@ def test_what_does_nothing_is_said_in_one_line(
     assert done.err.count(said) == 1 or not said
 
 
+@pytest.mark.slow
 def test_the_part_of_the_way_to_the_bound_stands_beside_every_policy() -> None:
     """Where sjf is among them: 0 for it, and for the others what they add; else null."""
     done = simulate(*POOL, "--policy", "fifo,sjf,srtf", "--checkpoints", "on-request", "-o", "json")

@@ -33,6 +33,7 @@ def simulate(*args: str) -> Run:
 SHARES = ("elastic", "fungible", "checkpoint-share")
 
 
+@pytest.mark.slow
 @each_row("option", [*RANGES, *SHARES])
 @each_row("text", ["nan", "inf", "-inf", "-1", "1e300", "1_0x"])
 def test_a_number_out_of_its_range_is_one_line_that_names_the_option(

@@ -137,6 +137,7 @@ def test_gangs_start_after_their_pre_runs_under_every_policy(policy: str) -> Non
     assert waited_s <= ROUND_S.get(policy, 0.0)
 
 
+@pytest.mark.slow
 def test_a_pre_run_that_is_suspended_computes_its_time_all_the_same() -> None:
     """In turns with others it takes longer, and the turns of the cell go on."""
     gangs = {f"g{number}": Gang(float(number), 2, 2, 2000.0) for number in range(24)}

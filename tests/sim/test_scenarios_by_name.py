@@ -178,6 +178,7 @@ def test_every_scenario_runs_to_its_last_job(name: str) -> None:
     assert found.result.jobs == len(workload.jobs) > 0
 
 
+@pytest.mark.slow
 def test_a_scenario_brings_its_own_policy_unless_one_is_named() -> None:
     """And takes no time by itself; results tell it."""
     own = json.loads(simulate("--scenario", "baseline,elastic-aryl", "-o", "json").out)["runs"]

@@ -22,6 +22,7 @@ def simulate(*args: str) -> Run:
     return aryl(FakeCell({}), "simulate", *args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "is_seedless"), [((), True), (("--elastic", "0.5"), False), (("--seed", "1"), False)]
 )
@@ -51,6 +52,7 @@ def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -
     assert "events" not in done.err
 
 
+@pytest.mark.slow
 @each_row(
     ("more", "said"),
     [
@@ -83,6 +85,7 @@ def test_results_come_out_also_where_the_page_cannot_be_written() -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> None:
     """One line for each such value, and none for those that do fit; the sweep is played."""
     done = simulate(
@@ -108,6 +111,7 @@ def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> 
     assert lent["300"] > 0
 
 
+@pytest.mark.slow
 def test_what_lends_nothing_anyway_is_told_of_no_deadline() -> None:
     """Neither a policy without loans nor a pool without inference nodes has a way home."""
     short = ("--sweep", "service.reclaim_deadline_s=60,300")

@@ -138,6 +138,7 @@ def over_a_day(cluster: str, shares: Shares, seed: int) -> Workload:
     return structs.replace(plain, length_s=max(plain.length_s, 2 * DAY_S))
 
 
+@pytest.mark.slow
 @each_row("seed", [1, 7])
 @each_row("cluster", CLUSTERS)
 @each_row("name", SETS_TYPES)

@@ -34,6 +34,7 @@ IN_LINE = {"sjf", "aryl", "tetris", "foresight", "srtf", "fifo-skip"}
 """They start what is small or short while a large job waits, and nobody goes on in rounds."""
 
 
+@pytest.mark.slow
 @each_row("policy", FAMILIES)
 def test_a_stop_whose_beneficiary_gives_way_to_the_stopped_tenant_is_not_decided_again_and_again(
     policy: str,

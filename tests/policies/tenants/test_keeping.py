@@ -305,6 +305,7 @@ def _job_of(decision: Decision) -> JobId | None:
     return decision.job_id if isinstance(decision, Start | Preempt | Resize) else None
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(careless())
 def test_whatever_is_decided_nobody_leaves_of_its_guarantee_for_nobody(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
@@ -16,6 +17,7 @@ from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
 
 
+@pytest.mark.slow
 @each_row("name", FAMILIES)
 def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
     """Each minute two jobs of one GPU and five minutes come; under every policy a job that needs

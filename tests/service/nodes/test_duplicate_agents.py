@@ -98,6 +98,7 @@ def test_a_restart_that_nothing_proves_is_heard_after_a_few_reports_that_did_not
     assert bench.told() == ""
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     starts=st.lists(st.integers(1, 20), max_size=12),

@@ -63,6 +63,7 @@ REPORTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(REPORTS)
 def test_of_each_agent_the_newest_report_is_taken_once(reports: list[Sent]) -> None:
     """In the order in which nodes began to wait; each other report is counted as shed."""
@@ -94,6 +95,7 @@ async def test_agents_of_one_name_are_bounded() -> None:
     assert taker.inflow.shed_count == 10 - AGENTS_PER_NODE
 
 
+@pytest.mark.slow
 async def test_a_backlog_leaves_the_loop_to_others_between_two_slices() -> None:
     """A request or a renewal that arrives behind a flood waits for a slice, not for the flood."""
     taker = Taker()

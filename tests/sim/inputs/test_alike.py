@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from coordinator.engine.state.accounting import Quantiles
@@ -26,6 +27,7 @@ def simulate(*args: str) -> str:
     return aryl(FakeCell({}), "simulate", *POOL, *args, environ={"COLUMNS": "400"}).out
 
 
+@pytest.mark.slow
 def test_who_is_named_alike_has_the_same_jobs_and_nobody_else_has() -> None:
     """One tenant: fifo and drf are one, and the groups are those that the jobs' records make."""
     rows = csv.DictReader(io.StringIO(simulate("--policy", NAMES, "-o", "csv")))

@@ -137,6 +137,7 @@ def halls(draw: st.DrawFn) -> tuple[ClusterSnapshot, bytes]:
     return replace(found, nodes=has), memory_of(found, tried)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(halls())
 def test_jobs_of_one_shape_are_tried_as_if_each_looked_at_every_gpu(

@@ -33,6 +33,7 @@ def disturb(world: World, data: st.DataObject) -> None:
                 world.hidden.discard(name)
 
 
+@pytest.mark.slow
 @given(worlds(), st.data())
 @settings(max_examples=60)
 def test_no_round_breaks_either_rule(world: World, data: st.DataObject) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from msgspec import structs
 
 from common.model import JobId
@@ -115,6 +116,7 @@ def crowd(count: int) -> ClusterSnapshot:
     return make_snapshot(nodes=[make_node_view("n0")], jobs=[asks(at) for at in range(count)])
 
 
+@pytest.mark.slow
 def test_a_pass_answers_those_that_came_first_and_wants_the_next_one_soon() -> None:
     """The others wait, are not refused, and are told how many come before them."""
     snapshot, elasticflow = crowd(CROWD), policy("qos-elasticflow")

@@ -98,6 +98,7 @@ JOBS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(JOBS)
 @example([(0, 400, 400, "even"), (0, 399, 200, "super"), (1, 300, 100, "flat")])

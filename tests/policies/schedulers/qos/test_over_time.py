@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ ONE_AFTER_THE_OTHER = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(ONE_AFTER_THE_OTHER, st.sampled_from(["qos", "qos:margin=1", "qos:margin=1.5"]))
 @example([(0, 400, 0), (1, 200, 0)], "qos")

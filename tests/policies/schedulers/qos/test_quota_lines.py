@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -148,6 +149,7 @@ def way_up(name: str) -> tuple[str, ...]:
     return (name, *way_up(PARENTS[name])) if name else ()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     views=trees(),
