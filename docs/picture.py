@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the code beside these page
 from common.clock import SystemClock
 from common.errors import ArylError, Unavailable
 from common.model import NodeRole
-from coordinator.cli import connect, registry
-from coordinator.cli.connect import Choice
 from coordinator.cli.top import View, frame, look
-from coordinator.client import Client
+from coordinator.client import Client, registry
+from coordinator.client.target import Choice, over_nats, resolve
 
 WIDTH = 118
 PERIOD_S = 1.0
@@ -73,8 +72,8 @@ async def picture(*, must_be_lent: bool, height: int, timeout_s: float, clock: S
         TimeoutError: no such frame in time.
     """
     directory = registry.home()
-    target = connect.resolve(Choice(), os.environ, lambda: registry.find(directory))
-    async with connect.over_nats(target) as bus, clock.timeout(timeout_s):
+    target = resolve(Choice(), os.environ, lambda: registry.find(directory))
+    async with over_nats(target) as bus, clock.timeout(timeout_s):
         client = Client(bus, cell=target.cell, tenant=target.tenant, user=target.user)
         while True:
             with contextlib.suppress(Unavailable):  # a cell that is just starting

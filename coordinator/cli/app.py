@@ -22,9 +22,9 @@ from coordinator.cli import (
     tenants,
 )
 from coordinator.cli.arguments import check_text, in_our_words
-from coordinator.cli.connect import Choice
 from coordinator.cli.interrupt import importing
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
+from coordinator.client.target import Choice
 
 LATE = {
     "policies": "coordinator.cli.policies",

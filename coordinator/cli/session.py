@@ -22,10 +22,9 @@ from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, ProtocolError, Unavailable
 from common.messages import Message
 from common.terminal import visible
-from coordinator.cli import connect, registry
-from coordinator.cli.connect import Choice, Connect, Target
 from coordinator.cli.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
-from coordinator.client import EXIT_CODES, ApiRefused, Client, NoCoordinator
+from coordinator.client import EXIT_CODES, ApiRefused, Client, NoCoordinator, registry
+from coordinator.client.target import Choice, Connect, Target, over_nats, resolve
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -67,7 +66,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         """This process's own."""
         return cls(
             environ=os.environ,
-            connect=connect.over_nats,
+            connect=over_nats,
             clock=SystemClock(),
             is_interactive=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
         )
@@ -101,12 +100,12 @@ class Session:
     def target(self) -> Target:
         """The cell and the user; ConfigError when no source names them."""
         directory = registry.home(self.environ)
-        found = connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
+        found = resolve(self._flags, self.environ, lambda: registry.find(directory))
         self.is_of_this_machine = found.is_of_this_machine
         return found
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Connect, do the work, leave. Errors are those of `Client.ask` and `connect.over_nats`."""
+        """Connect, do the work, leave. Errors are those of `Client.ask` and `over_nats`."""
         return asyncio.run(self._run(work))
 
     async def _run(self, work: Callable[[Client], Awaitable[T]]) -> T:

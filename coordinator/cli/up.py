@@ -22,10 +22,10 @@ from common.errors import ArylError, ConfigError
 from common.log import set_up
 from common.procfs import start_ticks
 from coordinator import plugins
-from coordinator.cli import registry
 from coordinator.cli.output import Format, OutputOption, fields, put_json
 from coordinator.cli.run_report import progress_view, progress_words, run_table
 from coordinator.cli.session import PlainConsole, console, exit_code, report, say
+from coordinator.client import registry
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, AgentBus, CellPlan
 from coordinator.demo.supervise import sweep

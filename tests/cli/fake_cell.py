@@ -32,8 +32,8 @@ from common.messages import Message, decode, encode
 from common.model import JobState, Mode, NodeRole, Pool
 from common.subjects import api_caller
 from coordinator.cli.app import app
-from coordinator.cli.connect import Target
 from coordinator.cli.session import Surroundings
+from coordinator.client.target import Target
 
 NOW_S = 1_700_000_000.0
 """2023-11-14T22:13:20Z."""

@@ -19,8 +19,7 @@ import pytest
 from common.api import ApiErrorCode, GetStatus, Status
 from common.bus import connect_nats
 from common.clock import SystemClock
-from coordinator.cli import registry
-from coordinator.client import EXIT_CODES, Client
+from coordinator.client import EXIT_CODES, Client, registry
 from coordinator.demo.nats_server import find_binary
 from coordinator.demo.supervise import mentioning, sweep
 

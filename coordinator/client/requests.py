@@ -1,17 +1,19 @@
-"""A caller of the API: one request, one typed answer. Must not know how answers are shown."""
+"""A caller of the API: one request, one typed answer."""
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import structs
 
 from common import subjects
 from common.access import AccessError
 from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes
-from common.bus import Bus
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
+
+if TYPE_CHECKING:  # a command that only prints help loads no NATS client
+    from common.bus import Bus
 
 M = TypeVar("M", bound=Message)
 Paged = Jobs | Nodes | Loans | Events

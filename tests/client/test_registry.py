@@ -14,10 +14,9 @@ import pytest
 from common.api import ApiErrorCode
 from common.errors import ConfigError
 from common.procfs import start_ticks
-from coordinator.cli import registry
-from coordinator.cli.registry import CellInfo
 from coordinator.cli.session import exit_code
-from coordinator.client import EXIT_CODES
+from coordinator.client import EXIT_CODES, registry
+from coordinator.client.registry import CellInfo
 
 
 def info(**changes: object) -> CellInfo:

@@ -12,17 +12,20 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.bus import Bus
 from common.clock import SystemClock
 from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.jobspec import readable
 from common.model import NatsAccess
 from common.subjects import token
-from coordinator.cli.registry import CellInfo
+from coordinator.client.registry import CellInfo
+
+if TYPE_CHECKING:  # as in `over_nats`
+    from common.bus import Bus
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -58,7 +61,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """It runs here and was found here; nothing else names its server."""
 
 
-Connect = Callable[[Target], AbstractAsyncContextManager[Bus]]
+Connect = Callable[[Target], "AbstractAsyncContextManager[Bus]"]
 
 
 @asynccontextmanager

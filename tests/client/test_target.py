@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from common.errors import ConfigError, Unavailable
-from coordinator.cli.connect import Choice, Target, login_token, over_nats, resolve
-from coordinator.cli.registry import CellInfo
 from coordinator.cli.session import EXIT_UNREACHABLE, exit_code
+from coordinator.client.registry import CellInfo
+from coordinator.client.target import Choice, Target, login_token, over_nats, resolve
 
 HERE = CellInfo(
     cell="demo", nats_url="nats://127.0.0.1:9", pid=1, start_ticks=1, run_dir="/r", started_at_s=0.0
