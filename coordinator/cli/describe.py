@@ -72,11 +72,16 @@ def explain(session: Session, show: Show, kind: str, name: str) -> None:
     if show.form == Format.NAME:
         put(session, [found.name])
         return
-    now_s = session.clock.wall_s()
-    put(session, [_headline(found), *_why(found), *_waits(found)])
+    put(session, explanation(found, session.clock.wall_s(), width=session.out.width))
+
+
+def explanation(found: Description, now_s: float, *, width: int) -> list[Text]:
+    """All blockers of one thing, the estimate and its source, and its story, in lines."""
+    said = [_headline(found), *_why(found), *_waits(found)]
+    lines = [line if isinstance(line, Text) else Text(line) for line in said]
     if found.story:
-        width = session.out.width
-        put(session, ["", *render.table(found.story, columns.events(now_s), width=width)])
+        lines += [Text(), *render.table(found.story, columns.events(now_s), width=width)]
+    return lines
 
 
 def _headline(found: Description) -> Text:

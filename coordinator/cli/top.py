@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import sys
-import termios
-import tty
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from msgspec import Struct
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
 from common.api import (
+    Describe,
+    Description,
     GetStatus,
     Jobs,
     ListJobs,
@@ -28,7 +23,7 @@ from common.api import (
     Nodes,
     Status,
 )
-from common.errors import ConfigError, Unavailable
+from common.errors import ConfigError
 from common.model import JobState
 from coordinator import plain_text
 from coordinator.cli import columns, render
@@ -36,20 +31,11 @@ from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.reconnect import Patience
 from coordinator.cli.render import STYLES, Column
 from coordinator.cli.session import Session, session
+from coordinator.cli.top_sheets import View as View
 from coordinator.client import Client
 
 REFRESH_S = 1.0
 _BAR_WIDTH = 10
-
-
-class View(Struct, frozen=True, kw_only=True):
-    """The contents of one frame."""
-
-    status: Status
-    nodes: Nodes
-    loans: Loans
-    jobs: Jobs
-    now_s: float
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +48,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Show the cell live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C exits.
+    """Show the cell live: what waits and comes home, jobs, nodes and loans. `q` or Ctrl-C exits.
+
+    Tab turns to the next sheet, `/` filters, `s` sorts, Enter explains a row.
 
     With -o json each frame is one object on its own line, one a second.
     """
@@ -196,47 +184,13 @@ def _pair(name: str, value: str, width: int) -> Text:
 
 
 async def _live(here: Session, client: Client) -> None:
-    """Redraw until `q`; while the coordinator is away the last data stays, with a note."""
-    leaving = asyncio.Event()
-    shown: list[Text] = []
-    out = here.out
-    with (
-        Live(console=out, screen=True, auto_refresh=False, transient=True) as live,
-        _keys(leaving),
-    ):
-        while not leaving.is_set():
-            try:
-                view = await look(client, here.clock.wall_s())
-            except Unavailable as error:
-                lines = [Text(f"not up to date: {error}", style="bold red"), *shown]
-            else:
-                shown = frame(view, width=out.width, height=out.height, is_ascii=is_ascii(out))
-                lines = shown
-            live.update(Group(*lines[: out.height]), refresh=True)
-            with contextlib.suppress(TimeoutError):
-                async with here.clock.timeout(REFRESH_S):
-                    await leaving.wait()
+    """The screen until `q`."""
+    from coordinator.cli.top_screen import Top  # only here: textual takes long to import
 
+    async def ask() -> View:
+        return await look(client, here.clock.wall_s())
 
-@contextlib.contextmanager
-def _keys(leaving: asyncio.Event) -> Generator[None, None, None]:
-    """Set `leaving` on `q`; keys come one by one and unseen, and Ctrl-C still interrupts."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    stdin = sys.stdin.fileno()
-    before = termios.tcgetattr(stdin)
-    loop = asyncio.get_running_loop()
+    async def explain(kind: str, name: str) -> Description:
+        return await client.ask(Describe(kind=kind, name=name), Description)
 
-    def read() -> None:
-        pressed = os.read(stdin, 64)
-        if not pressed or b"q" in pressed.lower():
-            leaving.set()
-
-    tty.setcbreak(stdin)
-    loop.add_reader(stdin, read)
-    try:
-        yield
-    finally:
-        loop.remove_reader(stdin)
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+    await Top(ask, explain, clock=here.clock).run_async()
