@@ -63,7 +63,7 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     one was measured, as above."""
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
-    gate: Gate | UnsetType = UNSET
+    gate: Gate | UnsetType | None = UNSET
     """What keeps it out of the queue; `blockers` has it in words. Only while something does, as
     above."""
 
