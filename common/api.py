@@ -82,7 +82,7 @@ class Hold(Message, frozen=True, kw_only=True, tag="hold"):
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release"):
-    """End the hold of jobs. Only an operator releases another tenant's job that one held."""
+    """End the hold of jobs. A hold by an operator, of another tenant's job, ends by operators."""
 
     job_ids: JobNames
 
@@ -100,8 +100,10 @@ class Requeue(Message, frozen=True, kw_only=True, tag="requeue"):
 class Change(Message, frozen=True, kw_only=True, tag="change"):
     """Change fields of a job that has not ended, as `JobChange` has them.
 
-    deadline_s: counted from the job's submission. workers: of a job that has workers, the maximum
-        alone; workers beyond it are released in the next pass.
+    deadline_s: counted from the job's submission.
+    workers: while the job has workers, its maximum alone may change; workers beyond it are released
+        in the next pass.
+    depends_on: all that it depends on from now on, while it waits.
     """
 
     job_id: str
@@ -335,9 +337,10 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     held_jobs: int | UnsetType = UNSET
     """The pending ones that a person holds. Only while there are any, as above."""
     dependent_jobs: int | UnsetType = UNSET
-    """The pending ones that are not held and wait for other jobs, and below those of them of which
-    a dependency can never hold. Only while there are any, as above."""
+    """The pending ones that wait for other jobs and are not held. Only while there are any, as
+    above."""
     never_jobs: int | UnsetType = UNSET
+    """Those of them of which a dependency can never hold. Only while there are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -22,9 +22,7 @@ T = TypeVar("T")
 
 JobsArgument = Annotated[
     list[str],
-    typer.Argument(
-        metavar="JOB...", help="Ids or names; all or none.", autocompletion=complete_jobs
-    ),
+    typer.Argument(metavar="JOB", help="Ids or names; all or none.", autocompletion=complete_jobs),
 ]
 NONE = "none"
 """The value of a flag that takes the old value away."""

@@ -1,4 +1,4 @@
-"""Holds, dependencies, requeues and changes: what a job may not do before, and that it does then."""
+"""Holds, dependencies, requeues and changes: what may not start, and that it starts then."""
 
 from __future__ import annotations
 

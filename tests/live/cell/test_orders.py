@@ -54,7 +54,7 @@ def job_file(house: House, spec: Any) -> str:
                 "gpus_per_worker": 4,
                 "checkpoint": {"path": spec.checkpoint.path, "grace_s": spec.checkpoint.grace_s},
             }
-        )  # fmt: skip
+        )
     )
     return str(path)
 
