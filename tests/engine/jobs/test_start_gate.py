@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.model import (
@@ -18,6 +19,7 @@ from common.model import (
     JobChange,
     JobId,
     JobState,
+    NodeName,
     WorkerRange,
 )
 from coordinator.engine.engine import Engine, decode_state
@@ -466,6 +468,19 @@ def test_a_change_is_checked_as_a_submission_is(change: JobChange, field: str) -
         JobChanged(job_id=job.job_id, by="t/u", change=change), now_s=house.sim.loop.now_s
     )
     assert house.engine.encode_state() == before
+
+
+def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
+    """An agent of an older version takes the order; the spec of the job keeps it."""
+    house = _line()
+    _submit(house, "first")
+    second = _submit(house, "second", (K.ENDED, "first"), is_held=True)
+    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    house.wait(40.0)
+    [order] = house.engine.desired(NodeName("t0")).workers
+    assert order.key.job_id == second.job_id
+    assert order.spec == replace(second.spec, depends_on=UNSET, is_held=UNSET)
+    assert second.spec.depends_on and second.spec.is_held
 
 
 # --- state and cost ---------------------------------------------------------------------------
