@@ -23,6 +23,12 @@ _VERBS = {
     DependencyKind.ENDED: "end",
 }
 
+_ENDS = {
+    JobState.SUCCEEDED: "succeeded",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
+}
+
 
 def holds(when: DependencyKind, job: JobEntry | None) -> bool | None:
     """Whether a dependency on a job holds; None: not yet.
@@ -119,12 +125,13 @@ def _settle(ctx: Context, job: JobEntry, of: JobEntry) -> None:
         return
     gate.depends_on = left
     if not left:
-        ctx.log_event(job.job_id, "dependencies hold", f"{of.job_id} is {of.state}")
+        now = _ENDS.get(of.state, f"is {of.state}")
+        ctx.log_event(job.job_id, "dependencies hold", f"{of.job_id} {now}")
     _moved(ctx, job, was_shut=True)
 
 
 def _never(ctx: Context, job: JobEntry, each: Dependency, of: JobEntry | None) -> None:
-    found = "is not known" if of is None else f"is {of.state}"
+    found = "is not known" if of is None else _ENDS.get(of.state, f"is {of.state}")
     job.gate.never = f"it waits for {each.job} to {_VERBS[each.when]}, which {found}"
     ctx.changed_jobs[job.job_id] = None
     ctx.log_event(job.job_id, "dependency never holds", job.gate.never)

@@ -12,7 +12,6 @@ from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeu
 from common.model import FINAL_JOB_STATES, JobChange, JobId, JobSpec
 from coordinator.engine.jobs import changes, person_orders, prerun_spec
 from coordinator.engine.state.events import (
-    Event,
     JobCancelRequested,
     JobChanged,
     JobsHeld,
@@ -56,19 +55,21 @@ class JobOrders:
             case Hold():
                 jobs = self._jobs(request.job_ids, tenant)
                 self._check(jobs, lambda job: _why_not_held(job, tenant))
-                await self._record(JobsHeld(job_ids=_ids(jobs), by=by))
+                await self._coordinator.record(JobsHeld(job_ids=_ids(jobs), by=by))
                 self._check(jobs, lambda job: "" if job.gate.held_by else _moved(job))
                 return _done(jobs, "is held", "are held")
             case Release():
                 jobs = self._jobs(request.job_ids, tenant)
                 self._check(jobs, person_orders.why_not_released)
                 self._check_holder(jobs, tenant)
-                await self._record(JobsReleased(job_ids=_ids(jobs), by=by))
+                await self._coordinator.record(JobsReleased(job_ids=_ids(jobs), by=by))
                 return _done(jobs, "is released", "are released")
             case Requeue():
                 jobs, is_held = self._jobs(request.job_ids, tenant), request.is_held
                 self._check(jobs, lambda job: person_orders.why_not_requeued(job, is_held=is_held))
-                await self._record(JobsRequeued(job_ids=_ids(jobs), by=by, is_held=is_held))
+                await self._coordinator.record(
+                    JobsRequeued(job_ids=_ids(jobs), by=by, is_held=is_held)
+                )
                 then = " and held" if is_held else ""
                 return _done(jobs, f"is being requeued{then}", f"are being requeued{then}")
             case Change():
@@ -95,13 +96,10 @@ class JobOrders:
                 why = f"job {job.job_id} is held by {job.gate.held_by}: an operator releases it"
                 raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
-    async def _record(self, event: Event) -> None:
-        await self._coordinator.record(event)
-
     async def _cancel(self, job: JobEntry, by: str) -> Done:
         if job.state in FINAL_JOB_STATES:
             raise Refusal(ApiErrorCode.CONFLICT, f"job {job.job_id} is {job.state}", "job_id")
-        await self._record(JobCancelRequested(job_id=job.job_id, by=by))
+        await self._coordinator.record(JobCancelRequested(job_id=job.job_id, by=by))
         return Done(detail=f"job {job.job_id} is being cancelled")
 
     async def _change(self, job: JobEntry, request: Change, by: str) -> Done:
@@ -115,7 +113,7 @@ class JobOrders:
         before = prerun_spec.submitted(job)
         self._check_change(job, change)
         self._check_spec(changes.changed(before, change))
-        await self._record(JobChanged(job_id=job.job_id, by=by, change=change))
+        await self._coordinator.record(JobChanged(job_id=job.job_id, by=by, change=change))
         if prerun_spec.submitted(job) != changes.changed(prerun_spec.submitted(job), change):
             self._check_change(job, change)
             raise Refusal(ApiErrorCode.CONFLICT, _moved(job), "job_id")

@@ -20,10 +20,11 @@ from common.model import (
     JobId,
     JobState,
     NodeName,
+    PrerunSpec,
     WorkerRange,
 )
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.jobs import changes, person_orders, start_gate
+from coordinator.engine.jobs import changes, person_orders, prerun_spec, start_gate
 from coordinator.engine.state.accounting import queueing_s
 from coordinator.engine.state.events import (
     Event,
@@ -279,7 +280,8 @@ def test_what_an_end_means_for_a_job_that_waits_for_it(
         return
     assert start_gate.kind(second) == Gate.NEVER
     [why] = house.engine.explain.blockers(second.job_id)
-    assert f"first to {'succeed' if when == K.OK else 'fail'}, which is {end}" in why
+    said = "succeed, which was cancelled" if when == K.OK else "fail, which succeeded"
+    assert f"first to {said}" in why
     assert not house.engine.state.dependents
 
 
@@ -428,6 +430,18 @@ def test_a_lower_maximum_shrinks_a_job_that_runs() -> None:
     house.sim.ask_pass()
     house.settle()
     assert not house.engine.state.oversized_jobs
+
+
+def test_a_new_range_of_a_job_before_its_pre_run_is_that_of_the_gang() -> None:
+    """The pre-run stays one worker, and the estimate is that of the new gang."""
+    house = _line()
+    job = _submit(house, "first", is_held=True, workers=(2, 2), prerun=PrerunSpec(time_s=60.0))
+    assert job.spec.prerun.gang is not None
+    _change(house, job, workers=WorkerRange(min=3, max=4))
+    gang = prerun_spec.submitted(job)
+    assert (job.spec.workers.max, gang.workers) == (1, WorkerRange(min=3, max=4))
+    assert (gang.is_held, job.estimate.expected_work_s) == (True, 90.0)
+    assert job.submitted_spec is not None and job.submitted_spec.workers.min == 2
 
 
 def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:

@@ -91,7 +91,7 @@ async def test_jobs_run_in_the_order_that_people_give(house: House) -> None:
     row = await house.until_job(second, "is held", lambda row: row.gate == Gate.HELD)
     assert (row.state, row.preemption_count) == (JobState.PENDING, 1)
     out, _ = await aryl(house, "explain", "job", third)
-    assert f"it can never start: it waits for {first} to fail, which is succeeded" in out
+    assert f"it can never start: it waits for {first} to fail, which succeeded" in out
     await aryl(house, "job", "change", third, "--after", "none", "--priority", "5")
     await house.until_state(third, JobState.SUCCEEDED)
 
