@@ -43,14 +43,14 @@ def changed(spec: JobSpec, change: JobChange) -> JobSpec:
 def why_not(state: ClusterState, job: JobEntry, change: JobChange) -> Misfit | None:
     """The first field that cannot be changed like this, and why; None: all can.
 
-    The field `job_id` stands for the job, which cannot be changed at all.
+    The field `job_id` stands for the job, which cannot be changed at all, and no field for all.
     """
     if job.state in FINAL_JOB_STATES:
         return Misfit("job_id", f"job {job.job_id} is {job.state}")
     if job.after_vacating not in (None, AfterVacating.REQUEUE):
         return Misfit("job_id", f"job {job.job_id} is ending")
     if change == JobChange():
-        return Misfit("job_id", "nothing is changed: give a priority, a limit, workers or --after")
+        return Misfit("", "nothing is changed: expected a new value of at least one field")
     found = misfit(changed(prerun_spec.submitted(job), change))
     if found is not None:
         return found

@@ -264,7 +264,7 @@ class Api:
     def _check_dependencies(self, job_id: JobId, spec: JobSpec) -> None:
         state, asked = self._coordinator.engine.state, spec.depends_on or ()
         if why := changes.dependency_misfit(state, job_id, asked):
-            raise Refusal(ApiErrorCode.USAGE, f"field depends_on: {why}", "depends_on")
+            raise Refusal(ApiErrorCode.USAGE, why, "depends_on")
 
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse a job that could never run here."""

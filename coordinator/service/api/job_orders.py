@@ -123,11 +123,9 @@ class JobOrders:
         found = changes.why_not(self._coordinator.engine.state, job, change)
         if found is None:
             return
-        if found.field == "job_id":
-            is_empty = change == JobChange()
-            code = ApiErrorCode.USAGE if is_empty else ApiErrorCode.CONFLICT
-            raise Refusal(code, found.what, found.field)
-        raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
+        is_state = found.field == "job_id"
+        code = ApiErrorCode.CONFLICT if is_state else ApiErrorCode.USAGE
+        raise Refusal(code, found.what, found.field)
 
 
 def _why_not_held(job: JobEntry, tenant: str) -> str:

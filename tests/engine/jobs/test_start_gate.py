@@ -463,7 +463,7 @@ def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (JobChange(), "job_id"),
+        (JobChange(), ""),
         (JobChange(workers=WorkerRange(min=3, max=2)), "workers"),
         (JobChange(deadline_s=5.0), "deadline_s"),
     ],

@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Message, str]] = {
     "too many": (Submit(
         spec=replace(SPEC, depends_on=(Dependency(job="first", when=OK),) * 257), request_id="r"
     ), "depends_on"),
-    "nothing to change": (Change(job_id="first"), "job_id"),
+    "nothing to change": (Change(job_id="first"), ""),
     "not so many GPUs": (Change(job_id="first", workers=WorkerRange(min=3, max=2)), "workers"),
     "waits for itself": (
         Change(job_id="first", depends_on=(Dependency(job="FIRST", when=OK),)), "depends_on"
