@@ -23,7 +23,7 @@ from common.apirows import TenantRow as TenantRow
 from common.apirows import UnknownLoadRow as UnknownLoadRow
 from common.apirows import WorkerRow as WorkerRow
 from common.messages import AgentReport, CollectorReport, CostReport, Message
-from common.model import JobSeconds, JobSpec, Token
+from common.model import Dependency, JobPriority, JobSeconds, JobSpec, Token, WorkerRange
 
 SCHEMA_VERSION = 1
 
@@ -60,12 +60,58 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
     warnings: tuple[str, ...] = ()
     """Why no node of the present fleet can run it, in the words of `explain job`; it waits all the
     same, as nodes may join."""
+    gate: str | UnsetType = UNSET
+    """Why it is not in the queue, in the same words. Only while it is not: a caller of an older
+    version refuses it."""
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
     """End a job."""
 
     job_id: str
+
+
+JobNames = Annotated[tuple[str, ...], Meta(min_length=1, max_length=1000)]
+"""Ids or names of jobs. An order to several of them is carried out for all, or for none."""
+
+
+class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+    """Keep waiting jobs out of the queue until their release."""
+
+    job_ids: JobNames
+
+
+class Release(Message, frozen=True, kw_only=True, tag="release"):
+    """End the hold of jobs. A hold by an operator, of another tenant's job, ends by operators."""
+
+    job_ids: JobNames
+
+
+class Requeue(Message, frozen=True, kw_only=True, tag="requeue"):
+    """Stop running jobs with their grace, free of charge; they wait again.
+
+    is_held: outside the queue, until their release.
+    """
+
+    job_ids: JobNames
+    is_held: bool = False
+
+
+class Change(Message, frozen=True, kw_only=True, tag="change"):
+    """Change fields of a job that has not ended, as `JobChange` has them.
+
+    deadline_s: counted from the job's submission.
+    workers: while the job has workers, its maximum alone may change; workers beyond it are released
+        in the next pass.
+    depends_on: all that it depends on from now on, while it waits.
+    """
+
+    job_id: str
+    priority: JobPriority | UnsetType = UNSET
+    time_limit_s: JobSeconds | UnsetType | None = UNSET
+    deadline_s: JobSeconds | UnsetType | None = UNSET
+    workers: WorkerRange | UnsetType = UNSET
+    depends_on: tuple[Dependency, ...] | UnsetType = UNSET
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -288,11 +334,22 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     above."""
     stalled_jobs: int | UnsetType = UNSET
     """The running ones that are STALLED. Only while there are any, as above."""
+    held_jobs: int | UnsetType = UNSET
+    """The pending ones that a person holds. Only while there are any, as above."""
+    dependent_jobs: int | UnsetType = UNSET
+    """The pending ones that wait for other jobs and are not held. Only while there are any, as
+    above."""
+    never_jobs: int | UnsetType = UNSET
+    """Those of them of which a dependency can never hold. Only while there are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (
     Submit,
     Cancel,
+    Hold,
+    Release,
+    Requeue,
+    Change,
     ListJobs,
     ListNodes,
     ListServices,
@@ -306,5 +363,7 @@ REQUESTS: tuple[type[Message], ...] = (
 )
 """Every request; its tag is the verb in the subject."""
 
-CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, Cancel, Operate))
+JOB_ORDERS = (Cancel, Hold, Release, Requeue, Change)
+"""The orders about jobs: of a user of the job's tenant, or of an operator."""
+CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, *JOB_ORDERS, Operate))
 """The verbs that may change something; all others only read."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, field
 
 from common.failures import Failure
 from common.messages import Part
-from common.model import JobState, Mode, NodeRole, Pool
+from common.model import Gate, JobState, Mode, NodeRole, Pool
 from common.telemetry import GpuReport, HostReport, InferenceReport
 
 
@@ -63,6 +63,9 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     one was measured, as above."""
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
+    gate: Gate | UnsetType | None = UNSET
+    """What keeps it out of the queue; `blockers` has it in words. Only while something does, as
+    above."""
 
 
 class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -25,6 +25,8 @@ message: 60 workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`)
 over 1,250 nodes, whose names each order carries too."""
 MAX_GPU_TYPES = 64
 """Types that a job names; a pass tries each of them for each job that waits."""
+MAX_DEPENDENCIES = 256
+"""Jobs that a job waits for; as long as it waits, each of them is looked up when it ends."""
 MAX_SPEEDUP_POINTS = 512
 """Of one speed-up table; between two points speed lies on a line."""
 TOKEN_WORDS = "expected a name of 1 to 64 of A-Z a-z 0-9 _ -"
@@ -138,6 +140,7 @@ def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:
         ("gpu.types", len(spec.gpu.types), MAX_GPU_TYPES),
         ("gpu.worker_multiplier", len(spec.gpu.worker_multiplier), MAX_GPU_TYPES),
         ("profile.speedup", len(spec.profile.speedup), MAX_SPEEDUP_POINTS),
+        ("depends_on", len(spec.depends_on or ()), MAX_DEPENDENCIES),
     ):
         if count > most:
             yield field, f"it has {count} entries, expected at most {most}"

@@ -34,6 +34,7 @@ Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]
 MAX_JOB_S = 1e9
 """No job plans for longer, some thirty years; it also keeps out infinity."""
 JobSeconds = Annotated[float, Meta(gt=0, le=MAX_JOB_S)]
+JobPriority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
 MAX_WORKERS = 100_000
 """Workers of one gang; above the GPUs of any fleet, and far below a number that a pass could not
 count."""
@@ -111,11 +112,36 @@ class StopReason(StrEnum):
     TIME_LIMIT = "time_limit"  # it ran into its own time limit
 
 
+class DependencyKind(StrEnum):
+    """What must have become of a job before one that depends on it starts (Slurm's `after`,
+    `afterok`, `afternotok` and `afterany`). A job that ended without a start counts as started."""
+
+    STARTED = "started"
+    OK = "ok"  # it succeeded
+    NOT_OK = "not_ok"  # it failed, or was cancelled
+    ENDED = "ended"
+
+
+class Gate(StrEnum):
+    """What keeps a waiting job out of the queue."""
+
+    HELD = "held"
+    DEPENDENCY = "dependency"  # another job has not come so far
+    NEVER = "never"  # a dependency that can never hold
+
+
 class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many workers a job can use; min == max makes it inelastic."""
 
     min: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     max: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+
+
+class Dependency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job, by its id, and what must have become of it before another job starts."""
+
+    job: Token
+    when: DependencyKind
 
 
 WHOLE_GPU = "a whole GPU"
@@ -236,7 +262,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cpus_per_worker: Annotated[int, Meta(ge=0, le=100_000)] = 0
     memory_bytes_per_worker: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     gpu: GpuRequest = GpuRequest()
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    priority: JobPriority = 0
     preemptibility: Preemptibility = Preemptibility.FULL
     expected_runtime_s: JobSeconds | None = None
     """Declared running time with `workers.min` workers; None leaves it to history."""
@@ -255,6 +281,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The group of trials that it belongs to, such as one hyper-parameter search."""
     profile: JobProfile = NO_PROFILE
     prerun: PrerunSpec = PrerunSpec()
+    depends_on: tuple[Dependency, ...] | UnsetType = UNSET
+    """All of them must hold before it starts for the first time. No order has them, and none of
+    `is_held`: an agent of an older version refuses both."""
+    is_held: bool | UnsetType = UNSET
+    """It waits outside the queue until a person releases it."""
 
     @property
     def is_elastic(self) -> bool:
@@ -280,6 +311,19 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def accepts(self, gpu_type: str) -> bool:
         """True if an attempt may run on this GPU type."""
         return self.gpu.accepts(gpu_type)
+
+
+class JobChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New values for fields of a job that has not ended; UNSET leaves a field as it is.
+
+    None, and no dependencies, take the old value away.
+    """
+
+    priority: JobPriority | UnsetType = UNSET
+    time_limit_s: JobSeconds | UnsetType | None = UNSET
+    deadline_s: JobSeconds | UnsetType | None = UNSET
+    workers: WorkerRange | UnsetType = UNSET
+    depends_on: tuple[Dependency, ...] | UnsetType = UNSET
 
 
 STORE_INDEX = -1

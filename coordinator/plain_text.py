@@ -10,7 +10,7 @@ import datetime
 import msgspec
 
 from common.api import ClosedRow, JobRow, NodeRow, ServiceRow, Status, UnknownLoadRow
-from common.model import FINAL_JOB_STATES, JobState
+from common.model import FINAL_JOB_STATES, Gate, JobState
 from coordinator.policies.contract.text import counted
 
 MISSING = "-"
@@ -73,7 +73,11 @@ def plain(text: str) -> str:
 
 
 def job_state(row: JobRow) -> str:
-    """The state; `STALLED` of one that runs and reports no progress any more."""
+    """The state; `STALLED` of one that runs and reports no progress any more, `held` of one that
+    waits and is held.
+    """
+    if row.gate == Gate.HELD:
+        return "held"
     return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)
 
 
@@ -164,7 +168,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
         (
             "jobs",
             f"{found.running_jobs} running{_stalled(found)}{_suspended(found)}, "
-            f"{found.starting_jobs} starting, {found.pending_jobs} pending",
+            f"{found.starting_jobs} starting, {found.pending_jobs} pending{_gated(found)}",
         ),
         *_without_room(found),
         *_gpus_out(found),
@@ -197,6 +201,16 @@ def _shed(count: int) -> str:
 def _stalled(found: Status) -> str:
     """Running jobs that stopped reporting progress, if there are any."""
     return f" ({found.stalled_jobs} STALLED)" if found.stalled_jobs else ""
+
+
+def _gated(found: Status) -> str:
+    """Pending jobs that are not in the queue, where there are any."""
+    said = [f"{found.held_jobs} held"] if found.held_jobs else []
+    if found.dependent_jobs:
+        said.append(f"{found.dependent_jobs} after other jobs")
+    if found.never_jobs:
+        said.append(f"{found.never_jobs} of them NEVER")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _suspended(found: Status) -> str:

@@ -13,6 +13,7 @@ from common.version import version
 from coordinator.cli import (
     cell,
     events,
+    job_orders,
     jobs,
     loans,
     monitoring,
@@ -93,6 +94,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 2 usage, 3 not found, 4 conflict, 5 denied, 6 unreachable, 7 timeout",
 )
+job_orders.register(jobs.app)
 app.add_typer(jobs.app, name="job")
 app.add_typer(nodes.app, name="node")
 app.add_typer(services.app, name="service")

@@ -202,10 +202,23 @@ def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
         ("priority", str(spec.priority)),
         ("preemptibility", str(spec.preemptibility)),
         ("checkpoint", saves if checkpoint.path else "never"),
+        *_limits(spec),
     ]
     if is_wide:
         # The environment may hold secrets: shown only on request.
         pairs += [(f"env {name}", value) for name, value in sorted(spec.env.items())]
+    return pairs
+
+
+def _limits(spec: JobSpec) -> Pairs:
+    """Only those that it has."""
+    found = {
+        "time limit": spec.time_limit_s,
+        "deadline": spec.deadline_s,
+    }
+    pairs = [(name, plain_text.duration(value)) for name, value in found.items() if value]
+    if spec.depends_on:
+        pairs.append(("after", " ".join(f"{each.when}:{each.job}" for each in spec.depends_on)))
     return pairs
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import UnsetType
 from typer.core import TyperCommand
 
 from common.api import Cancel, Done, GetLogs, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
@@ -121,6 +122,17 @@ def submit(
     launcher: Annotated[
         str | None, typer.Option(metavar="none|torchrun", help="Program that starts the ranks.")
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHEN:JOB",
+            help="Start only after a job of this id: started:, ok:, not_ok: or ended:JOB; may be "
+            "repeated, and all must hold.",
+        ),
+    ] = None,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep the job out of the queue until `aryl job release`.")
+    ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job ends and return its exit code.")
     ] = False,
@@ -149,6 +161,8 @@ def submit(
         deadline=deadline,
         time_limit=time_limit,
         launcher=launcher,
+        after=after or (),
+        is_held=hold,
     )
     spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd(), kind=kind)
     show = Show(output=output, is_quiet=quiet)
@@ -187,11 +201,15 @@ def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
     """Say that it is queued; and, in every form of output, that it would wait for other nodes."""
     match show.form:
         case Format.JSON:
-            put_json({"job_id": answer.job_id, "warnings": list(answer.warnings)})
+            gate = {} if isinstance(answer.gate, UnsetType) else {"gate": answer.gate}
+            put_json({"job_id": answer.job_id, "warnings": list(answer.warnings), **gate})
         case Format.NAME:
             typer.echo(answer.job_id)
         case Format.TABLE | Format.WIDE:
-            typer.echo(f"job {answer.job_id} ({spec.name}) is queued")
+            what = "is queued" if isinstance(answer.gate, UnsetType) else "is not in the queue yet"
+            typer.echo(f"job {answer.job_id} ({spec.name}) {what}")
+    if not isinstance(answer.gate, UnsetType):
+        say(answer.gate)
     for warning in answer.warnings:
         say(f"warning: {warning}")
     if answer.warnings:

@@ -37,6 +37,7 @@ EXIT_TIMEOUT = 7
 NEXT_BY_FIELD = {
     "job": "aryl job list --all",
     "job_id": "aryl job list --all",
+    "depends_on": "aryl job list --all",
     "worker_index": "aryl job describe JOB",
     "attempt": "aryl job describe JOB",
     "node": "aryl node list",

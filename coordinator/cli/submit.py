@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from common.errors import ConfigError
 from common.jobspec import parse
-from common.model import MAX_JOB_S, JobSpec
+from common.model import MAX_JOB_S, TOKEN_PATTERN, DependencyKind, JobSpec
 from coordinator.cli import job_file
 from coordinator.cli.job_file import FileKind
 
@@ -40,6 +40,8 @@ class SubmitFlags(Struct, frozen=True, kw_only=True):
     deadline: str | None = None
     time_limit: str | None = None
     launcher: str | None = None
+    after: Sequence[str] = ()
+    is_held: bool = False
 
 
 def job_spec(
@@ -124,6 +126,20 @@ def worker_range(text: str) -> dict[str, int]:
         )
 
 
+def dependencies(texts: Sequence[str]) -> list[dict[str, str]]:
+    """`ok:JOB` texts as the field `depends_on`; ConfigError names the flag."""
+    found: list[dict[str, str]] = []
+    for text in texts:
+        when, colon, job = text.partition(":")
+        if not colon or when not in list(DependencyKind):
+            kinds = ", ".join(f"{kind}:JOB" for kind in DependencyKind)
+            raise ConfigError(f"--after: {text!r}, expected one of {kinds}")
+        if not re.fullmatch(TOKEN_PATTERN, job):
+            raise ConfigError(f"--after: {text!r}, expected the id of a job after the colon")
+        found.append({"job": job, "when": when})
+    return found
+
+
 def environment(pairs: Sequence[str]) -> dict[str, str]:
     """`K=V` pairs; a later one wins. ConfigError names the flag."""
     values: dict[str, str] = {}
@@ -153,6 +169,8 @@ def _overlay(flags: SubmitFlags, here: Path) -> dict[str, Any]:
         "deadline_s": _seconds(flags.deadline, "deadline"),
         "time_limit_s": _seconds(flags.time_limit, "time-limit"),
         "launcher": flags.launcher,
+        "depends_on": dependencies(flags.after) or None,
+        "is_held": flags.is_held or None,
     }
     return _said(overlay)
 

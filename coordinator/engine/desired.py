@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, StopReason
+from common.model import GpuUuid, JobId, JobSpec, JobState, NodeName, NodeRole, StopReason
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.nodes import rebuilt_gangs
 from coordinator.engine.state.context import Context
@@ -20,6 +21,8 @@ STALE_GRACE_S = 10.0
 class _Gang(Struct):
     """The common part of all orders of a job, and the orders made from it."""
 
+    spec: JobSpec
+    """Without what matters before a start alone."""
     worker_count: int
     nodes: tuple[NodeName, ...]
     orders: dict[int, WorkerOrder] = field(default_factory=dict[int, WorkerOrder])
@@ -47,7 +50,8 @@ class Orders:
         for job, worker in placed:
             gang = self._gangs.get(job.job_id)
             if gang is None:
-                gang = _Gang(max(1, job.running_workers), rebuilt_gangs.gang_nodes(job))
+                count, nodes = max(1, job.running_workers), rebuilt_gangs.gang_nodes(job)
+                gang = _Gang(_begun(job.spec), count, nodes)
                 self._gangs[job.job_id] = gang
             order = gang.orders.get(worker.key.worker_index)
             is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)
@@ -106,11 +110,17 @@ def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:
     return frozenset([slot.uuid for slot in node.gpus if slot.guests])
 
 
+def _begun(spec: JobSpec) -> JobSpec:
+    if spec.depends_on is UNSET and spec.is_held is UNSET:
+        return spec
+    return replace(spec, depends_on=UNSET, is_held=UNSET)
+
+
 def _order(job: JobEntry, worker: WorkerEntry, gang: _Gang, *, is_sharing: bool) -> WorkerOrder:
     is_to_run = worker.order == OrderPhase.RUN
     return WorkerOrder(
         key=worker.key,
-        spec=job.spec,
+        spec=gang.spec,
         tenant=job.tenant,
         user=job.user,
         submitted_at_s=job.submitted_at_s,

@@ -67,8 +67,10 @@ from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
+    changes,
     deadlines,
     gpu_sharing,
+    person_orders,
     progress,
     stalls,
 )
@@ -112,6 +114,10 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
     JobSubmitted,
     LeaderStarted,
     LoadMeasured,
@@ -233,6 +239,8 @@ class Engine:
                 jobs_lifecycle.submit(ctx, event)
             case JobCancelRequested():
                 jobs_lifecycle.cancel(ctx, event)
+            case JobsHeld() | JobsReleased() | JobsRequeued() | JobChanged():
+                person_orders.act(ctx, event)
             case ProgressReported():
                 progress.reported(ctx, event)
             case ProgressStopped():
@@ -299,6 +307,8 @@ class Engine:
         for job in self._deadlines.due(self.state, ctx.now_s):
             deadlines.time_is_up(ctx, job)
         self._deadlines.seen(ctx.now_s)
+        for resize in changes.shrinks(ctx) if self.state.oversized_jobs else ():
+            commit(ctx, resize)
         snapshot = self._views.snapshot(ctx)
         allocation = self.policy.allocate(snapshot, self.policy_memory())
         self.state.policy_memory = allocation.memory
@@ -399,6 +409,7 @@ class Engine:
             *invariants.lease_faults(ctx),
             *invariants.job_faults(self.state),
             *invariants.size_faults(self.state),
+            *invariants.gate_faults(self.state),
             *invariants.figure_faults(self.state),
             *invariants.store_faults(self.state),
             *invariants.sharing_faults(ctx),

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
-from coordinator.engine.jobs import prerun_spec
+from coordinator.engine.jobs import prerun_spec, start_gate
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import shadow_mode
@@ -75,6 +75,8 @@ class Explainer:
         job = state.jobs.get(job_id)
         if job is None:
             return ()
+        if job.state == JobState.PENDING and job.gate.is_shut:
+            return (*start_gate.why_shut(state, job), *self.why_never(job_id))
         if doubted := lost_records.why_held(state, job_id):
             return (doubted, *self.why_never(job_id))
         said = jobs_retry.why_waiting(job, state.now_s)

@@ -25,7 +25,7 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.desired import Orders, desired_state
-from coordinator.engine.jobs import estimates, gang_reservations, gpu_sharing
+from coordinator.engine.jobs import estimates, gang_reservations, gpu_sharing, start_gate
 from coordinator.engine.jobs.lifecycle import Line
 from coordinator.engine.nodes import membership as nodes_membership
 from coordinator.engine.state.accounting import GpuTally
@@ -398,11 +398,35 @@ def size_faults(state: ClusterState) -> list[str]:
     """No job has more workers than it can use; workers on their way out do not count."""
     faults: list[str] = []
     for job in state.live():
-        if job.attempt.gpu_type is None:
+        if job.attempt.gpu_type is None or job.job_id in state.oversized_jobs:
             continue
         most = job.spec.workers_on(job.attempt.gpu_type).max
         if job.running_workers > most:
             faults.append(f"job {job.job_id} has {job.running_workers} workers, at most {most}")
+    return faults
+
+
+def gate_faults(state: ClusterState) -> list[str]:
+    """No job is started behind a shut gate, and each dependency that may come to hold is settled
+    when its job ends."""
+    faults: list[str] = []
+    for job in state.live():
+        if job.gate.is_shut != (job.job_id in state.gated_jobs):
+            faults.append(f"job {job.job_id}: its gate is missing from the index, or open")
+        if job.gate.is_shut and job.state not in (JobState.PENDING, JobState.PREEMPTING):
+            faults.append(f"job {job.job_id} is {job.state} behind a shut gate")
+        for each in job.gate.depends_on:
+            of = state.jobs.get(JobId(each.job))
+            is_open = of is not None and start_gate.holds(each.when, of) is None
+            if is_open and job.job_id not in state.dependents.get(JobId(each.job), ()):
+                faults.append(f"job {job.job_id}: nothing settles that it waits for {each.job}")
+            if of is not None and start_gate.holds(each.when, of):
+                faults.append(f"job {job.job_id} waits for {each.job}, which came so far")
+    faults += [
+        f"job {job_id} has an index of its start gate, and has ended"
+        for job_id in state.gated_jobs
+        if job_id not in state.live_jobs
+    ]
     return faults
 
 

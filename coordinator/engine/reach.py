@@ -85,8 +85,18 @@ def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
 
 def reach_of(fleet: FleetGpus, job: JobEntry) -> Reach:
     """The present reach of a job. An elastic job stays elastic, and keeps its workers."""
-    spec = job.spec
-    return _reach(fleet, spec.workers, spec.gpus_per_worker, spec.gpu, present=len(job.workers))
+    spec, present = job.spec, len(job.workers)
+    workers = spec.workers if present <= spec.workers.max else _present(job)
+    return _reach(fleet, workers, spec.gpus_per_worker, spec.gpu, present=present)
+
+
+def _present(job: JobEntry) -> WorkerRange:
+    """The range of a job up to its present workers: a person may have lowered its maximum."""
+    workers, kind = job.spec.workers, job.attempt.gpu_type or ""
+    if len(job.workers) <= job.spec.workers_on(kind).max:
+        return workers
+    factor = job.spec.gpu.worker_multiplier.get(kind, 1)
+    return replace(workers, max=-(-len(job.workers) // factor))
 
 
 def reach_behind(fleet: FleetGpus, job: JobEntry) -> WorkerRange | None:

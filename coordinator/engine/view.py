@@ -405,9 +405,13 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
 
 
 def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | None:
-    """A job that has not ended; one that rests before its next try is not put to a policy."""
+    """A job that has not ended. One that rests before its next try, or waits behind a shut gate, is
+    not put to a policy.
+    """
     job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
     if job is None or jobs_retry.rests(job) or lost_records.is_held(ctx.state, job_id):
+        return None
+    if job.state == JobState.PENDING and job.gate.is_shut:
         return None
     seen, time_s = job_view(ctx, job, fleet), job.spec.prerun.time_s
     if not prerun_spec.is_on(job) or time_s is None:

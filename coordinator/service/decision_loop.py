@@ -26,6 +26,10 @@ from coordinator.engine.state.commands import Command, Outcome
 from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
     JobSubmitted,
     LeaderStarted,
     LoanPassDue,
@@ -105,6 +109,9 @@ class _Waiting(Struct):
     done: asyncio.Future[Outcome] | None = None
 
 
+_JOB_ORDERS = {JobsHeld: "hold", JobsReleased: "release", JobsRequeued: "requeue"}
+
+
 def ordered(event: Event) -> str:
     """A person's order, and the person; empty for other events."""
     match event:
@@ -112,6 +119,12 @@ def ordered(event: Event) -> str:
             return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
         case JobCancelRequested():
             return f"cancel {event.job_id} by {event.by}"
+        case JobsHeld() | JobsReleased() | JobsRequeued():
+            is_held = isinstance(event, JobsRequeued) and event.is_held
+            words = (_JOB_ORDERS[type(event)], *event.job_ids, "held" if is_held else "")
+            return f"{' '.join(filter(None, words))} by {event.by}"
+        case JobChanged():
+            return f"change {event.job_id} by {event.by}"
         case OperatorAsked():
             within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
             what = (event.action, event.target, event.value, within, f"by {event.by}")

@@ -13,7 +13,7 @@ import logging
 from types import TracebackType
 
 from common import subjects
-from common.api import CHANGES, ApiError, ApiErrorCode, Cancel, Operate
+from common.api import CHANGES, JOB_ORDERS, ApiError, ApiErrorCode, Operate
 from common.bus import BusMessage, Handler
 from common.clock import Clock
 from common.errors import Unavailable
@@ -26,7 +26,7 @@ MAX_IN_FLIGHT = 256
 reads, for changes and for orders alike."""
 OPERATORS = "ops"
 """The tenant whose users may order the cell."""
-ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
+ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (*JOB_ORDERS, Operate))
 """Verbs of operators that no rate and no flood of other requests refuses."""
 FINISH_S = 1.5
 """Requests in flight at a stop are answered within this: longer than a healthy node takes to send a
@@ -34,7 +34,7 @@ log, and less than a coordinator has for its end."""
 
 
 def is_order(tenant: str, verb: str) -> bool:
-    """True if an operator ends a job or orders the cell."""
+    """True if an operator gives an order, about a job or the cell."""
     return tenant == OPERATORS and verb in ORDERS
 
 

@@ -46,6 +46,10 @@ _JOB_NOTES = {
     "others show it. Another tenant's app of the same name is another app",
     "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
     "profile": "how it runs; policies that need more say what they take",
+    "depends_on[]": "other jobs, all of which come first: see [jobs in order](#jobs-in-order)",
+    "depends_on[].job": "its id",
+    "depends_on[].when": "what must have become of it",
+    "is_held": "`true`: it waits outside the queue until `aryl job release`",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
 

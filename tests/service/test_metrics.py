@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from common.api import Operate
+from common.api import Operate, Requeue
 from common.model import NodeName, NodeRole
 from common.monitoring.page import renderer
 from coordinator.service.coordinator import Coordinator
@@ -90,6 +90,25 @@ async def test_a_loan_and_its_reclaim_are_counted_once_with_all_their_stages() -
         assert total(later, "aryl_returns_total") == 0.0
         assert total(later, "aryl_preemptions_total") == 0.0
         assert later["aryl_loans_total"] == 1.0
+
+
+async def test_a_requeue_counts_as_a_preemption_by_an_order() -> None:
+    """Not as one by its node, and its unsaved work is lost by the same cause."""
+    async with Cell(training=1) as cell:
+        coordinator = await cell.lead()
+        await running(cell, coordinator)
+        page = Page(coordinator)
+        page.read()
+        [job_id] = coordinator.engine.state.live_jobs
+        await cell.ask(Requeue(job_ids=(job_id,), is_held=True))
+        await cell.until(lambda: coordinator.engine.state.jobs[job_id].loss is not None)
+        await cell.until(lambda: not coordinator.engine.state.jobs[job_id].workers)
+        samples = page.read()
+        assert samples['aryl_preemptions_total{cause="order"}'] == 1.0
+        assert total(samples, "aryl_preemptions_total") == 1.0
+        lost = samples['aryl_lost_gpu_seconds_total{cause="order"}']
+        assert lost == coordinator.engine.state.counters.preemption_cost_gpu_s > 0.0
+        assert samples['aryl_tenant_waiting_gpus{tenant="team"}'] == 0.0
 
 
 async def test_an_unknown_load_is_no_zero() -> None:

@@ -133,6 +133,8 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
     job = ctx.job(decision.job_id)
     if job is None or job.state != JobState.PENDING:
         return f"{decision.job_id} does not wait"
+    if job.gate.is_shut:
+        return f"{decision.job_id} is not in the queue"
     why = why_not(ctx, job, decision, held=held)
     if why:
         return why

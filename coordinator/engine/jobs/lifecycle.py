@@ -25,6 +25,7 @@ from coordinator.engine.jobs import (
     preemption_loss,
     prerun_spec,
     rendezvous,
+    start_gate,
 )
 from coordinator.engine.jobs import (
     retry as jobs_retry,
@@ -83,6 +84,8 @@ def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
     kinds: dict[JobId, str] = {job_id: wait.kind for wait in waits for job_id in wait.jobs}
     is_any = False
     for job_id in state.live_jobs:
+        if job_id in state.gated_jobs:
+            continue
         job = state.jobs[job_id]
         kind = kinds.get(job_id, "") if job.state == JobState.PENDING else ""
         if kind != job.wait.kind:
@@ -157,6 +160,8 @@ def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
         settle(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
     ctx.log_event(job.job_id, f"{event} -> {job.state}", reason)
+    if event == JobEvent.GANG_READY or job.state in FINAL_JOB_STATES:
+        start_gate.passed(ctx, job)
 
 
 def stall_over(ctx: Context, job: JobEntry, why: str) -> None:
@@ -197,6 +202,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
     ctx.changed_jobs[event.job_id] = None
     ctx.state.counters.jobs_submitted += 1
     ctx.log_event(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
+    start_gate.submitted(ctx, ctx.state.jobs[event.job_id])
     ctx.needs_pass = True
 
 
@@ -295,17 +301,19 @@ def preempt(
     *,
     loan: LoanEntry | None = None,
     stake: estimates.Stake | None = None,
+    is_ordered: bool = False,
 ) -> None:
     """Preempt a whole job; it queues again when its last worker has ended.
 
     loan: the loan whose end needs the stop; it bears the preemption and its cost. A gang that had
         not run yet loses nothing and is not counted.
     stake: work at stake, and until when it was done; None: what its present workers have not saved.
+    is_ordered: a person ordered it.
     """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
         return
     if job.attempt.ran_at_s is not None:
-        preemption_loss.ordered(ctx, job, loan, stake)
+        preemption_loss.ordered(ctx, job, loan, stake, is_ordered=is_ordered)
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)

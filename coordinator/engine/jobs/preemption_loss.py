@@ -36,6 +36,7 @@ def ordered(
     stake: estimates.Stake | None = None,
     *,
     is_migration: bool = False,
+    is_ordered: bool = False,
 ) -> None:
     """A job that had run is about to be stopped against its will.
 
@@ -44,6 +45,7 @@ def ordered(
     loan: the loan whose end needs the stop; it bears the preemption and its cost.
     stake: work at stake; None: what its present workers have not saved.
     is_migration: it goes on elsewhere at once: the loss counts, the stop is no preemption.
+    is_ordered: a person ordered it.
     """
     if not is_migration:
         job.counts.preemptions += 1
@@ -60,6 +62,7 @@ def ordered(
         gpus=stake.gpus,
         lease_id=None if loan is None else loan.lease_id,
         is_migration=is_migration,
+        is_ordered=is_ordered,
     )
 
 

@@ -54,7 +54,8 @@ def give_back(ctx: Context) -> None:
     idle = [
         name for name, at_s in ctx.state.idle_loans_since_s.items() if ctx.now_s - at_s >= limit_s
     ]
-    if not idle or any(job.state == JobState.PENDING for job in ctx.state.live()):
+    waiting = (job for job in ctx.state.live() if job.state == JobState.PENDING)
+    if not idle or any(not job.gate.is_shut for job in waiting):
         return
     for name in sorted(idle):
         node = ctx.state.nodes.get(name)

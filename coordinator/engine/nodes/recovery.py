@@ -9,6 +9,7 @@ from coordinator.engine.jobs import (
     gpu_sharing,
     preemption_loss,
     rendezvous,
+    start_gate,
 )
 from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
@@ -148,6 +149,7 @@ def _drop_older_attempt(ctx: Context, job: JobEntry) -> None:
     job.lost_gpu_s = old.lost_gpu_s
     job.resizes = ResizeCosts(recent_s=old.resizes.recent_s, lost_gpu_s=old.resizes.lost_gpu_s)
     rendezvous.ended(ctx, old)
+    start_gate.forget(ctx.state, old)
 
 
 def _adopt(

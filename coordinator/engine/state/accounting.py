@@ -273,8 +273,9 @@ def deadlines(jobs: Iterable[JobEntry], now_s: float) -> list[bool]:
 
 
 def queueing_s(job: JobEntry, now_s: float) -> float:
-    """Time in the queue until an instant, all attempts together, in seconds."""
-    if job.attempt.ran_at_s is not None:
+    """Time in the queue until an instant, all attempts together, in seconds; none of it while a
+    hold or a dependency kept it out."""
+    if job.attempt.ran_at_s is not None or job.gate.is_shut:
         return job.wait.queueing_s
     until_s = now_s if job.finished_at_s is None else job.finished_at_s
     return job.wait.queueing_s + max(0.0, until_s - job.wait.pending_since_s)

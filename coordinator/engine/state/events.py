@@ -12,6 +12,7 @@ from common.messages import GpuHealth, RecoveryAction, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
     GpuUuid,
+    JobChange,
     JobId,
     JobSpec,
     LeaseId,
@@ -57,6 +58,36 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
 
     job_id: JobId
     by: str
+
+
+class JobsHeld(Fact, frozen=True, kw_only=True, tag="jobs_held"):
+    """A person holds jobs; one that starts before this fact stays as it is."""
+
+    job_ids: tuple[JobId, ...]
+    by: str
+
+
+class JobsReleased(Fact, frozen=True, kw_only=True, tag="jobs_released"):
+    """A person ended the hold of jobs."""
+
+    job_ids: tuple[JobId, ...]
+    by: str
+
+
+class JobsRequeued(Fact, frozen=True, kw_only=True, tag="jobs_requeued"):
+    """A person wants jobs stopped and back in the queue, or held outside it."""
+
+    job_ids: tuple[JobId, ...]
+    by: str
+    is_held: bool = False
+
+
+class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed"):
+    """A person changed fields of a job."""
+
+    job_id: JobId
+    by: str
+    change: JobChange
 
 
 class FaultClass(StrEnum):
@@ -296,6 +327,10 @@ Event = (
     LeaderStarted
     | JobSubmitted
     | JobCancelRequested
+    | JobsHeld
+    | JobsReleased
+    | JobsRequeued
+    | JobChanged
     | NodeReported
     | ProgressReported
     | ProgressStopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from common.model import Checkpoint, NodeName, WorkerKey
+from common.model import Checkpoint, Dependency, NodeName, WorkerKey
 
 
 class AttemptEntry(Struct, kw_only=True):
@@ -154,3 +154,21 @@ class WaitEntry(Struct, kw_only=True):
     kind: str = ""
     since_s: float = 0.0
     spent_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class StartGate(Struct, kw_only=True, omit_defaults=True):
+    """What keeps a job out of the queue while it waits; see `jobs.start_gate`.
+
+    held_by: the person who ordered its hold, as TENANT/USER; empty: it is not held.
+    depends_on: its dependencies that do not hold yet, and those that never can.
+    never: why one of them never can, in words; empty: all of them may come to hold.
+    """
+
+    held_by: str = ""
+    depends_on: list[Dependency] = field(default_factory=list[Dependency])
+    never: str = ""
+
+    @property
+    def is_shut(self) -> bool:
+        """True while the job may not start."""
+        return bool(self.held_by or self.depends_on)

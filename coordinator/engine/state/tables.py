@@ -39,6 +39,7 @@ from coordinator.engine.state.job_groups import (
     EndedWorkers,
     JobCounts,
     SaveState,
+    StartGate,
     Suspension,
     WaitEntry,
     WorkClock,
@@ -514,6 +515,8 @@ class LossEntry(Struct, kw_only=True):
     is_booked: bool = False
     """The last worker is gone."""
     is_migration: bool = False
+    is_ordered: bool = False
+    """A person ordered the requeue of the job."""
 
 
 class Migration(Struct, frozen=True, kw_only=True):
@@ -554,6 +557,9 @@ class JobEntry(Struct, kw_only=True):
     counts: JobCounts = field(default_factory=JobCounts)
     retry: RetryEntry = field(default_factory=RetryEntry)
     wait: WaitEntry
+    gate: StartGate = field(default_factory=StartGate)
+    submitted_spec: JobSpec | None = None
+    """Its spec before the first change of it by a person; None: there was none."""
     exit_code: int | None = None
     error: str = ""
     progress: Progress | None = None
@@ -675,6 +681,14 @@ class ClusterState(Struct, kw_only=True):
     """Lines that were forgotten; the first one kept has this number plus one."""
     live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Ids of the jobs that have not ended, in order of submission."""
+    gated_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Those of them that a hold or a dependency keeps from their next start."""
+    dependents: dict[JobId, dict[JobId, None]] = field(
+        default_factory=dict[JobId, dict[JobId, None]]
+    )
+    """Jobs that others wait for, and which others."""
+    oversized_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Jobs that may have more workers than the maximum to which a person changed them."""
     suspended_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     migrating_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     shared_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])

@@ -125,7 +125,7 @@ def _awaited(entry: JobEntry) -> list[str]:
 def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     blockers = engine.explain.blockers(entry.job_id)
     reasons = list(blockers)
-    if engine.state.is_frozen:
+    if engine.state.is_frozen and not entry.gate.is_shut:
         reasons.insert(0, rows.FROZEN)
     place = engine.explain.queue_place(entry.job_id)
     if place is not None:
@@ -138,7 +138,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
         for name in engine.explain.recommended()
-        if blockers
+        if blockers and not entry.gate.is_shut
     ]
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")

@@ -10,17 +10,23 @@ import re
 from base64 import b32encode
 from hashlib import blake2b
 
+from msgspec import UNSET
+
 from common import subjects
 from common.api import (
     REQUESTS,
     ApiError,
     ApiErrorCode,
     Cancel,
+    Change,
     Describe,
     Done,
     GetEvents,
     GetLogs,
+    Hold,
     Operate,
+    Release,
+    Requeue,
     Submit,
     Submitted,
 )
@@ -28,18 +34,18 @@ from common.bus import BusMessage
 from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
-from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine.jobs import prerun_spec
+from common.model import JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
+from coordinator.engine.jobs import changes, prerun_spec, start_gate
 from coordinator.engine.nodes import maintenance as nodes_maintenance
 from coordinator.engine.nodes.rebuilt_gangs import is_awaited
 from coordinator.engine.state.events import (
-    JobCancelRequested,
     JobSubmitted,
     OperatorAction,
     OperatorAsked,
 )
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
+from coordinator.service.api.job_orders import JobOrder, JobOrders
 from coordinator.service.api.name_lookup import Refusal, unknown
 from coordinator.service.api.queries import Looks, Past
 from coordinator.service.api.rate_limit import Rates
@@ -76,6 +82,7 @@ class Api:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
+        self._job_orders = JobOrders(coordinator, self._check_spec)
         settings = coordinator.settings
         self._rates = Rates(
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
@@ -135,7 +142,16 @@ class Api:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
         match request:
-            case Submit() | Cancel() | Operate() | GetLogs():
+            case (
+                Submit()
+                | Cancel()
+                | Hold()
+                | Release()
+                | Requeue()
+                | Change()
+                | Operate()
+                | GetLogs()
+            ):
                 try:
                     return await self._change(request, tenant, user)
                 except Refusal as refusal:
@@ -156,13 +172,13 @@ class Api:
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     async def _change(
-        self, request: Submit | Cancel | Operate | GetLogs, tenant: str, user: str
+        self, request: Submit | JobOrder | Operate | GetLogs, tenant: str, user: str
     ) -> Message:
         match request:
             case Submit():
                 return await self._submit(request, tenant, user)
-            case Cancel():
-                return await self._cancel(request, tenant, user)
+            case Cancel() | Hold() | Release() | Requeue() | Change():
+                return await self._job_orders.give(request, tenant, user)
             case Operate():
                 return await self._operate(request, tenant, user)
             case GetLogs():
@@ -192,6 +208,7 @@ class Api:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
         if job_id not in self._coordinator.engine.state.jobs:
             self._check_spec(request.spec)
+            self._check_dependencies(job_id, request.spec)
             self._check_line(tenant, job_id)
             event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
             self._entering[job_id] = tenant
@@ -205,13 +222,19 @@ class Api:
         job = self._coordinator.engine.state.jobs.get(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
-        if prerun_spec.submitted(job) != request.spec:
+        if (job.submitted_spec or prerun_spec.submitted(job)) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} already submitted job {job_id}, which is different",
                 "request_id",
             )
-        return Submitted(job_id=job_id, warnings=self._coordinator.engine.explain.why_never(job_id))
+        engine = self._coordinator.engine
+        gate = start_gate.why_shut(engine.state, job) if start_gate.kind(job) else ()
+        return Submitted(
+            job_id=job_id,
+            warnings=engine.explain.why_never(job_id),
+            gate="; ".join(gate) or UNSET,
+        )
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
         """Refuse a new job of a tenant that has its limit of waiting jobs.
@@ -238,6 +261,11 @@ class Api:
                 "tenant",
             )
 
+    def _check_dependencies(self, job_id: JobId, spec: JobSpec) -> None:
+        state, asked = self._coordinator.engine.state, spec.depends_on or ()
+        if why := changes.dependency_misfit(state, job_id, asked):
+            raise Refusal(ApiErrorCode.USAGE, why, "depends_on")
+
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse a job that could never run here."""
         found = misfit(spec)
@@ -261,18 +289,6 @@ class Api:
                 f"{largest}",
                 "gpus_per_worker",
             )
-
-    async def _cancel(self, request: Cancel, tenant: str, user: str) -> Done:
-        job = name_lookup.job(self._coordinator.engine.state, request.job_id)
-        if tenant not in (job.tenant, OPERATORS):
-            raise Refusal(
-                ApiErrorCode.DENIED, f"job {job.job_id} belongs to {job.tenant}", "job_id"
-            )
-        if job.state in FINAL_JOB_STATES:
-            raise Refusal(ApiErrorCode.CONFLICT, f"job {job.job_id} is {job.state}", "job_id")
-        event = JobCancelRequested(job_id=job.job_id, by=f"{tenant}/{user}")
-        await self._coordinator.record(event)
-        return Done(detail=f"job {job.job_id} is being cancelled")
 
     async def _operate(self, request: Operate, tenant: str, user: str) -> Done:
         if tenant != OPERATORS:
@@ -377,8 +393,10 @@ def _ordered(request: Message) -> str:
     match request:
         case Submit():
             return f"submit {request.spec.name}"
-        case Cancel():
-            return f"cancel {request.job_id}"
+        case Cancel() | Change():
+            return f"{request.__struct_config__.tag} {request.job_id}"
+        case Hold() | Release() | Requeue():
+            return " ".join((str(request.__struct_config__.tag), *request.job_ids))
         case Operate():
             return " ".join(filter(None, (request.action, request.target, request.value)))
         case _:

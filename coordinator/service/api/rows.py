@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import fmean
 
 from msgspec import UNSET, UnsetType
@@ -21,10 +22,10 @@ from common.api import (
     WorkerRow,
 )
 from common.messages import CommandReport, NodeReport
-from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import Gate, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
-from coordinator.engine.jobs import stalls
+from coordinator.engine.jobs import stalls, start_gate
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
@@ -42,7 +43,9 @@ from coordinator.service.nodes.report_folding import Folder
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
-_copied_of_job = copier(JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s"))
+_copied_of_job = copier(
+    JobRow, JobEntry, groups=("spec",), computed=("attempt", "gate", "lost_gpu_s")
+)
 
 
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
@@ -65,6 +68,7 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         stalled_s=_set(stalls.quiet_s(job, now_s)),
         resize_cost_s=_set(job.resizes.cost_s),
         lost_gpu_s=job.lost_gpu_s or UNSET,
+        gate=start_gate.kind(job) or UNSET,
     )
 
 
@@ -84,7 +88,7 @@ def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
         stalled = stalls.in_words(job, now_s)
         return (stalled,) if stalled else explain_job.stopping_reasons(job, now_s=now_s)
     found = engine.explain.blockers(job.job_id)
-    return (FROZEN, *found) if engine.state.is_frozen else found
+    return (FROZEN, *found) if engine.state.is_frozen and not job.gate.is_shut else found
 
 
 def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
@@ -380,6 +384,7 @@ def status(
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
     without_room = [why for job in live if (why := engine.explain.why_never(job.job_id))]
+    gates = Counter(map(start_gate.kind, live))
     known = accounting.figures(state, now_s=now_s)
     known = accounting.with_overdue(known, state, now_s)
     return Status(
@@ -427,6 +432,9 @@ def status(
         gpu_breaker=_breaker(engine) or UNSET,
         nodes_closed=sum(1 for node in nodes if closed(engine, node, now_s=now_s)) or UNSET,
         stalled_jobs=sum(1 for job in live if job.gaps.stalled_since_s is not None) or UNSET,
+        held_jobs=gates[Gate.HELD] or UNSET,
+        dependent_jobs=gates[Gate.DEPENDENCY] + gates[Gate.NEVER] or UNSET,
+        never_jobs=gates[Gate.NEVER] or UNSET,
     )
 
 

@@ -118,7 +118,7 @@ def _jobs(scrape: Scrape, engine: Engine, now_s: float) -> None:
         states[job.state, tenant] += 1
         held[tenant] += sum([len(worker.gpu_uuids) for worker in job.workers.values()])
         stalled += job.gaps.stalled_since_s is not None
-        if job.state == JobState.PENDING:
+        if job.state == JobState.PENDING and not job.gate.is_shut:
             waiting[tenant] += job.spec.workers.min * job.spec.gpus_per_worker
             waited_s = now_s - job.wait.pending_since_s
             oldest_s[tenant] = max(oldest_s.get(tenant, 0.0), waited_s)

@@ -23,7 +23,7 @@ from coordinator.policies.contract.decisions import Decision, Preempt
 from coordinator.service.metrics.cell_state import OTHERS, TENANTS_MAX
 from coordinator.service.metrics.table import KEPT
 
-RECLAIM, POLICY, NODE = "reclaim", "policy", "node"
+RECLAIM, POLICY, NODE, ORDER = "reclaim", "policy", "node", "order"
 """Causes of preemptions."""
 RESIZE, MIGRATION = "resize", "migration"
 """Further causes of lost work."""
@@ -77,9 +77,9 @@ class Measures:
         count = self._kept.count
         for kind in DECISION_KINDS:
             count("aryl_decisions_total", kind, amount=0)
-        for cause in (RECLAIM, POLICY, NODE):
+        for cause in (RECLAIM, POLICY, NODE, ORDER):
             count("aryl_preemptions_total", cause, amount=0)
-        for cause in (RECLAIM, POLICY, NODE, RESIZE, MIGRATION):
+        for cause in (RECLAIM, POLICY, NODE, ORDER, RESIZE, MIGRATION):
             count("aryl_lost_gpu_seconds_total", cause, amount=0)
         for service in services:
             for kind in _KINDS:
@@ -240,6 +240,8 @@ def _known(job: JobEntry) -> _Known:
 def _cause(job: JobEntry, preempted: Collection[JobId]) -> str:
     if job.loss is not None and job.loss.lease_id is not None:
         return RECLAIM
+    if job.loss is not None and job.loss.is_ordered:
+        return ORDER
     return POLICY if job.job_id in preempted else NODE
 
 

@@ -74,11 +74,13 @@ CELL: tuple[Family, ...] = (
     Family(
         "aryl_job_oldest_wait_seconds",
         "gauge",
-        "longest present wait of a pending job",
+        "longest present wait of a pending job in the queue",
         ("tenant",),
     ),
     Family("aryl_tenant_gpus", "gauge", "GPUs that workers of a tenant hold", ("tenant",)),
-    Family("aryl_tenant_waiting_gpus", "gauge", "base demand of pending jobs", ("tenant",)),
+    Family(
+        "aryl_tenant_waiting_gpus", "gauge", "base demand of pending jobs in the queue", ("tenant",)
+    ),
     Family("aryl_tenant_guarantee_gpus", "gauge", "quota of a tenant", ("tenant",)),
     Family("aryl_service_nodes", "gauge", "nodes of a service by role", ("service", "role")),
     Family(
@@ -240,8 +242,8 @@ KEPT: tuple[Family, ...] = (
     Family(
         "aryl_preemptions_total",
         "counter",
-        "preemptions by cause: reclaim (its node goes home), policy, and node (a drain or a node"
-        " that stopped it)",
+        "preemptions by cause: reclaim (its node goes home), policy, order (a requeue), and node (a"
+        " drain or a node that stopped it)",
         ("cause",),
     ),
     Family(

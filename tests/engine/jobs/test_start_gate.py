@@ -1,0 +1,532 @@
+"""Holds, dependencies, requeues and changes: what may not start, and that it starts then."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from common.model import (
+    CheckpointSpec,
+    Dependency,
+    DependencyKind,
+    Gate,
+    JobChange,
+    JobId,
+    JobState,
+    NodeName,
+    PrerunSpec,
+    WorkerRange,
+)
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.jobs import changes, person_orders, prerun_spec, start_gate
+from coordinator.engine.state.accounting import queueing_s
+from coordinator.engine.state.events import (
+    Event,
+    JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
+    JobSubmitted,
+    PassDue,
+)
+from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.tables import JobEntry
+from coordinator.policies.contract.decisions import Resize
+from coordinator.policies.registry import policy
+from coordinator.workloads.shaping import linear
+from tests.builders import make_spec
+from tests.draws import pick, whole
+from tests.engine.house import House, start, state
+from tests.engine.journalled import journalled
+from tests.policies.counted_calls import calls
+
+K = DependencyKind
+
+
+def _line(*, kept: int = 2000, nodes: int = 1) -> House:
+    """A cell of one node that takes the first job that waits, and forgets ended jobs soon."""
+    settings = EngineSettings(policy="fifo", min_runtime_s=0.0, finished_jobs_kept=kept)
+    house = House(training=nodes, inference=0, settings=settings)
+    house.engine.policy = policy("fifo")
+    return house
+
+
+def _submit(
+    house: House, name: str, *after: tuple[DependencyKind, str], is_held: bool = False, **spec: Any
+) -> JobEntry:
+    """A job of 30 s on the whole node, that saves."""
+    asked = make_spec(
+        name,
+        gpus_per_worker=8,
+        expected_runtime_s=30.0,
+        checkpoint=CheckpointSpec(path=f"/ckpt/{name}", grace_s=5.0),
+        **spec,
+    )
+    if after:
+        found = tuple(Dependency(job=job, when=when) for when, job in after)
+        asked = replace(asked, depends_on=found)
+    if is_held:
+        asked = replace(asked, is_held=True)
+    job_id = JobId(name)
+    house.sim.runtime.add(
+        job_id,
+        work_s=30.0 * asked.workers.min,
+        speedup=linear(asked.workers),
+        gpus_per_worker=8,
+        path=asked.checkpoint.path,
+    )
+    event = JobSubmitted(job_id=job_id, spec=asked, tenant="t", user="u")
+    house.sim.handle(journalled(event))
+    house.settle()
+    return house.engine.state.jobs[job_id]
+
+
+def _change(house: House, job: JobEntry, **values: Any) -> None:
+    event = JobChanged(job_id=job.job_id, by="t/u", change=JobChange(**values))
+    house.sim.handle(journalled(event))
+    house.settle()
+
+
+# --- the property ------------------------------------------------------------------------------
+
+
+class Op(NamedTuple):
+    """One random step: what, and numbers that it uses as it likes."""
+
+    what: str
+    a: int
+    b: int
+    kind: DependencyKind
+
+
+OPS = st.lists(
+    st.builds(
+        Op,
+        pick("submit", "submit", "hold", "release", "requeue", "after", "cancel", "fail", "wait"),
+        whole(0, 9),
+        whole(0, 9),
+        pick(*K),
+    ),
+    min_size=10,
+    max_size=30,
+)
+
+
+def _event(house: House, op: Op) -> Event | None:
+    """The order of one step about some job, whether or not it fits."""
+    known = list(house.engine.state.jobs)
+    if not known:
+        return None
+    job_id, other = known[op.a % len(known)], known[op.b % len(known)]
+    match op.what:
+        case "hold":
+            return JobsHeld(job_ids=(job_id,), by="t/u")
+        case "release":
+            return JobsReleased(job_ids=(job_id,), by="t/u")
+        case "requeue":
+            return JobsRequeued(job_ids=(job_id,), by="t/u", is_held=op.b % 2 == 1)
+        case "after":
+            each = Dependency(job=other, when=op.kind)
+            change = JobChange(depends_on=(each,) if op.b < 8 else ())
+            return JobChanged(job_id=job_id, by="t/u", change=change)
+        case "cancel":
+            return JobCancelRequested(job_id=job_id, by="t/u")
+        case _:
+            return None
+
+
+def _perform(house: House, op: Op, number: int) -> None:
+    known = list(house.engine.state.jobs)
+    if op.what == "submit":
+        after = [(op.kind, known[op.b % len(known)])] if known and op.a % 3 else []
+        _submit(house, f"j{number}", *after, is_held=op.a % 4 == 1)
+    elif op.what == "wait":
+        house.wait((1.0, 7.0, 40.0)[op.a % 3])
+    elif op.what == "fail":
+        for node in house.sim.nodes.values():
+            for key in node.keys()[:1]:
+                node.exited(key, 1)
+    elif (event := _event(house, op)) is not None:
+        house.sim.handle(journalled(event))
+    house.settle()
+
+
+class Story:
+    """What the event lines tell of each job, read from the start; asks no gate."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, tuple[Dependency, ...]] = {}
+        self._began: set[str] = set()
+        self._ended: dict[str, str] = {}
+        self._held: set[str] = set()
+        self._seen = 0
+
+    def read(self, house: House) -> None:
+        """No job starts while it is held, or before what it depends on."""
+        state = house.engine.state
+        for line in state.stories[self._seen - state.stories_dropped :]:
+            what, name = line.what, line.subject
+            if what == "start -> starting":
+                assert name not in self._held, f"{name} was held"
+                if name not in self._began:
+                    assert all(map(self._holds, self.asked[name])), f"{name} started too soon"
+            elif what == "gang_ready -> running":
+                self._began.add(name)
+            elif what in ("held", "released"):
+                (self._held.add if what == "held" else self._held.discard)(name)
+            elif what.partition(" -> ")[2] in ("succeeded", "failed", "cancelled"):
+                self._ended[name] = what.partition(" -> ")[2]
+            elif what == "changed":
+                job = state.jobs.get(JobId(name))
+                self.asked[name] = () if job is None else job.spec.depends_on or ()
+        self._seen = state.stories_dropped + len(state.stories)
+
+    def _holds(self, each: Dependency) -> bool:
+        end = self._ended.get(each.job)
+        match each.when:
+            case K.STARTED:
+                return end is not None or each.job in self._began
+            case K.OK:
+                return end == "succeeded"
+            case K.NOT_OK:
+                return end in ("failed", "cancelled")
+            case K.ENDED:
+                return end is not None
+
+
+@settings(max_examples=30, deadline=None)
+@given(OPS)
+def test_no_job_starts_behind_a_shut_gate_and_each_that_is_opened_ends(ops: list[Op]) -> None:
+    """Whatever people order, and though ended jobs are forgotten at once.
+
+    Once all holds are released and all dependencies taken away, every job comes to its end. The
+    same events give the same state again from a snapshot in the middle.
+    """
+    house, story = _line(kept=1), Story()
+    later: list[tuple[float, Event]] = []
+    real, middle = house.engine.handle, b""
+
+    def recording(event: Event, *, now_s: float) -> Any:
+        later.append((now_s, event))
+        return real(event, now_s=now_s)
+
+    for number, op in enumerate(ops):
+        if number == len(ops) // 2:
+            middle = house.engine.encode_state()
+            house.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
+        if op.what == "submit":
+            known = list(house.engine.state.jobs)
+            after = known[op.b % len(known)] if known and op.a % 3 else None
+            each = () if after is None else (Dependency(job=after, when=op.kind),)
+            story.asked[f"j{number}"] = each
+        _perform(house, op, number)
+        story.read(house)
+        _recount(house.engine)
+    again = Engine(house.engine.settings, decode_state(middle))
+    for now_s, event in later:
+        again.handle(event, now_s=now_s)
+    assert again.encode_state() == house.engine.encode_state()
+    for job_id in list(house.engine.state.live_jobs):
+        house.sim.handle(JobsReleased(job_ids=(job_id,), by="t/u"))
+        none = JobChange(depends_on=())
+        house.sim.handle(JobChanged(job_id=job_id, by="t/u", change=none))
+    house.wait(3000.0)
+    story.read(house)
+    assert not house.engine.state.live_jobs
+    assert not (house.engine.state.dependents or house.engine.state.gated_jobs)
+
+
+def _recount(engine: Engine) -> None:
+    """A job behind a shut gate is put to no policy, and counts as one that waits."""
+    found = engine.state
+    seen = {view.job_id for view in engine.snapshot().jobs}
+    pending = [job for job in found.live() if job.state == JobState.PENDING]
+    assert not seen & {job.job_id for job in pending if job.gate.is_shut}
+    assert engine.waiting_jobs("t") == len(pending)
+
+
+# --- dependencies -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("when", "end", "starts"),
+    [
+        (K.OK, "succeeded", True), (K.OK, "cancelled", False),
+        (K.NOT_OK, "succeeded", False), (K.NOT_OK, "cancelled", True),
+        (K.ENDED, "cancelled", True), (K.STARTED, "cancelled", True),
+    ],
+)  # fmt: skip
+def test_what_an_end_means_for_a_job_that_waits_for_it(
+    when: DependencyKind, end: str, starts: bool
+) -> None:
+    """It starts, or it waits for ever and says why, also when the other job is forgotten."""
+    house = _line(kept=0)
+    first = _submit(house, "first")
+    second = _submit(house, "second", (when, "first"), (K.ENDED, "first"))
+    assert start_gate.kind(second) == Gate.DEPENDENCY
+    if end == "cancelled":
+        house.sim.handle(JobCancelRequested(job_id=first.job_id, by="t/u"))
+    house.wait(40.0)
+    assert first.job_id not in house.engine.state.jobs
+    if starts:
+        assert second.attempt.number == 1
+        return
+    assert start_gate.kind(second) == Gate.NEVER
+    [why] = house.engine.explain.blockers(second.job_id)
+    said = "succeed, which was cancelled" if when == K.OK else "fail, which succeeded"
+    assert f"first to {said}" in why
+    assert not house.engine.state.dependents
+
+
+def test_a_job_follows_the_start_of_another() -> None:
+    """`started` holds once the gang runs, and no earlier."""
+    house = _line(nodes=2)
+    first = _submit(house, "first", is_held=True)
+    second = _submit(house, "second", (K.STARTED, "first"))
+    house.wait(10.0)
+    assert (first.attempt.number, second.attempt.number) == (0, 0)
+    house.sim.handle(JobsReleased(job_ids=(first.job_id,), by="t/u"))
+    house.wait(10.0)
+    assert state(first) == state(second) == JobState.RUNNING
+
+
+def test_jobs_cannot_wait_for_themselves() -> None:
+    """A change that closes a circle is refused, as is a job that is not there."""
+    house = _line()
+    first = _submit(house, "first", is_held=True)
+    second = _submit(house, "second", (K.OK, "first"))
+    third = _submit(house, "third", (K.OK, "second"))
+    for asked in ("first", "second", "third", "nobody"):
+        change = JobChange(depends_on=(Dependency(job=asked, when=K.OK),))
+        found = changes.why_not(house.engine.state, first, change)
+        assert found is not None and found.field == "depends_on", asked
+    change = JobChange(depends_on=(Dependency(job="first", when=K.OK),))
+    assert changes.why_not(house.engine.state, third, change) is None
+    assert not second.attempt.number
+
+
+def test_a_change_of_dependencies_frees_a_job_that_could_never_start() -> None:
+    """The old ones are forgotten, and the new ones count at once."""
+    house = _line()
+    first = _submit(house, "first")
+    second = _submit(house, "second", (K.NOT_OK, "first"))
+    house.wait(40.0)
+    assert start_gate.kind(second) == Gate.NEVER
+    _change(house, second, depends_on=(Dependency(job="first", when=K.OK),))
+    assert start_gate.kind(second) is None
+    assert (state(first), state(second)) == (JobState.SUCCEEDED, JobState.RUNNING)
+
+
+# --- holds and requeues ------------------------------------------------------------------------
+
+
+def test_no_decision_starts_a_held_job() -> None:
+    """Whatever a policy decides: the engine refuses it."""
+    house = House()
+    job = house.submit()
+    house.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
+    assert house.refusals(start(job, "t0")) == ["j is not in the queue"]
+    house.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
+    house.start(job, "t0")
+    assert job.attempt.number == 1
+
+
+def test_time_behind_a_shut_gate_is_no_queueing_time() -> None:
+    """Neither of a hold at submission nor of a later one."""
+    house = _line()
+    _submit(house, "first")
+    second = _submit(house, "second", is_held=True)
+    house.wait(10.0)
+    now_s = house.sim.loop.now_s
+    assert queueing_s(second, now_s) == 0.0
+    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    house.wait(5.0)
+    house.sim.handle(JobsHeld(job_ids=(second.job_id,), by="t/u"))
+    house.wait(100.0)
+    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    house.wait(10.0)
+    assert state(second) == JobState.RUNNING
+    assert 5.0 <= queueing_s(second, house.sim.loop.now_s) < 15.0
+
+
+def test_a_requeue_keeps_the_checkpoint_and_charges_no_restart() -> None:
+    """It is a preemption that a person ordered: grace, then the queue."""
+    house = _line()
+    job = _submit(house, "first")
+    house.wait(20.0)
+    event = JobsRequeued(job_ids=(job.job_id,), by="t/u", is_held=True)
+    house.sim.handle(journalled(event))
+    assert (state(job), job.loss is not None and job.loss.is_ordered) == (JobState.PREEMPTING, True)
+    house.wait(10.0)
+    assert (state(job), job.gate.held_by) == (JobState.PENDING, "t/u")
+    assert (job.counts.preemptions, job.counts.own_faults) == (1, 0)
+    assert job.saves.checkpoint is not None
+    house.wait(50.0)
+    assert state(job) == JobState.PENDING
+    house.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
+    house.wait(50.0)
+    assert (state(job), job.attempt.number) == (JobState.SUCCEEDED, 2)
+    assert "submit it again" in person_orders.why_not_requeued(job, is_held=False)
+
+
+def test_a_hold_of_a_running_job_names_the_order_that_does_it() -> None:
+    """And changes nothing."""
+    house = _line()
+    job = _submit(house, "first")
+    house.wait(10.0)
+    house.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
+    assert (state(job), job.gate.is_shut) == (JobState.RUNNING, False)
+    assert "aryl job requeue first --hold" in person_orders.why_not_held(job)
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+def test_a_running_job_ends_at_a_limit_that_it_has_passed() -> None:
+    """By the usual path; without the limit it goes on."""
+    house = _line(nodes=2)
+    first = _submit(house, "first", time_limit_s=25.0)
+    second = _submit(house, "second")
+    house.wait(20.0)
+    _change(house, first, time_limit_s=None)
+    _change(house, second, time_limit_s=10.0)
+    house.wait(20.0)
+    assert state(first) == JobState.SUCCEEDED
+    assert (state(second), second.error) == (JobState.FAILED, "ran into its time_limit_s of 10 s")
+
+
+def test_a_new_priority_is_that_of_the_queue() -> None:
+    """Policies see it in the next pass."""
+    house = _line()
+    _submit(house, "first")
+    _submit(house, "second")
+    third = _submit(house, "third")
+    _change(house, third, priority=7)
+    views = {view.job_id: view.priority for view in house.engine.snapshot().jobs}
+    assert views[third.job_id] == 7
+
+
+def test_a_lower_maximum_shrinks_a_job_that_runs() -> None:
+    """Flexible workers beyond it leave by one resize; a minimum stays while there are workers."""
+    house = House(training=4)
+    job = house.submit(workers=(1, 4))
+    house.start(job, "t0", flexible=("t1", "t2", "t3"))
+    house.wait(5.0)
+    assert job.running_workers == 4
+    change = JobChange(workers=WorkerRange(min=2, max=2))
+    found = changes.why_not(house.engine.state, job, change)
+    assert found is not None and found.field == "workers"
+    _change(house, job, workers=WorkerRange(min=1, max=2))
+    house.wait(40.0)
+    assert (state(job), sorted(job.workers), job.counts.resizes) == (JobState.RUNNING, [0, 1], 1)
+    assert not house.engine.state.oversized_jobs
+    house.sim.ask_pass()
+    house.settle()
+    assert not house.engine.state.oversized_jobs
+
+
+def test_a_new_range_of_a_job_before_its_pre_run_is_that_of_the_gang() -> None:
+    """The pre-run stays one worker, and the estimate is that of the new gang."""
+    house = _line()
+    job = _submit(house, "first", is_held=True, workers=(2, 2), prerun=PrerunSpec(time_s=60.0))
+    assert job.spec.prerun.gang is not None
+    _change(house, job, workers=WorkerRange(min=3, max=4))
+    gang = prerun_spec.submitted(job)
+    assert (job.spec.workers.max, gang.workers) == (1, WorkerRange(min=3, max=4))
+    assert (gang.is_held, job.estimate.expected_work_s) == (True, 90.0)
+    assert job.submitted_spec is not None and job.submitted_spec.workers.min == 2
+
+
+def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:
+    """Nothing is resized before the gang runs, or in a frozen cell."""
+    house = House(training=4, delays=None)
+    job = house.submit(workers=(1, 3))
+    house.start(job, "t0", flexible=("t1", "t2"))
+    house.wait(5.0)
+    house.engine.state.is_frozen = True
+    _change(house, job, workers=WorkerRange(min=1, max=1))
+    house.wait(20.0)
+    assert (job.running_workers, list(house.engine.state.oversized_jobs)) == (3, [job.job_id])
+    house.engine.state.is_frozen = False
+    outcome = house.engine.handle(PassDue(), now_s=house.sim.loop.now_s)
+    [resize] = outcome.decisions
+    assert isinstance(resize, Resize) and resize.removed_workers == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (JobChange(), ""),
+        (JobChange(workers=WorkerRange(min=3, max=2)), "workers"),
+        (JobChange(deadline_s=5.0), "deadline_s"),
+    ],
+)
+def test_a_change_is_checked_as_a_submission_is(change: JobChange, field: str) -> None:
+    """By field; and what is refused changes nothing."""
+    house = _line()
+    job = _submit(house, "first", is_held=True)
+    house.wait(10.0)
+    house.sim.ask_pass()
+    house.settle()
+    before = house.engine.encode_state()
+    found = changes.why_not(house.engine.state, job, change)
+    assert found is not None and found.field == field
+    house.engine.handle(
+        JobChanged(job_id=job.job_id, by="t/u", change=change), now_s=house.sim.loop.now_s
+    )
+    assert house.engine.encode_state() == before
+
+
+def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
+    """An agent of an older version takes the order; the spec of the job keeps it."""
+    house = _line()
+    _submit(house, "first")
+    second = _submit(house, "second", (K.ENDED, "first"), is_held=True)
+    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    house.wait(40.0)
+    [order] = house.engine.desired(NodeName("t0")).workers
+    assert order.key.job_id == second.job_id
+    assert order.spec == replace(second.spec, depends_on=UNSET, is_held=UNSET)
+    assert second.spec.depends_on and second.spec.is_held
+
+
+# --- state and cost ---------------------------------------------------------------------------
+
+
+def test_a_snapshot_of_before_has_no_gate_and_is_read() -> None:
+    """Every job of it is in the queue."""
+    house = _line()
+    _submit(house, "first")
+    saved: dict[str, Any] = msgspec.msgpack.decode(house.engine.encode_state())
+    for table in ("gated_jobs", "dependents", "oversized_jobs"):
+        del saved[table]
+    for job in saved["jobs"].values():
+        del job["gate"], job["submitted_spec"]
+    old = decode_state(msgspec.msgpack.encode(saved))
+    assert not any(job.gate.is_shut for job in old.jobs.values())
+    assert Engine(house.engine.settings, old).check() == []
+
+
+def test_jobs_behind_a_shut_gate_cost_a_pass_nothing() -> None:
+    """A pass calls as much with a hundred of them as with none, after the pass that saw them
+    come."""
+
+    def cost(count: int) -> int:
+        house = _line()
+        _submit(house, "first")
+        for number in range(count):
+            _submit(house, f"held{number}", is_held=True)
+            _submit(house, f"later{number}", (K.OK, "held0"))
+        house.wait(10.0)
+        now_s = house.sim.loop.now_s
+        house.engine.handle(PassDue(), now_s=now_s)
+        return calls(lambda: house.engine.handle(PassDue(), now_s=now_s))
+
+    assert cost(50) == cost(0)

@@ -1,0 +1,108 @@
+"""Jobs in order on a real cell, by the CLI: hold, dependencies, release, requeue, change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from common.model import Gate, JobState
+from coordinator.demo.plan import CELL
+from tests.live.cell.house import House, running_cell
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    """A cell of one node with four GPUs."""
+    directory = tmp_path_factory.mktemp("cell")
+    async with running_cell(directory, training_nodes=1, inference_nodes=0) as found:
+        yield found
+
+
+async def aryl(house: House, *words: str, code: int = 0) -> tuple[str, str]:
+    """Run the command as a process; its standard output and error."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coordinator.cli.main", *words,
+        env={
+            **os.environ, "ARYL_NATS_URL": house.cell.nats.url, "ARYL_CELL": CELL,
+            "ARYL_TENANT": "ops", "ARYL_USER": "test",
+        },
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == code, err.decode()
+    return out.decode(), err.decode()
+
+
+def job_file(house: House, spec: Any) -> str:
+    """A job file with the command and the checkpoint of a spec."""
+    path = house.directory / f"{spec.name}.json"
+    path.write_text(
+        json.dumps(
+            {
+                "name": spec.name,
+                "command": list(spec.command),
+                "workers": {"min": 1, "max": 1},
+                "gpus_per_worker": 4,
+                "checkpoint": {"path": spec.checkpoint.path, "grace_s": spec.checkpoint.grace_s},
+            }
+        )
+    )
+    return str(path)
+
+
+async def submitted(house: House, spec: Any, *flags: str) -> str:
+    out, _ = await aryl(house, "job", "submit", job_file(house, spec), *flags, "-o", "name")
+    return out.strip()
+
+
+async def test_jobs_run_in_the_order_that_people_give(house: House) -> None:
+    """One is held and released, one follows it, and a running one goes on from its checkpoint."""
+    first = await submitted(house, house.training("first", work_s=6.0), "--hold")
+    second = await submitted(
+        house, house.training("second", work_s=600.0), "--after", f"ok:{first}"
+    )
+    third = await submitted(
+        house, house.training("third", work_s=1.0), "--after", f"not_ok:{first}"
+    )
+    rows = {row.job_id: row for row in await house.jobs()}
+    assert [rows[job].gate for job in (first, second, third)] == [
+        Gate.HELD, Gate.DEPENDENCY, Gate.DEPENDENCY,
+    ]  # fmt: skip
+    out, _ = await aryl(house, "status")
+    assert "3 pending (1 held, 2 after other jobs)" in out
+    _, err = await aryl(house, "job", "change", second, "--after", f"ok:{second}", code=2)
+    assert "would wait for itself" in err
+    await aryl(house, "job", "release", first)
+    await house.until_state(first, JobState.SUCCEEDED)
+
+    await house.until_job(second, "has saved", lambda row: (row.step or 0) >= 40)
+    _, err = await aryl(house, "job", "hold", second, code=4)
+    assert f"aryl job requeue {second} --hold" in err
+    await aryl(house, "job", "requeue", second, "--hold")
+    row = await house.until_job(second, "is held", lambda row: row.gate == Gate.HELD)
+    assert (row.state, row.preemption_count) == (JobState.PENDING, 1)
+    out, _ = await aryl(house, "explain", "job", third)
+    assert f"it can never start: it waits for {first} to fail, which succeeded" in out
+    await aryl(house, "job", "change", third, "--after", "none", "--priority", "5")
+    await house.until_state(third, JobState.SUCCEEDED)
+
+    before = (await house.job(second)).step or 0
+    await aryl(house, "job", "release", second)
+    row = await house.until_job(second, "goes on", lambda row: row.step not in (None, before))
+    assert row.attempt == 2
+    assert (row.step or 0) >= before - 10, "it goes on from its checkpoint"
+    await aryl(house, "job", "change", second, "--time-limit", "1s")
+    row = await house.until_state(second, JobState.FAILED)
+    assert row.error == "ran into its time_limit_s of 1 s"
+    out, _ = await aryl(house, "events", "--for", second)
+    for what in ("dependencies hold", "held", "released", "changed"):
+        assert what in out
