@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from common.apirows import ArrayRow as ArrayRow
 from common.apirows import ClosedRow as ClosedRow
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
@@ -63,9 +64,16 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """End a job."""
+    """End a job, an array, or with `ARRAY_7` or `ARRAY_[10-20,30]` some tasks of one."""
 
     job_id: str
+
+
+class Throttle(Message, frozen=True, kw_only=True, tag="throttle"):
+    """Change the most tasks of an array at once; None: no bound."""
+
+    job_id: str
+    throttle: Annotated[int, Meta(ge=1, le=10_000)] | None
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -293,6 +301,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
 REQUESTS: tuple[type[Message], ...] = (
     Submit,
     Cancel,
+    Throttle,
     ListJobs,
     ListNodes,
     ListServices,
@@ -306,5 +315,5 @@ REQUESTS: tuple[type[Message], ...] = (
 )
 """Every request; its tag is the verb in the subject."""
 
-CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, Cancel, Operate))
+CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, Cancel, Throttle, Operate))
 """The verbs that may change something; all others only read."""

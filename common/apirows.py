@@ -24,6 +24,24 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     stop_reason: str = ""
 
 
+class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """The tasks of a job array, counted by state.
+
+    waiting: those in the line and those behind them. running: those with GPUs.
+    ranges: their indices by state, `waiting` to `cancelled`; only in a description.
+    """
+
+    indices: str
+    throttle: int | None
+    tasks: int
+    waiting: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    ranges: dict[str, str] = field(default_factory=dict[str, str])
+
+
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One job."""
 
@@ -63,6 +81,11 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     one was measured, as above."""
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
+    array: ArrayRow | UnsetType | None = UNSET
+    """Of a job array, whose row sums up its tasks, and for a task the array and the index below.
+    Only of these, as above."""
+    array_id: str | UnsetType | None = UNSET
+    array_index: int | UnsetType | None = UNSET
 
 
 class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -247,6 +270,8 @@ class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     borrowed_gpus: its use beyond its guarantee.
     waiting_gpus: base demand of its jobs that wait.
     fair_share_gpus: its part of the present GPUs by guarantees, and then by weights.
+    user_max_gpus, user_max_jobs: its limits for each of its users. Only where there are any: a
+        caller of an older version refuses them.
     """
 
     tenant: str
@@ -259,3 +284,5 @@ class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     lend_limit_gpus: int | None
     waiting_gpus: int
     fair_share_gpus: float
+    user_max_gpus: int | UnsetType | None = UNSET
+    user_max_jobs: int | UnsetType | None = UNSET

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from msgspec import Struct
 
+from common import arrays
 from common.errors import ConfigError
 from common.jobspec import parse
 from common.model import MAX_JOB_S, JobSpec
@@ -40,6 +41,7 @@ class SubmitFlags(Struct, frozen=True, kw_only=True):
     deadline: str | None = None
     time_limit: str | None = None
     launcher: str | None = None
+    array: str | None = None
 
 
 def job_spec(
@@ -153,8 +155,18 @@ def _overlay(flags: SubmitFlags, here: Path) -> dict[str, Any]:
         "deadline_s": _seconds(flags.deadline, "deadline"),
         "time_limit_s": _seconds(flags.time_limit, "time-limit"),
         "launcher": flags.launcher,
+        "array": None if flags.array is None else _array(flags.array),
     }
     return _said(overlay)
+
+
+def _array(text: str) -> dict[str, Any]:
+    """`0-99%5` as the field `array`; ConfigError names the flag, or later the field."""
+    try:
+        found = arrays.spec_of(text)
+    except ConfigError as error:
+        raise ConfigError(f"--array: {error}") from None
+    return _said({"indices": found.indices, "throttle": found.throttle})
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:

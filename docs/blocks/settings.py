@@ -80,6 +80,7 @@ def _parts_notes() -> dict[str, str]:
         "rendezvous": model.RendezvousSpec,
         "profile": JobProfile,
         "prerun": model.PrerunSpec,
+        "array": model.ArraySpec,
     }
     for key, part in parts.items():
         for name, note in _NOTE.findall(inspect.getdoc(part) or ""):

@@ -53,10 +53,25 @@ class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
 
 
 class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
-    """Its user, or an operator, wants a job ended."""
+    """Its user, or an operator, wants a job ended, or an array.
+
+    indices: only these tasks of the array; empty: all of it.
+    """
 
     job_id: JobId
     by: str
+    indices: str = ""
+
+
+class ArrayThrottled(Fact, frozen=True, kw_only=True, tag="array_throttled"):
+    """Its user, or an operator, wants no more than so many tasks of an array at once.
+
+    throttle: None: no bound.
+    """
+
+    job_id: JobId
+    by: str
+    throttle: int | None = None
 
 
 class FaultClass(StrEnum):
@@ -296,6 +311,7 @@ Event = (
     LeaderStarted
     | JobSubmitted
     | JobCancelRequested
+    | ArrayThrottled
     | NodeReported
     | ProgressReported
     | ProgressStopped

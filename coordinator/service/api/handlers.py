@@ -9,7 +9,9 @@ import logging
 import re
 from base64 import b32encode
 from hashlib import blake2b
+from typing import NamedTuple
 
+from common import arrays as array_text
 from common import subjects
 from common.api import (
     REQUESTS,
@@ -23,21 +25,34 @@ from common.api import (
     Operate,
     Submit,
     Submitted,
+    Throttle,
 )
 from common.bus import BusMessage
-from common.errors import ProtocolError, Unavailable
+from common.errors import ConfigError, ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
-from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine.jobs import prerun_spec
+from common.model import (
+    FINAL_JOB_STATES,
+    ArraySpec,
+    JobId,
+    JobSpec,
+    Mode,
+    NodeName,
+    NodeRole,
+    ServiceName,
+)
+from coordinator.engine.jobs import arrays, prerun_spec
 from coordinator.engine.nodes import maintenance as nodes_maintenance
 from coordinator.engine.nodes.rebuilt_gangs import is_awaited
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     JobCancelRequested,
     JobSubmitted,
     OperatorAction,
     OperatorAsked,
 )
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
 from coordinator.service.api.name_lookup import Refusal, unknown
@@ -70,6 +85,17 @@ def field_of(text: str) -> str:
     return ".".join(part for part in parts if part)
 
 
+class _Entering(NamedTuple):
+    """A job or an array that is on its way into the engine, and how many jobs it will be in the
+    line and in all.
+    """
+
+    tenant: str
+    user: str
+    in_line: int
+    jobs: int
+
+
 class Api:
     """Answers every verb of `common.api.REQUESTS`."""
 
@@ -81,8 +107,8 @@ class Api:
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
         )
         self._reads = Reads(clock=coordinator.clock, finish=self._finish)
-        self._entering: dict[JobId, str] = {}
-        """Tenants of jobs that are on their way into the engine."""
+        self._entering: dict[JobId, _Entering] = {}
+        """Jobs that are on their way into the engine."""
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
     async def serve(self, message: BusMessage) -> None:
@@ -135,7 +161,7 @@ class Api:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
         match request:
-            case Submit() | Cancel() | Operate() | GetLogs():
+            case Submit() | Cancel() | Throttle() | Operate() | GetLogs():
                 try:
                     return await self._change(request, tenant, user)
                 except Refusal as refusal:
@@ -156,13 +182,15 @@ class Api:
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     async def _change(
-        self, request: Submit | Cancel | Operate | GetLogs, tenant: str, user: str
+        self, request: Submit | Cancel | Throttle | Operate | GetLogs, tenant: str, user: str
     ) -> Message:
         match request:
             case Submit():
                 return await self._submit(request, tenant, user)
             case Cancel():
                 return await self._cancel(request, tenant, user)
+            case Throttle():
+                return await self._throttle(request, tenant, user)
             case Operate():
                 return await self._operate(request, tenant, user)
             case GetLogs():
@@ -190,11 +218,12 @@ class Api:
 
     async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
-        if job_id not in self._coordinator.engine.state.jobs:
+        if self._known(job_id) is None:
             self._check_spec(request.spec)
             self._check_line(tenant, job_id)
+            self._check_user(tenant, user, request.spec, job_id)
             event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
-            self._entering[job_id] = tenant
+            self._entering[job_id] = _Entering(tenant, user, *_counts(request.spec))
             try:
                 await self._coordinator.record(event)
             finally:
@@ -202,16 +231,21 @@ class Api:
         else:
             await self._coordinator.settled()
         # Checked afterwards: another request with this id may have come first.
-        job = self._coordinator.engine.state.jobs.get(job_id)
+        job = self._known(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
-        if prerun_spec.submitted(job) != request.spec:
+        spec = job.spec if isinstance(job, ArrayEntry) else prerun_spec.submitted(job)
+        if spec != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} already submitted job {job_id}, which is different",
                 "request_id",
             )
         return Submitted(job_id=job_id, warnings=self._coordinator.engine.explain.why_never(job_id))
+
+    def _known(self, job_id: JobId) -> JobEntry | ArrayEntry | None:
+        state = self._coordinator.engine.state
+        return state.jobs.get(job_id) or state.arrays.get(job_id)
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
         """Refuse a new job of a tenant that has its limit of waiting jobs.
@@ -223,8 +257,9 @@ class Api:
         if job_id in self._entering:
             return  # the same request once more
         entering = sum(
-            name == tenant and other not in engine.state.jobs
-            for other, name in self._entering.items()
+            one.in_line
+            for other, one in self._entering.items()
+            if one.tenant == tenant and self._known(other) is None
         )
         waiting = engine.waiting_jobs(tenant) + entering
         # By its own settings: the engine may not have taken those of a new leader yet.
@@ -236,6 +271,29 @@ class Api:
                 f"{most} ({setting}): submit again when some have started, or cancel some "
                 "(aryl job cancel); an operator can raise the limit",
                 "tenant",
+            )
+
+    def _check_user(self, tenant: str, user: str, spec: JobSpec, job_id: JobId) -> None:
+        """Refuse a job of a user that would have more jobs than its tenant's limit; each task of an
+        array is one.
+        """
+        settings = self._coordinator.settings.engine.tenant(tenant)
+        if settings is None or settings.user_max_jobs is None or job_id in self._entering:
+            return
+        most, (_, new) = settings.user_max_jobs, _counts(spec)
+        entering = sum(
+            one.jobs
+            for other, one in self._entering.items()
+            if (one.tenant, one.user) == (tenant, user) and self._known(other) is None
+        )
+        live = self._coordinator.engine.jobs_of_user(tenant, user) + entering
+        if live + new > most:
+            raise Refusal(
+                ApiErrorCode.CONFLICT,
+                f"user {user} of tenant {tenant} has {counted(live, 'job')} that wait or run, and "
+                f"{new} more exceed {most} (engine.tenants, {tenant}: user_max_jobs); each task of "
+                "an array is one",
+                "user",
             )
 
     def _check_spec(self, spec: JobSpec) -> None:
@@ -263,16 +321,68 @@ class Api:
             )
 
     async def _cancel(self, request: Cancel, tenant: str, user: str) -> Done:
-        job = name_lookup.job(self._coordinator.engine.state, request.job_id)
-        if tenant not in (job.tenant, OPERATORS):
-            raise Refusal(
-                ApiErrorCode.DENIED, f"job {job.job_id} belongs to {job.tenant}", "job_id"
-            )
+        state, by = self._coordinator.engine.state, f"{tenant}/{user}"
+        array, indices = name_lookup.tasks_of(state, request.job_id)
+        if array is not None:
+            _check_owner(array, tenant)
+            return await self._cancel_tasks(array, indices, by)
+        job = name_lookup.job_or_array(state, request.job_id)
+        _check_owner(job, tenant)
+        job_id = name_lookup.id_of(job)
+        what = "array" if isinstance(job, ArrayEntry) else "job"
         if job.state in FINAL_JOB_STATES:
-            raise Refusal(ApiErrorCode.CONFLICT, f"job {job.job_id} is {job.state}", "job_id")
-        event = JobCancelRequested(job_id=job.job_id, by=f"{tenant}/{user}")
+            raise Refusal(ApiErrorCode.CONFLICT, f"{what} {job_id} is {job.state}", "job_id")
+        await self._coordinator.record(JobCancelRequested(job_id=job_id, by=by))
+        return Done(detail=f"{what} {job_id} is being cancelled")
+
+    async def _cancel_tasks(self, array: ArrayEntry, text: str, by: str) -> Done:
+        """Cancel some tasks of an array; those that have ended stay as they are."""
+        try:
+            asked = array_text.indices(text)
+        except ConfigError as error:
+            raise Refusal(
+                ApiErrorCode.USAGE, f"tasks of {array.array_id}: {error}", "job_id"
+            ) from (None)
+        every = array.indices
+        missing = next((index for index in asked if every.place(index) is None), None)
+        if missing is not None:
+            raise Refusal(
+                ApiErrorCode.NOT_FOUND,
+                f"array {array.array_id} has no task {missing}; its tasks are {every}",
+                "job_id",
+            )
+        places = arrays.places_of(array, text)
+        if not any(p in array.waiting or array.task_id(p) in array.live for p in places):
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"tasks {asked} of {array.array_id} have ended", "job_id"
+            )
+        event = JobCancelRequested(job_id=array.array_id, by=by, indices=str(asked))
         await self._coordinator.record(event)
-        return Done(detail=f"job {job.job_id} is being cancelled")
+        which = f"task {asked} of array {array.array_id} is"
+        if len(asked) > 1:
+            which = f"tasks {asked} of array {array.array_id} are"
+        return Done(detail=f"{which} being cancelled")
+
+    async def _throttle(self, request: Throttle, tenant: str, user: str) -> Done:
+        array = name_lookup.job_or_array(self._coordinator.engine.state, request.job_id)
+        _check_owner(array, tenant)
+        if not isinstance(array, ArrayEntry):
+            raise Refusal(
+                ApiErrorCode.USAGE,
+                f"job {array.job_id} is no array: it has no tasks to throttle",
+                "job_id",
+            )
+        if array.is_over:
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"array {array.array_id} is {array.state}", "job_id"
+            )
+        self._check_line(array.tenant, JobId(""))  # without a bound, more of it are in the line
+        event = ArrayThrottled(
+            job_id=array.array_id, by=f"{tenant}/{user}", throttle=request.throttle
+        )
+        await self._coordinator.record(event)
+        said = "without a bound" if request.throttle is None else f"{request.throttle} at once"
+        return Done(detail=f"array {array.array_id} runs its tasks {said}")
 
     async def _operate(self, request: Operate, tenant: str, user: str) -> Done:
         if tenant != OPERATORS:
@@ -372,6 +482,21 @@ class Api:
             raise unknown("service", name, sorted(services))
 
 
+def _check_owner(one: JobEntry | ArrayEntry, tenant: str) -> None:
+    if tenant not in (one.tenant, OPERATORS):
+        raise Refusal(
+            ApiErrorCode.DENIED, f"job {name_lookup.id_of(one)} belongs to {one.tenant}", "job_id"
+        )
+
+
+def _counts(spec: JobSpec) -> tuple[int, int]:
+    """How many jobs a submission brings into the line at once, and in all."""
+    if not isinstance(spec.array, ArraySpec):
+        return 1, 1
+    tasks = len(array_text.indices(spec.array.indices))
+    return min(tasks, spec.array.throttle or tasks, arrays.WINDOW), tasks
+
+
 def _ordered(request: Message) -> str:
     """The change that a request would have made, as text; empty for a read."""
     match request:
@@ -379,6 +504,8 @@ def _ordered(request: Message) -> str:
             return f"submit {request.spec.name}"
         case Cancel():
             return f"cancel {request.job_id}"
+        case Throttle():
+            return f"throttle {request.job_id} {request.throttle or 'none'}"
         case Operate():
             return " ".join(filter(None, (request.action, request.target, request.value)))
         case _:

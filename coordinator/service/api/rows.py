@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import fmean
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -31,6 +32,7 @@ from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.copied_fields import copier
+from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
@@ -39,10 +41,14 @@ from coordinator.service.api import explain_job
 from coordinator.service.api.name_lookup import ANYTHING, Subject
 from coordinator.service.nodes.report_folding import Folder
 
+N = TypeVar("N", int, float)
+
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
-_copied_of_job = copier(JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s"))
+_copied_of_job = copier(
+    JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s", "array")
+)
 
 
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
@@ -65,10 +71,12 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         stalled_s=_set(stalls.quiet_s(job, now_s)),
         resize_cost_s=_set(job.resizes.cost_s),
         lost_gpu_s=job.lost_gpu_s or UNSET,
+        array_id=job.array_task.array_id if job.array_task else UNSET,
+        array_index=job.array_task.index if job.array_task else UNSET,
     )
 
 
-def _set(value: float | None) -> float | UnsetType:
+def _set(value: N | None) -> N | UnsetType:
     return UNSET if value is None else value
 
 
@@ -273,8 +281,9 @@ def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
     return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
 
 
-def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
+def tenant_rows(snapshot: ClusterSnapshot, settings: EngineSettings) -> tuple[TenantRow, ...]:
     """All tenants, each before its children."""
+    max_jobs = {tenant.name: tenant.user_max_jobs for tenant in settings.tenants}
     tenancy = Tenancy(snapshot)
     gpus_by_tenant = waiting_gpus(snapshot, tenancy)
     shares = tenancy.fair_shares(gpus_by_tenant)
@@ -293,6 +302,8 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
             lend_limit_gpus=view.lend_limit_gpus,
             waiting_gpus=below.get(name, 0),
             fair_share_gpus=shares[name],
+            user_max_gpus=_set(view.user_max_gpus),
+            user_max_jobs=_set(max_jobs.get(name)),
         )
         for name, view in tenancy.views.items()
     )
