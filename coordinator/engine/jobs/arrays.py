@@ -74,15 +74,38 @@ def refill(ctx: Context) -> None:
 
 
 def _refill(ctx: Context, array: ArrayEntry) -> None:
-    # After a loss of records, a task that the array has as waiting may run on such a node.
-    if not array.waiting or ctx.state.doubted_nodes or ctx.state.doubted_jobs:
-        return
     room = WINDOW - len(array.in_line)
     if array.throttle is not None:
         room = min(room, array.throttle - len(array.live))
+    # After a loss of records, a task that the array has as waiting may run on such a node.
+    if room <= 0 or not array.waiting or ctx.state.doubted_nodes:
+        return
+    aside = array.waiting.take(_unread(ctx, array))
     while room > 0 and array.waiting:
         _enter(ctx, array, array.waiting.take_first())
         room -= 1
+    for first, last in aside.spans:
+        array.waiting.add(first, last)
+
+
+def _unread(ctx: Context, array: ArrayEntry) -> Places:
+    """Places of tasks that a node has, and whose orders its ledger has not told yet."""
+    found = Places()
+    for node in ctx.state.nodes.values():
+        for key in node.ledger.unknown_workers:
+            place = place_of(array, key.job_id)
+            if place is not None:
+                found.add(place)
+    return found
+
+
+def place_of(array: ArrayEntry, job_id: JobId) -> int | None:
+    """The place of the task that a job of this id is; None: it is none of this array."""
+    array_id, _, index = job_id.rpartition("_")
+    if array_id != array.array_id or not index.isdecimal():
+        return None
+    place = array.indices.place(int(index))
+    return None if place is None or array.task_id(place) != job_id else place
 
 
 def _enter(ctx: Context, array: ArrayEntry, place: int) -> None:
@@ -118,12 +141,10 @@ def _adopt(ctx: Context, array: ArrayEntry, job: JobEntry, place: int) -> None:
 
 def recovered(ctx: Context, job: JobEntry) -> None:
     """A job was rebuilt from a ledger: it may be a task that its array still has as waiting."""
-    array_id, _, index = job.job_id.rpartition("_")
-    if JobId(array_id) not in ctx.state.live_arrays or not index.isdecimal():
-        return
-    array = ctx.state.arrays[JobId(array_id)]
-    place = array.indices.place(int(index))
-    if place is None or job.job_id != array.task_id(place):
+    array_id = JobId(job.job_id.rpartition("_")[0])
+    array = ctx.state.arrays.get(array_id)
+    place = None if array is None else place_of(array, job.job_id)
+    if array is None or place is None or array_id not in ctx.state.live_arrays:
         return
     if job.job_id not in array.live and not array.waiting.take(_only(place)):
         return  # it had ended before: it is counted already
