@@ -125,8 +125,7 @@ def _enter(ctx: Context, array: ArrayEntry, place: int) -> None:
         submitted_at_s=array_tasks.submitted_at_s(array, place),
         task=array_tasks.task_of(array, place),
     )
-    if array.taken_back:  # it was counted when it was in the line before
-        array.taken_back -= 1
+    if array.taken_back.take(_only(place)):  # it was counted when it was in the line before
         ctx.state.counters.jobs_submitted -= 1
     array_tasks.entered(ctx, array, ctx.state.jobs[job_id])
 
@@ -214,9 +213,10 @@ def throttle(ctx: Context, event: ArrayThrottled) -> None:
 
 def _take_back(ctx: Context, array: ArrayEntry, job: JobEntry) -> None:
     """A task that never started waits in its array again, as if it had not been in the line."""
-    array.waiting.add(array.live.pop(job.job_id))
+    place = array.live.pop(job.job_id)
+    array.waiting.add(place)
     array.in_line.pop(job.job_id, None)
-    array.taken_back += 1
+    array.taken_back.add(place)
     del ctx.state.jobs[job.job_id]
     ctx.state.live_jobs.pop(job.job_id, None)
     ctx.changed_jobs[job.job_id] = None

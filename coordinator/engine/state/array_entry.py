@@ -90,7 +90,7 @@ class ArrayEntry(Struct, kw_only=True):
     live: the jobs of its tasks that have not ended, each with its place, in order of entering.
     in_line: those of them that wait.
     succeeded, failed, cancelled: places of tasks by how they ended.
-    taken_back: tasks in `waiting` that were in the line, and were counted as submitted then.
+    taken_back: places of tasks that left the line again, and were counted as submitted before.
     cancelled_by: the person who asked for the end of the whole array; empty: no person did.
     exit_code: of its failed tasks the code that is farthest from 0; None: no task had one.
     started_at_s: when the first of its tasks ran.
@@ -108,7 +108,7 @@ class ArrayEntry(Struct, kw_only=True):
     succeeded: Places = field(default_factory=Places)
     failed: Places = field(default_factory=Places)
     cancelled: Places = field(default_factory=Places)
-    taken_back: int = 0
+    taken_back: Places = field(default_factory=Places)
     cancelled_by: str = ""
     exit_code: int | None = None
     started_at_s: float | None = None
