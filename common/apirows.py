@@ -27,7 +27,8 @@ class WorkerRow(Part, frozen=True, kw_only=True):
 class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """The tasks of a job array, counted by state.
 
-    waiting: those in the line and those behind them. running: those with GPUs.
+    waiting: those in the line and those behind them.
+    running: those with GPUs.
     ranges: their indices by state, `waiting` to `cancelled`; only in a description.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.copied_fields import copier
-from coordinator.engine.state.settings import EngineSettings
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
@@ -281,9 +282,11 @@ def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
     return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
 
 
-def tenant_rows(snapshot: ClusterSnapshot, settings: EngineSettings) -> tuple[TenantRow, ...]:
-    """All tenants, each before its children."""
-    max_jobs = {tenant.name: tenant.user_max_jobs for tenant in settings.tenants}
+def tenant_rows(
+    snapshot: ClusterSnapshot, settings: Sequence[TenantSettings] = ()
+) -> tuple[TenantRow, ...]:
+    """All tenants, each before its children. settings: what the snapshot does not have of them."""
+    max_jobs = {tenant.name: tenant.user_max_jobs for tenant in settings}
     tenancy = Tenancy(snapshot)
     gpus_by_tenant = waiting_gpus(snapshot, tenancy)
     shares = tenancy.fair_shares(gpus_by_tenant)
