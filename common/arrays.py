@@ -36,7 +36,7 @@ class Run(NamedTuple):
     step: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many indices it has."""
         return (self.last - self.first) // self.step + 1
 
@@ -52,7 +52,7 @@ class Indices:
     def __init__(self, runs: tuple[Run, ...]) -> None:
         self.runs = runs
         self._firsts = [run.first for run in runs]
-        self._begins = [0, *accumulate(run.count for run in runs)]
+        self._begins = [0, *accumulate(run.size for run in runs)]
         """The place of each run's first index, and the count of all."""
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ def indices(text: str) -> Indices:
     count = 0
     for part in text.split(","):
         run = _run(part)
-        count += run.count
+        count += run.size
         if count > MAX_TASKS:
             raise ConfigError(f"more than {MAX_TASKS} tasks, expected at most {MAX_TASKS}")
         found.update(range(run.first, run.last + 1, run.step))

@@ -35,7 +35,7 @@ class Places(Struct, kw_only=True):
     def __bool__(self) -> bool:
         return bool(self.spans)
 
-    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # a struct iterates over nothing
+    def __iter__(self) -> Iterator[int]:
         for first, last in self.spans:
             yield from range(first, last + 1)
 

@@ -258,10 +258,10 @@ class Tenancy:
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
         """Why its tenant, or its user, may not take so many further GPUs; empty if they may."""
         if self._user_limits and gpus > self._user_room(job):
-            used = number(self._user_used.get(_user_of(job), 0))
+            mine = number(self._user_used.get(_user_of(job), 0))
             which = counted(gpus, "GPU on top of", "GPUs on top of")
             return (
-                f"user {job.user} of {_who(job.tenant)}: {which} the {used} that its jobs use "
+                f"user {job.user} of {_who(job.tenant)}: {which} the {mine} that its jobs use "
                 f"{'exceeds' if gpus == 1 else 'exceed'} {self._user_limits[job.tenant]} "
                 "(user_max_gpus)"
             )

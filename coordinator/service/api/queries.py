@@ -213,7 +213,9 @@ class Looks:
                     )
                 )
             case ListTenants():
-                return Tenants(rows=rows.tenant_rows(c.engine.snapshot(), c.engine.settings.tenants))
+                return Tenants(
+                    rows=rows.tenant_rows(c.engine.snapshot(), c.engine.settings.tenants)
+                )
             case ListLoans():
                 return self._loans(request)
             case GetEvents():
