@@ -83,8 +83,8 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
     array: ArrayRow | UnsetType | None = UNSET
-    """Of a job array, whose row sums up its tasks, and for a task the array and the index below.
-    Only of these, as above."""
+    """The tasks of a job array, whose row sums them up; a task has its array and its index below.
+    Only where there are any, as above."""
     array_id: str | UnsetType | None = UNSET
     array_index: int | UnsetType | None = UNSET
 

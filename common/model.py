@@ -222,7 +222,7 @@ class RendezvousSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ArraySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Many tasks of one job, told apart by an index; `common.arrays` reads the indices.
+    """Many tasks of one job, each with an index of its own; `common.arrays` reads the indices.
 
     indices: in Slurm's manner: `0-99`, `1,3,7` or `0-100:4`; up to 10,000 tasks. It makes the job
         an array: each index is a task with these workers of its own.

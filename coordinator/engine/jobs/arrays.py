@@ -89,7 +89,7 @@ def _refill(ctx: Context, array: ArrayEntry) -> None:
 
 
 def _unread(ctx: Context, array: ArrayEntry) -> Places:
-    """Places of tasks that a node has, and whose orders its ledger has not told yet."""
+    """Places of tasks that a node has, and whose orders its ledger has not reported yet."""
     found = Places()
     for node in ctx.state.nodes.values():
         for key in node.ledger.unknown_workers:

@@ -64,7 +64,7 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
 
 
 class ArrayThrottled(Fact, frozen=True, kw_only=True, tag="array_throttled"):
-    """Its user, or an operator, wants no more than so many tasks of an array at once.
+    """Its user, or an operator, changes the most tasks of an array at once.
 
     throttle: None: no bound.
     """

@@ -256,7 +256,7 @@ class Tenancy:
         return max(unlent(self.views[name], float(self.used[name])), below)
 
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
-        """Why its tenant, or its user, may not take so many further GPUs; empty if they may."""
+        """Why its tenant, or its user, may not take further GPUs; empty if they may."""
         if self._user_limits and gpus > self._user_room(job):
             mine = number(self._user_used.get(_user_of(job), 0))
             which = counted(gpus, "GPU on top of", "GPUs on top of")

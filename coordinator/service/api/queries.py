@@ -38,7 +38,7 @@ from common.api import (
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import Message
-from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, NodeName
+from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, JobId, NodeName
 from coordinator.engine.jobs import ended_workers, prerun_spec
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.job_groups import EndedWorker
@@ -246,7 +246,7 @@ class Looks:
     def _jobs(self, request: ListJobs) -> Jobs:
         engine, now_s = self._coordinator.engine, self._now_s()
         live_ids = engine.state.live_jobs | engine.state.live_arrays
-        both = {**engine.state.arrays, **engine.state.jobs}
+        both: dict[JobId, JobEntry | ArrayEntry] = {**engine.state.arrays, **engine.state.jobs}
         found, has_more = self._page(
             array_rows.row(engine, one, now_s=now_s)
             if isinstance(one, ArrayEntry)

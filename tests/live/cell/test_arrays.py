@@ -52,7 +52,8 @@ async def aryl(house: House, *arguments: str, exit_code: int = 0) -> tuple[str, 
 async def rows(house: House, *arguments: str) -> list[dict[str, Any]]:
     """The rows of `aryl job list`."""
     out, _ = await aryl(house, "job", "list", "-o", "json", *arguments)
-    return json.loads(out)["jobs"]
+    found: list[dict[str, Any]] = json.loads(out)["jobs"]
+    return found
 
 
 async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(

@@ -58,10 +58,10 @@ def used(
             continue
         job = jobs[each.job_id]
         there = {w.worker_index: w.gpus for w in job.placed if not w.is_leaving}
-        gone = there if isinstance(each, Preempt) else ()
+        gone = tuple(there) if isinstance(each, Preempt) else ()
         added: tuple[int, ...] = ()
         if isinstance(each, Resize):
-            gone = dict.fromkeys(each.removed_workers)
+            gone = each.removed_workers
             added = tuple(placement.worker_count for placement in each.added)
         if isinstance(each, Start):
             added = tuple(placement.worker_count for placement in each.placements)
