@@ -207,7 +207,8 @@ def throttle(ctx: Context, event: ArrayThrottled) -> None:
         if len(array.live) <= event.throttle:
             break
         job = ctx.state.jobs[job_id]
-        if job.state == JobState.PENDING and not job.attempt.number:
+        is_new = job.state == JobState.PENDING and not job.attempt.number
+        if is_new and job_id not in ctx.state.doubted_jobs:
             _take_back(ctx, array, job)
 
 

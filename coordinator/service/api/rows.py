@@ -25,8 +25,8 @@ from common.api import (
 from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
+from coordinator.engine.jobs import arrays, stalls
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
-from coordinator.engine.jobs import stalls
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
@@ -415,7 +415,8 @@ def status(
         ),
         inference_nodes=len(inference),
         serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
-        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
+        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING)
+        + arrays.waiting_tasks(state),
         running_jobs=sum(
             1
             for job in live

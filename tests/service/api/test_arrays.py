@@ -16,10 +16,12 @@ from common.api import (
     Description,
     Done,
     GetLogs,
+    GetStatus,
     JobRow,
     Jobs,
     ListJobs,
     ListTenants,
+    Status,
     Submit,
     Submitted,
     Tenants,
@@ -92,6 +94,9 @@ async def test_an_array_and_its_tasks_go_by_id_and_by_name() -> None:
         assert isinstance(found, Jobs)
         assert [row.job_id for row in found.rows] == [
             array_id, *(f"{array_id}_{index}" for index in range(5))]  # fmt: skip
+        status = await cell.ask(GetStatus())
+        assert isinstance(status, Status)
+        assert status.pending_jobs == 100
         assert coordinator.engine.check() == []
 
 
