@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from common.apirows import ArrayRow as ArrayRow
 from common.apirows import ClosedRow as ClosedRow
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
@@ -66,7 +67,7 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """End a job."""
+    """End a job, an array, or with `ARRAY_7` or `ARRAY_[10-20,30]` some tasks of one."""
 
     job_id: str
 
@@ -112,6 +113,13 @@ class Change(Message, frozen=True, kw_only=True, tag="change"):
     deadline_s: JobSeconds | UnsetType | None = UNSET
     workers: WorkerRange | UnsetType = UNSET
     depends_on: tuple[Dependency, ...] | UnsetType = UNSET
+
+
+class Throttle(Message, frozen=True, kw_only=True, tag="throttle"):
+    """Change the most tasks of an array at once; None: no bound."""
+
+    job_id: str
+    throttle: Annotated[int, Meta(ge=1, le=10_000)] | None
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -350,6 +358,7 @@ REQUESTS: tuple[type[Message], ...] = (
     Release,
     Requeue,
     Change,
+    Throttle,
     ListJobs,
     ListNodes,
     ListServices,
@@ -363,7 +372,7 @@ REQUESTS: tuple[type[Message], ...] = (
 )
 """Every request; its tag is the verb in the subject."""
 
-JOB_ORDERS = (Cancel, Hold, Release, Requeue, Change)
+JOB_ORDERS = (Cancel, Hold, Release, Requeue, Change, Throttle)
 """The orders about jobs: of a user of the job's tenant, or of an operator."""
 CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, *JOB_ORDERS, Operate))
 """The verbs that may change something; all others only read."""

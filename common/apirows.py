@@ -24,6 +24,25 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     stop_reason: str = ""
 
 
+class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """The tasks of a job array, counted by state.
+
+    waiting: those in the line and those behind them.
+    running: those with GPUs.
+    ranges: their indices by state, `waiting` to `cancelled`; only in a description.
+    """
+
+    indices: str
+    throttle: int | None
+    tasks: int
+    waiting: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    ranges: dict[str, str] = field(default_factory=dict[str, str])
+
+
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One job."""
 
@@ -66,6 +85,11 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     gate: Gate | UnsetType | None = UNSET
     """What keeps it out of the queue; `blockers` has it in words. Only while something does, as
     above."""
+    array: ArrayRow | UnsetType | None = UNSET
+    """The tasks of a job array, whose row sums them up; a task has its array and its index below.
+    Only where there are any, as above."""
+    array_id: str | UnsetType | None = UNSET
+    array_index: int | UnsetType | None = UNSET
 
 
 class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -250,6 +274,8 @@ class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     borrowed_gpus: its use beyond its guarantee.
     waiting_gpus: base demand of its jobs that wait.
     fair_share_gpus: its part of the present GPUs by guarantees, and then by weights.
+    user_max_gpus, user_max_jobs: its limits for each of its users. Only where there are any: a
+        caller of an older version refuses them.
     """
 
     tenant: str
@@ -262,3 +288,5 @@ class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     lend_limit_gpus: int | None
     waiting_gpus: int
     fair_share_gpus: float
+    user_max_gpus: int | UnsetType | None = UNSET
+    user_max_jobs: int | UnsetType | None = UNSET

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from common import arrays
 from common.errors import ConfigError
 from common.model import TOKEN_PATTERN, JobSpec
 
@@ -101,6 +102,7 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
     yield from _too_many(spec)
     yield "stall_timeout_s", _stall_misfit(spec)
+    yield arrays.misfit(spec)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
         yield "gpu.heterogeneous_speed_ratio", "it needs two or more types in gpu.types to span"
     yield "profile", spec.profile.misfit()

@@ -247,6 +247,18 @@ class RendezvousSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     command: tuple[str, ...] = ()
 
 
+class ArraySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Many tasks of one job, each with an index of its own; `common.arrays` reads the indices.
+
+    indices: in Slurm's manner: `0-99`, `1,3,7` or `0-100:4`; up to 10,000 tasks. It makes the job
+        an array: each index is a task with these workers of its own.
+    throttle: the most tasks at once, those in the line included; None: no bound.
+    """
+
+    indices: str
+    throttle: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A user's request for a job; docs/job-contract.md describes each field.
 
@@ -286,6 +298,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `is_held`: an agent of an older version refuses both."""
     is_held: bool | UnsetType = UNSET
     """It waits outside the queue until a person releases it."""
+    array: ArraySpec | UnsetType = UNSET
+    """Many tasks of this job. No order to a node has it: a task is a job of its own."""
 
     @property
     def is_elastic(self) -> bool:

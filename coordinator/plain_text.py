@@ -6,10 +6,11 @@ Units are in names everywhere else; here they become text. Pure.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from common.api import ClosedRow, JobRow, NodeRow, ServiceRow, Status, UnknownLoadRow
+from common.api import ArrayRow, ClosedRow, JobRow, NodeRow, ServiceRow, Status, UnknownLoadRow
 from common.model import FINAL_JOB_STATES, Gate, JobState
 from coordinator.policies.contract.text import counted
 
@@ -72,24 +73,81 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
+MOST_INDICES = 20
+"""Characters of an array's indices beside its id."""
+
+
+def job_id(row: JobRow) -> str:
+    """The id; of an array with its indices and throttle, as Slurm shows them: `j..._[0-99%5]`."""
+    array = row.array
+    if not isinstance(array, ArrayRow):
+        return row.job_id
+    text = array.indices
+    if len(text) > MOST_INDICES:
+        text = text[:MOST_INDICES].rpartition(",")[0] + ",..."
+    return f"{row.job_id}_[{text}" + (f"%{array.throttle}]" if array.throttle else "]")
+
+
+def tasks(array: ArrayRow) -> str:
+    """The tasks of an array by state, those that there are: `80 waiting, 5 running, 15 done`."""
+    counts = (
+        (array.waiting, "waiting"),
+        (array.running, "running"),
+        (array.succeeded, "done"),
+        (array.failed, "failed"),
+        (array.cancelled, "cancelled"),
+    )
+    return ", ".join(f"{count} {state}" for count, state in counts if count)
+
+
+def without_tasks(rows: Iterable[JobRow], *, waiting_only: bool = False) -> list[JobRow]:
+    """Rows without the tasks of arrays, which the row of the array sums up.
+
+    waiting_only: tasks with GPUs stay.
+    """
+    return [
+        row
+        for row in rows
+        if not isinstance(row.array_id, str) or (waiting_only and row.state != JobState.PENDING)
+    ]
+
+
+def in_order(rows: Collection[JobRow]) -> list[JobRow]:
+    """Rows in order of submission, the tasks of an array behind its own row."""
+    at_s = {row.job_id: row.submitted_at_s for row in rows}
+
+    def place(row: JobRow) -> tuple[float, str, int]:
+        if not isinstance(row.array_id, str) or not isinstance(row.array_index, int):
+            return row.submitted_at_s, row.job_id, -1
+        return at_s.get(row.array_id, row.submitted_at_s), row.array_id, row.array_index
+
+    return sorted(rows, key=place)
+
+
 def job_state(row: JobRow) -> str:
     """The state; `STALLED` of one that runs and reports no progress any more, `held` of one that
-    waits and is held.
+    waits and is held; of an array, how its tasks are.
     """
+    if isinstance(row.array, ArrayRow):
+        return tasks(row.array)
     if row.gate == Gate.HELD:
         return "held"
     return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)
 
 
 def workers(row: JobRow) -> str:
-    """`3 of 2:4`: how many run of how many it can use."""
+    """`3 of 2:4`: how many run of how many it can use. Of an array, how many each task can use."""
     bounds = f"{row.min_workers}:{row.max_workers}"
     wanted = bounds if row.max_workers > row.min_workers else str(row.min_workers)
-    return wanted if row.state in FINAL_JOB_STATES else f"{row.worker_count} of {wanted}"
+    is_whole = row.state in FINAL_JOB_STATES or isinstance(row.array, ArrayRow)
+    return wanted if is_whole else f"{row.worker_count} of {wanted}"
 
 
 def progress(row: JobRow) -> str:
-    """Share of the steps where both are known, else the step."""
+    """Share of the steps where both are known, else the step. Of an array, the share that ended."""
+    if isinstance(row.array, ArrayRow):
+        array = row.array
+        return percent((array.succeeded + array.failed + array.cancelled) / array.tasks)
     if row.step is not None and row.total_steps:
         return percent(row.step / row.total_steps)
     return number(row.step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UnsetType
+
 from common.api import (
     JobRow,
     LoanRow,
@@ -17,6 +19,7 @@ from coordinator.plain_text import (
     duration,
     heard,
     instant,
+    job_id,
     job_state,
     load,
     number,
@@ -31,7 +34,7 @@ from coordinator.plain_text import (
 def jobs(now_s: float) -> list[Column[JobRow]]:
     """Columns that people know from squeue, in our words. `now_s`: for relative times."""
     return [
-        Column("JOB", lambda r: r.job_id),
+        Column("JOB", job_id),
         Column("NAME", lambda r: r.name, is_elastic=True),
         Column("TENANT", lambda r: r.tenant, is_wide=True),
         Column("USER", lambda r: r.user, is_wide=True),
@@ -105,8 +108,8 @@ def services() -> list[Column[ServiceRow]]:
 def tenants() -> list[Column[TenantRow]]:
     """Tenants: guarantee, use and entitlement of each."""
 
-    def limit(gpus: int | None) -> str:
-        return "" if gpus is None else str(gpus)
+    def limit(most: int | UnsetType | None) -> str:
+        return str(most) if isinstance(most, int) else ""
 
     def parts(gpus: float) -> str:
         return f"{gpus:.0f}" if gpus == int(gpus) else f"{gpus:.1f}"
@@ -122,6 +125,8 @@ def tenants() -> list[Column[TenantRow]]:
         Column("WAITING", lambda r: str(r.waiting_gpus), is_number=True, rank=2),
         Column("MAY-BORROW", lambda r: limit(r.borrow_limit_gpus), is_number=True, rank=3),
         Column("LENDS", lambda r: limit(r.lend_limit_gpus), is_number=True, rank=5),
+        Column("USER-GPUS", lambda r: limit(r.user_max_gpus), is_number=True, rank=6),
+        Column("USER-JOBS", lambda r: limit(r.user_max_jobs), is_number=True, rank=6),
     ]
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct, UnsetType
 from rich.text import Text
 
 from common.api import (
+    ArrayRow,
     ClosedRow,
     Describe,
     Description,
@@ -139,9 +140,34 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
         yield line
 
 
+def _array(row: JobRow) -> Pairs:
+    """The tasks of an array by state, with their indices; of a task, its array."""
+    if isinstance(row.array_id, str):
+        return [("array", f"{row.array_id}, task {row.array_index}")]
+    array = row.array
+    if not isinstance(array, ArrayRow):
+        return []
+    once = "no bound" if array.throttle is None else str(array.throttle)
+    pairs = [
+        ("tasks", f"{array.tasks}: {plain_text.tasks(array)}"),
+        ("at once", once),
+        ("indices", array.indices),
+    ]
+    return pairs + [(state, _cut(text)) for state, text in array.ranges.items()]
+
+
+MOST_RANGES = 200
+"""Characters of the indices of one state; -o json has all."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_RANGES else text[:MOST_RANGES].rpartition(",")[0] + ",..."
+
+
 def _job(row: JobRow, now_s: float) -> Pairs:
     return [
         ("job", row.job_id),
+        *_array(row),
         ("name", row.name),
         ("owner", f"{row.tenant}/{row.user}"),
         ("state", _state(row)),

@@ -11,10 +11,23 @@ import typer
 from msgspec import UnsetType
 from typer.core import TyperCommand
 
-from common.api import Cancel, Done, GetLogs, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
+from common.api import (
+    Cancel,
+    Done,
+    GetLogs,
+    JobRow,
+    Jobs,
+    ListJobs,
+    Logs,
+    Submit,
+    Submitted,
+    Throttle,
+)
+from common.arrays import MAX_TASKS
 from common.errors import ConfigError, Unavailable
-from common.model import STORE_INDEX, JobSpec
+from common.model import STORE_INDEX, ArraySpec, JobSpec
 from common.terminal import visible_log
+from coordinator import plain_text
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_jobs
 from coordinator.cli.follow import exit_code_of, follow_logs, until_ended
@@ -133,6 +146,13 @@ def submit(
     hold: Annotated[
         bool, typer.Option("--hold", help="Keep the job out of the queue until `aryl job release`.")
     ] = False,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDICES[%N]",
+            help="One task for each index, such as 0-99 or 1,3,7; with %5, at most 5 at once.",
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job ends and return its exit code.")
     ] = False,
@@ -163,6 +183,7 @@ def submit(
         launcher=launcher,
         after=after or (),
         is_held=hold,
+        array=array,
     )
     spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd(), kind=kind)
     show = Show(output=output, is_quiet=quiet)
@@ -207,7 +228,7 @@ def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
             typer.echo(answer.job_id)
         case Format.TABLE | Format.WIDE:
             what = "is queued" if isinstance(answer.gate, UnsetType) else "is not in the queue yet"
-            typer.echo(f"job {answer.job_id} ({spec.name}) {what}")
+            typer.echo(f"{_what(spec)} {answer.job_id} ({spec.name}) {what}")
     if not isinstance(answer.gate, UnsetType):
         say(answer.gate)
     for warning in answer.warnings:
@@ -216,16 +237,24 @@ def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
         say("no node of the fleet as it is can run it: it waits until others join")
 
 
+def _what(spec: JobSpec) -> str:
+    return "array" if isinstance(spec.array, ArraySpec) else "job"
+
+
 @app.command("list")
 def list_(
     ctx: typer.Context,
     is_all: Annotated[bool, typer.Option("--all", "-a", help="List ended jobs too.")] = False,
+    tasks: Annotated[
+        bool,
+        typer.Option("--tasks", help="List the tasks of arrays too: those in the line or later."),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 s.")] = False,
     output: OutputOption = Format.TABLE,
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """List jobs, oldest first; ended ones only with --all."""
+    """List jobs, oldest first; ended ones only with --all. An array is one line."""
     here = session(ctx)
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
 
@@ -238,7 +267,9 @@ def list_(
                 if watch:
                     here.out.clear()
                 table = columns.jobs(here.clock.wall_s())
-                put_rows(here, show, "jobs", found.rows, table, lambda row: row.job_id)
+                rows = plain_text.in_order(found.rows)
+                rows = rows if tasks else plain_text.without_tasks(rows)
+                put_rows(here, show, "jobs", rows, table, lambda row: row.job_id)
             if not watch:
                 return
             await here.clock.sleep(WATCH_PERIOD_S)
@@ -269,12 +300,47 @@ def cancel(
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
-    """Cancel a job; its workers get their grace first."""
+    """Cancel a job, an array, or some tasks of an array; workers get their grace first.
+
+    Tasks go by their array and index: ARRAY_7, or 'ARRAY_[10-20,30]' in quotes. Tasks that wait
+    never start.
+    """
     done = session(ctx).ask(Cancel(job_id=job), Done)
     if output == Format.JSON:
         put_json({"detail": done.detail})
     elif not quiet:
         say(done.detail)
+
+
+@app.command(
+    "throttle", epilog="Example: aryl job throttle jbqk7x2pd 10; none takes the bound away."
+)
+def throttle_(
+    ctx: typer.Context,
+    job: JobArgument,
+    most: Annotated[
+        str, typer.Argument(metavar="N|none", help="Most tasks at once, from 1; none: no bound.")
+    ],
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Change how many tasks of an array may wait in the line and run at once.
+
+    Tasks that run go on. With a lower number, those that wait leave the line first.
+    """
+    done = session(ctx).ask(Throttle(job_id=job, throttle=_count(most)), Done)
+    if output == Format.JSON:
+        put_json({"detail": done.detail})
+    elif not quiet:
+        say(done.detail)
+
+
+def _count(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_TASKS:
+        raise ConfigError(f"N: {text!r}, expected a count from 1 to {MAX_TASKS}, or none")
+    return int(text)
 
 
 @app.command("logs")

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from msgspec import Struct
 
+from common import arrays
 from common.errors import ConfigError
 from common.jobspec import parse
 from common.model import MAX_JOB_S, TOKEN_PATTERN, DependencyKind, JobSpec
@@ -42,6 +43,7 @@ class SubmitFlags(Struct, frozen=True, kw_only=True):
     launcher: str | None = None
     after: Sequence[str] = ()
     is_held: bool = False
+    array: str | None = None
 
 
 def job_spec(
@@ -171,8 +173,18 @@ def _overlay(flags: SubmitFlags, here: Path) -> dict[str, Any]:
         "launcher": flags.launcher,
         "depends_on": dependencies(flags.after) or None,
         "is_held": flags.is_held or None,
+        "array": None if flags.array is None else _array(flags.array),
     }
     return _said(overlay)
+
+
+def _array(text: str) -> dict[str, Any]:
+    """`0-99%5` as the field `array`; ConfigError names the flag, or later the field."""
+    try:
+        found = arrays.spec_of(text)
+    except ConfigError as error:
+        raise ConfigError(f"--array: {error}") from None
+    return _said({"indices": found.indices, "throttle": found.throttle})
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def frame(
         height: no more lines than this; None shows every row.
     """
     heads = [_pair(name, value, width) for name, value in plain_text.glance(view.status)[:7]]
-    running = [row for row in view.jobs.rows if row.state != JobState.PENDING]
-    waiting = [row for row in view.jobs.rows if row.state == JobState.PENDING]
+    rows = plain_text.in_order(plain_text.without_tasks(view.jobs.rows, waiting_only=True))
+    running = [row for row in rows if row.state != JobState.PENDING]
+    waiting = [row for row in rows if row.state == JobState.PENDING]
     jobs = columns.jobs(view.now_s)
     loans = columns.loans(view.now_s)
     sections = [

@@ -21,7 +21,7 @@ each fact:
 1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
    (`state.tables`) through a `Context` and marks which nodes and jobs changed.
 2. Settle what follows from the change by fixed rules, in the order of `follow_ups`: delayed
-   reclaims, drains, closed nodes, migrations, shared GPUs, unused loans.
+   reclaims, drains, closed nodes, migrations, shared GPUs, unused loans, tasks of arrays.
 3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
    policies, timers, the line of waiting jobs, the orders per node.
 4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.
@@ -67,6 +67,7 @@ from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
+    arrays,
     changes,
     deadlines,
     gpu_sharing,
@@ -112,6 +113,7 @@ from coordinator.engine.state import accounting, older_forms
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     Event,
     JobCancelRequested,
     JobChanged,
@@ -236,11 +238,16 @@ class Engine:
             case LeaderStarted():
                 self._leader_started(ctx, event)
             case JobSubmitted():
-                jobs_lifecycle.submit(ctx, event)
+                submit = arrays.submit if arrays.is_array(event) else jobs_lifecycle.submit
+                submit(ctx, event)
             case JobCancelRequested():
-                jobs_lifecycle.cancel(ctx, event)
+                is_array = event.job_id in self.state.arrays
+                cancel = arrays.cancel if is_array else jobs_lifecycle.cancel
+                cancel(ctx, event)
             case JobsHeld() | JobsReleased() | JobsRequeued() | JobChanged():
                 person_orders.act(ctx, event)
+            case ArrayThrottled():
+                arrays.throttle(ctx, event)
             case ProgressReported():
                 progress.reported(ctx, event)
             case ProgressStopped():
@@ -307,6 +314,8 @@ class Engine:
         for job in self._deadlines.due(self.state, ctx.now_s):
             deadlines.time_is_up(ctx, job)
         self._deadlines.seen(ctx.now_s)
+        if self.state.live_arrays:
+            arrays.refill(ctx)
         for resize in changes.shrinks(ctx) if self.state.oversized_jobs else ():
             commit(ctx, resize)
         snapshot = self._views.snapshot(ctx)
@@ -390,8 +399,16 @@ class Engine:
         return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
     def waiting_jobs(self, tenant: str) -> int:
-        """How many jobs of a tenant wait."""
-        return self._line.count_by_tenant.get(tenant, 0)
+        """How many jobs of a tenant wait; an array counts as its tasks in the line, and as one more
+        while others are behind them.
+        """
+        in_line = self._line.count_by_tenant.get(tenant, 0)
+        return in_line + arrays.waiting_counts(self.state, tenant)
+
+    def jobs_of_user(self, tenant: str, user: str) -> int:
+        """How many jobs of a user have not ended; each task of an array is one."""
+        live = self._line.live_by_user.get((tenant, user), 0)
+        return live + arrays.waiting_tasks(self.state, tenant, user)
 
     def check(
         self, *, are_copies_too: bool = True, beside_idle: invariants.BesideIdle | None = None
@@ -408,6 +425,7 @@ class Engine:
             *invariants.gpu_faults(self.state),
             *invariants.lease_faults(ctx),
             *invariants.job_faults(self.state),
+            *invariants.array_faults(self.state),
             *invariants.size_faults(self.state),
             *invariants.gate_faults(self.state),
             *invariants.figure_faults(self.state),

@@ -91,9 +91,13 @@ class Explainer:
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
 
-        A limit of its tenant is one of these reasons.
+        A limit of its tenant is one of these reasons. Of an array, the same of its tasks.
         """
-        job = self._engine.state.jobs.get(job_id)
+        state = self._engine.state
+        if job_id in state.live_arrays:
+            array = state.arrays[job_id]
+            return self._whole_fleet(array.tenant).why_never(wish_of(array.spec), array.tenant)
+        job = state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
         wish = wish_of(prerun_spec.submitted(job))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from coordinator.engine.jobs import gpu_sharing, migration
+from coordinator.engine.jobs import arrays, gpu_sharing, migration
 from coordinator.engine.loans import delayed_reclaim, recall
 from coordinator.engine.nodes import lost_records, maintenance, start_failures
 from coordinator.engine.state.context import Context
@@ -50,6 +50,10 @@ def _closed_changed(ctx: Context) -> bool:
     return bool(ctx.state.closed_until_s and ctx.changed_nodes)
 
 
+def _has_arrays(ctx: Context) -> bool:
+    return bool(ctx.state.live_arrays and (ctx.changed_jobs or ctx.changed_arrays))
+
+
 def _counts_idle(ctx: Context) -> bool:
     return ctx.settings.idle_return_s is not None and bool(ctx.changed_nodes)
 
@@ -66,10 +70,12 @@ FOLLOW_UPS = (
     FollowUp(_migrates, migration.settle),
     # Shares of GPUs, after the last rule that starts or stops workers on shared ones.
     FollowUp(_shares, gpu_sharing.settle),
-    # Last, nodes on which nothing is left to run: a closed one goes home at once, ...
+    # Nodes on which nothing is left to run: a closed one goes home at once, ...
     FollowUp(_closed_changed, recall.settle),
     # ... and an idle one counts its idle time, unless it was just called home.
     FollowUp(_counts_idle, recall.note_idle),
+    # Tasks of arrays, which only wait: after all that changes how many of them do.
+    FollowUp(_has_arrays, arrays.settle),
 )
 
 

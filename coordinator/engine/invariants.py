@@ -394,6 +394,25 @@ def job_faults(state: ClusterState) -> list[str]:
     return faults
 
 
+def array_faults(state: ClusterState) -> list[str]:
+    """Each task of an array waits, lives or has ended, once; its live ones are jobs."""
+    faults: list[str] = []
+    for array in state.arrays.values():
+        ended = (array.succeeded, array.failed, array.cancelled)
+        places = [place for each in (array.waiting, *ended) for place in each]
+        if sorted([*places, *array.live.values()]) != list(range(len(array.indices))):
+            faults.append(f"array {array.array_id} has a task twice, or not at all")
+        if array.is_over == (array.array_id in state.live_arrays):
+            faults.append(f"array {array.array_id} is {array.state}, and is listed otherwise")
+        for job_id in array.live:
+            job = state.jobs.get(job_id)
+            if job is None or job_id not in state.live_jobs:
+                faults.append(f"array {array.array_id} has {job_id}, which is no live job")
+            elif (job.state == JobState.PENDING) != (job_id in array.in_line):
+                faults.append(f"array {array.array_id}: {job_id} is {job.state}")
+    return faults
+
+
 def size_faults(state: ClusterState) -> list[str]:
     """No job has more workers than it can use; workers on their way out do not count."""
     faults: list[str] = []
@@ -495,6 +514,8 @@ def line_faults(kept: Line, fresh: Line) -> list[str]:
     """Waiting jobs are counted as they would be if they were counted now."""
     if kept.count_by_tenant != fresh.count_by_tenant:
         return [f"stale count of waiting jobs: {kept.count_by_tenant}, now {fresh.count_by_tenant}"]
+    if kept.live_by_user != fresh.live_by_user:
+        return [f"stale count of users' jobs: {kept.live_by_user}, now {fresh.live_by_user}"]
     return []
 
 

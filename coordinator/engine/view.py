@@ -64,6 +64,7 @@ def _views(tenants: tuple[TenantSettings, ...]) -> tuple[TenantView, ...]:
             guarantee_gpus=tenant.guarantee_gpus,
             borrow_limit_gpus=tenant.borrow_limit_gpus,
             lend_limit_gpus=tenant.lend_limit_gpus,
+            user_max_gpus=tenant.user_max_gpus,
         )
         for tenant in sorted(tenants, key=lambda tenant: tenant.name)
     )

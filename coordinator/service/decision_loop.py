@@ -24,6 +24,7 @@ from coordinator.engine.nodes.membership import unknown_services
 from coordinator.engine.record import Entry, Record, decode_record, encode_record
 from coordinator.engine.state.commands import Command, Outcome
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     Event,
     JobCancelRequested,
     JobChanged,
@@ -118,13 +119,16 @@ def ordered(event: Event) -> str:
         case JobSubmitted():
             return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
         case JobCancelRequested():
-            return f"cancel {event.job_id} by {event.by}"
+            tasks = f" tasks {event.indices}" if event.indices else ""
+            return f"cancel {event.job_id}{tasks} by {event.by}"
         case JobsHeld() | JobsReleased() | JobsRequeued():
             is_held = isinstance(event, JobsRequeued) and event.is_held
             words = (_JOB_ORDERS[type(event)], *event.job_ids, "held" if is_held else "")
             return f"{' '.join(filter(None, words))} by {event.by}"
         case JobChanged():
             return f"change {event.job_id} by {event.by}"
+        case ArrayThrottled():
+            return f"throttle {event.job_id} {event.throttle or 'none'} by {event.by}"
         case OperatorAsked():
             within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
             what = (event.action, event.target, event.value, within, f"by {event.by}")

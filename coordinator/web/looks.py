@@ -31,6 +31,7 @@ from common.api import (
     Status,
     StoryRow,
 )
+from coordinator import plain_text
 from coordinator.client import ApiRefused, Client
 from coordinator.web.board import Frame
 from coordinator.web.pages import Pages
@@ -83,7 +84,7 @@ class CellLook:
             status=status,
             nodes=nodes,
             services=services,
-            jobs=jobs,
+            jobs=tuple(plain_text.in_order(plain_text.without_tasks(jobs, waiting_only=True))),
             loans=loans,
             returned=tuple(reversed(self._returned.values())),
             events=tuple(self._events),

@@ -42,6 +42,7 @@ _JOB_NOTES = {
     "it counts for the job's whole life. All agents must be of this version",
     "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
     "rendezvous": "where its gang meets, if that is a program of its own",
+    "array": "makes it a [job array](#job-arrays)",
     "app": "name of a group of trials of its tenant, which the policy `themis` serves as one; "
     "others show it. Another tenant's app of the same name is another app",
     "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
@@ -84,6 +85,7 @@ def _parts_notes() -> dict[str, str]:
         "rendezvous": model.RendezvousSpec,
         "profile": JobProfile,
         "prerun": model.PrerunSpec,
+        "array": model.ArraySpec,
     }
     for key, part in parts.items():
         for name, note in _NOTE.findall(inspect.getdoc(part) or ""):

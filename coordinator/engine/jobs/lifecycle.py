@@ -19,6 +19,7 @@ from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, GpuUuid, JobId, JobState, NodeName, StopReason, WorkerKey
 from coordinator.engine.jobs import (
+    array_tasks,
     ended_workers,
     estimates,
     gang_reservations,
@@ -31,6 +32,7 @@ from coordinator.engine.jobs import (
     retry as jobs_retry,
 )
 from coordinator.engine.state import context as state_context
+from coordinator.engine.state.array_entry import ArrayTask
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
 from coordinator.engine.state.job_groups import WaitEntry, WorkEstimate
@@ -47,13 +49,17 @@ from coordinator.policies.contract.decisions import Wait
 
 
 class Line:
-    """How many jobs of each tenant wait; derived from the state, never saved.
+    """How many jobs of each tenant wait, and of each user live; derived from the state, never
+    saved.
 
     It is kept up job by job, so that a submission costs the same however many jobs wait.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._tenant_of: dict[JobId, str] = {}
+        self._user_of: dict[JobId, tuple[str, str]] = {}
+        self.live_by_user: dict[tuple[str, str], int] = {}
+        """Users, by tenant and name, that have jobs which have not ended, and how many."""
         self.count_by_tenant: dict[str, int] = {}
         """Tenants of which a job waits, and of how many."""
         self.note(state, state.live_jobs)
@@ -63,6 +69,7 @@ class Line:
         counts = self.count_by_tenant
         for job_id in changed:
             job = state.jobs.get(job_id)
+            self._note_user(job_id, job)
             waits = job is not None and job.state == JobState.PENDING
             if waits == (job_id in self._tenant_of):
                 continue
@@ -74,6 +81,20 @@ class Line:
             counts[tenant] -= 1
             if not counts[tenant]:
                 del counts[tenant]
+
+    def _note_user(self, job_id: JobId, job: JobEntry | None) -> None:
+        lives = job is not None and job.finished_at_s is None
+        if lives == (job_id in self._user_of):
+            return
+        counts = self.live_by_user
+        if job is not None and lives:
+            whose = self._user_of[job_id] = (job.tenant, job.user)
+            counts[whose] = counts.get(whose, 0) + 1
+            return
+        whose = self._user_of.pop(job_id)
+        counts[whose] -= 1
+        if not counts[whose]:
+            del counts[whose]
 
 
 def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:
@@ -184,8 +205,17 @@ def gang_changes(ctx: Context, job: JobEntry) -> None:
         preemption_loss.resized(ctx, job, price)
 
 
-def submit(ctx: Context, event: JobSubmitted) -> None:
-    """A new job waits; a repeated id is the same job."""
+def submit(
+    ctx: Context,
+    event: JobSubmitted,
+    *,
+    task: ArrayTask | None = None,
+    submitted_at_s: float | None = None,
+) -> None:
+    """A new job waits; a repeated id is the same job.
+
+    task: of the array that it is a part of. submitted_at_s: None: now; it waits from now on.
+    """
     if event.job_id in ctx.state.jobs:
         return
     work_s, source = estimates.whole_work(ctx.state, ctx.settings, event.tenant, event.spec)
@@ -194,7 +224,8 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
         spec=prerun_spec.begun(ctx, event.tenant, event.spec),
         tenant=event.tenant,
         user=event.user,
-        submitted_at_s=ctx.now_s,
+        submitted_at_s=ctx.now_s if submitted_at_s is None else submitted_at_s,
+        array_task=task,
         wait=WaitEntry(pending_since_s=ctx.now_s),
         estimate=WorkEstimate(expected_work_s=work_s, source=source),
     )
@@ -598,6 +629,8 @@ def end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
     ctx.state.live_jobs.pop(job.job_id, None)
     job.after_vacating = None
     fire(ctx, job, event, reason)
+    if job.array_task is not None:
+        array_tasks.ended(ctx, job)
     counters = ctx.state.counters
     if event == JobEvent.SUCCEED:
         counters.jobs_finished += 1

@@ -6,6 +6,7 @@ from common.lifecycle import JobEvent
 from common.messages import OrderPhase, WorkerOrder
 from common.model import FINAL_JOB_STATES, JobState, WorkerKey
 from coordinator.engine.jobs import (
+    arrays,
     gpu_sharing,
     preemption_loss,
     rendezvous,
@@ -51,6 +52,7 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             _drop_older_attempt(ctx, job)
             ctx.state.jobs[job.job_id] = job
             ctx.state.live_jobs[job.job_id] = None
+            arrays.recovered(ctx, job)
             ctx.log_event(job.job_id, "recovered", f"from the ledger of {node.name}")
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
         _fold_order(ctx, job, order)

@@ -36,6 +36,16 @@ def forget_jobs(ctx: Context) -> None:
         del ctx.state.jobs[job.job_id]
 
 
+def forget_arrays(ctx: Context) -> None:
+    """Keep as many of the newest ended arrays as ended jobs."""
+    kept = ctx.settings.finished_jobs_kept
+    if len(ctx.state.arrays) <= 2 * kept:
+        return
+    ended = [array_id for array_id in ctx.state.arrays if array_id not in ctx.state.live_arrays]
+    for array_id in ended[: max(0, len(ended) - kept)]:
+        del ctx.state.arrays[array_id]
+
+
 def forget_loans(ctx: Context) -> None:
     """Keep the newest of the loans that came home only."""
     kept = ctx.settings.ended_loans_kept
@@ -55,6 +65,7 @@ class Context:
     changed_nodes: their state or their workers changed.
     dirty_nodes: their desired state changed.
     changed_jobs: any field of them changed.
+    changed_arrays: tasks of them may enter the line, or have ended.
 
     A handler that changes a table marks it here: views, tallies and deadlines are rebuilt only for
     marked entries.
@@ -62,6 +73,7 @@ class Context:
 
     __slots__ = (
         "ask_ledgers",
+        "changed_arrays",
         "changed_jobs",
         "changed_nodes",
         "decisions",
@@ -81,6 +93,7 @@ class Context:
         self.dirty_nodes: dict[NodeName, None] = {}
         self.changed_nodes: dict[NodeName, None] = {}
         self.changed_jobs: dict[JobId, None] = {}
+        self.changed_arrays: dict[JobId, None] = {}
         self.ask_ledgers: dict[NodeName, None] = {}
         self.decisions: list[Decision] = []
         self.refused: list[Refused] = []

@@ -54,10 +54,25 @@ class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
 
 
 class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
-    """Its user, or an operator, wants a job ended."""
+    """Its user, or an operator, wants a job ended, or an array.
+
+    indices: only these tasks of the array; empty: all of it.
+    """
 
     job_id: JobId
     by: str
+    indices: str = ""
+
+
+class ArrayThrottled(Fact, frozen=True, kw_only=True, tag="array_throttled"):
+    """Its user, or an operator, changes the most tasks of an array at once.
+
+    throttle: None: no bound.
+    """
+
+    job_id: JobId
+    by: str
+    throttle: int | None = None
 
 
 class JobsHeld(Fact, frozen=True, kw_only=True, tag="jobs_held"):
@@ -331,6 +346,7 @@ Event = (
     | JobsReleased
     | JobsRequeued
     | JobChanged
+    | ArrayThrottled
     | NodeReported
     | ProgressReported
     | ProgressStopped

@@ -98,6 +98,20 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         PositiveInt | None,
         Meta(description="most waiting jobs of this tenant; none: `engine.waiting_jobs_max`"),
     ] = None
+    user_max_gpus: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="most GPUs that jobs of one user of this tenant hold at once; none: no "
+            "limit"
+        ),
+    ] = None
+    user_max_jobs: Annotated[
+        PositiveInt | None,
+        Meta(
+            description="most jobs of one user of this tenant that wait or run, each task of an "
+            "array counted; further submissions are refused; none: no limit"
+        ),
+    ] = None
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -268,9 +282,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ()
 
+    def tenant(self, name: str) -> TenantSettings | None:
+        """Settings of a tenant by name."""
+        return next((each for each in self.tenants if each.name == name), None)
+
     def waiting_jobs_of(self, tenant: str) -> tuple[int, str]:
         """Most jobs of a tenant that may wait, and the setting that says so."""
-        own = next((each for each in self.tenants if each.name == tenant), None)
+        own = self.tenant(tenant)
         if own is not None and own.waiting_jobs_max is not None:
             return own.waiting_jobs_max, f"engine.tenants, {tenant}: waiting_jobs_max"
         return self.waiting_jobs_max, "engine.waiting_jobs_max"

@@ -34,6 +34,7 @@ from common.model import (
 )
 from coordinator.engine.jobs.resize_costs import ResizeCosts
 from coordinator.engine.jobs.step_gaps import StepGaps
+from coordinator.engine.state.array_entry import ArrayEntry, ArrayTask
 from coordinator.engine.state.job_groups import (
     AttemptEntry,
     EndedWorkers,
@@ -582,6 +583,8 @@ class JobEntry(Struct, kw_only=True):
     migration: Migration | None = None
     is_recovered: bool = False
     """Rebuilt from ledgers: its workers that have not been reported yet are adopted, not stale."""
+    array_task: ArrayTask | None = None
+    """Which task of an array it is; None: a job of its own."""
 
     def worker(self, index: int) -> WorkerEntry | None:
         """A worker of the current attempt, or its rendezvous store, by index."""
@@ -699,6 +702,9 @@ class ClusterState(Struct, kw_only=True):
     """Nodes that have not reported since journal records were lost; see `nodes.lost_records`."""
     doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Jobs that this node may run although the state does not know it."""
+    arrays: dict[JobId, ArrayEntry] = field(default_factory=dict[JobId, ArrayEntry])
+    live_arrays: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Ids of the arrays that have not ended, in order of submission."""
 
     def latest_loan(self, node: NodeEntry) -> LoanEntry | None:
         """The loan that a node is under, or on its way home from."""

@@ -510,6 +510,7 @@ class TenantView(Struct, frozen=True, kw_only=True):
     guarantee_gpus: its quota, with that of its children.
     borrow_limit_gpus: what it may use beyond its guarantee; None: no limit but others' guarantees.
     lend_limit_gpus: what others may use of its idle guarantee; None: all of it.
+    user_max_gpus: what jobs of one user may use at once; None: no limit.
     """
 
     name: str
@@ -518,6 +519,7 @@ class TenantView(Struct, frozen=True, kw_only=True):
     guarantee_gpus: int = 0
     borrow_limit_gpus: int | None = None
     lend_limit_gpus: int | None = None
+    user_max_gpus: int | None = None
 
 
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):

@@ -137,10 +137,10 @@ class _Quotas:
 
     def have_room(self, job: JobView) -> bool:
         """Now, if GPUs were free."""
-        leaf = self._tenancy.leaf(job)
-        if leaf not in self._room:
-            self._room[leaf] = self._tenancy.room(job)
-        return fewest_gpus(job) <= self._room[leaf]
+        alike = self._tenancy.alike(job)
+        if alike not in self._room:
+            self._room[alike] = self._tenancy.room(job)
+        return fewest_gpus(job) <= self._room[alike]
 
     def never_have(self, job: JobView) -> bool:
         """True if the quota forbids it even while no tenant uses anything."""

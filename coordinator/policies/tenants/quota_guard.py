@@ -18,7 +18,6 @@ any case, and so may workers that make their job no faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -62,7 +61,9 @@ class Keeping:
         self.decisions = list(decisions)
         self._slack: dict[NodeName, int] = {}
         self._has_limits = any(
-            view.borrow_limit_gpus is not None or view.lend_limit_gpus is not None
+            view.borrow_limit_gpus is not None
+            or view.lend_limit_gpus is not None
+            or view.user_max_gpus is not None
             for view in tenancy.views.values()
         )
 
@@ -106,8 +107,7 @@ class Keeping:
         if not self._has_limits:
             return True
         made = [*self.decisions[:place], instead, *self.decisions[place + 1 :]]
-        tenancy = copy(self._tenancy)
-        tenancy.used = dict(tenancy.used)
+        tenancy = self._tenancy.copied()
         for move in moves_of(self._flow, made):
             tenancy.leave(move.job, move.gone)
             taken = sum(move.taken.values())
@@ -392,7 +392,7 @@ def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
     known: dict[tuple[str, int], str] = {}
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
-            alike = tenancy.leaf(job), fewest_gpus(job)
+            alike = tenancy.alike(job), fewest_gpus(job)
             if alike not in known:
                 known[alike] = tenancy.why_not(job, alike[1], alone=True)
             why = known[alike] or why_not_borrowed(job, alike[1], tenancy, snapshot.now_s)

@@ -133,7 +133,7 @@ class _TakeBack:
                 self.waits[job.job_id] = failed[alike]
 
     def _shape(self, job: JobView) -> Shape:
-        return (self.tenancy.leaf(job), *gang_shape(job))
+        return (self.tenancy.alike(job), *gang_shape(job))
 
     def _entitled(self) -> list[JobView]:
         """Waiting jobs that some guarantee may cover, of the tenants that have least of theirs."""

@@ -4,15 +4,19 @@ A guarantee is the quota of a tenant and of all tenants below it. GPUs outside a
 GPUs that idle guarantees leave over, may be borrowed. A tenant may bound what it borrows and what
 it lends. Fair shares follow KAI-Scheduler's documented rule: guarantees first, the rest by weight.
 GPUs are counted whatever their type. The use of each tenant is an argument: now, or by a plan.
+
+A tenant may also bound what one user's jobs use at once. That is one more limit of those jobs: it
+gives their user nothing, and takes nothing from others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from math import inf
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -56,20 +60,23 @@ Count = int | Fraction
 """GPUs in use: a whole number, but where tenants came to share GPUs; exact then, too."""
 
 
-def _used_gpus(snapshot: ClusterSnapshot, leaf: Callable[[JobView], str]) -> dict[str, Count]:
-    """GPUs by tenant that its jobs have and were not ordered to give back.
+Owner = TypeVar("Owner", bound=Hashable)
+
+
+def _used_gpus(snapshot: ClusterSnapshot, owner: Callable[[JobView], Owner]) -> dict[Owner, Count]:
+    """GPUs by tenant, or by another owner, that its jobs have and were not ordered to give back.
 
     A migrating job has those of its destination. Each job that shares a GPU, computing or not, has
     an equal part, so that all parts sum to the GPUs in use. That is the long-run share of jobs that
     take turns, and the present share of jobs that compute together.
     """
-    found: dict[str, Count] = {}
-    first: dict[GpuUuid, str] = {}
-    shared: dict[GpuUuid, Counter[str]] = {}
+    found: dict[Owner, Count] = {}
+    first: dict[GpuUuid, Owner] = {}
+    shared: dict[GpuUuid, Counter[Owner]] = {}
     for job in snapshot.jobs:
         if not (job.placed or job.held):
             continue
-        name = leaf(job)
+        name = owner(job)
         has = (*job.placed, *job.held) if job.held else job.placed
         there = [worker for worker in has if not worker.is_leaving]
         own = {uuid for worker in there for uuid in worker.gpu_uuids}
@@ -114,6 +121,20 @@ class Tenancy:
                 self.used[each] = _whole(self.used[each] + gpus)
         free = sum([node.free_gpus for node in snapshot.nodes if node.is_schedulable])
         self.capacity = int(self.used[WHOLE]) + free
+        self._user_limits = {
+            view.name: view.user_max_gpus
+            for view in snapshot.tenants
+            if view.user_max_gpus is not None
+        }
+        self._user_used: dict[tuple[str, str], Count] = {}
+        if self._user_limits:
+            self._user_used = _used_gpus(snapshot, _user_of)
+
+    def copied(self) -> Tenancy:
+        """The same, with uses of its own."""
+        found = copy(self)
+        found.used, found._user_used = dict(self.used), dict(self._user_used)
+        return found
 
     def leaf(self, job: JobView) -> str:
         """Where its GPUs are counted first."""
@@ -133,6 +154,9 @@ class Tenancy:
         self.used[WHOLE] += gpus
         for name in self.path(job):
             self.used[name] += gpus
+        if self._user_limits:
+            user = _user_of(job)
+            self._user_used[user] = self._user_used.get(user, 0) + gpus
 
     def leave(self, job: JobView, gpus: Count) -> None:
         """The opposite of `take`."""
@@ -162,9 +186,20 @@ class Tenancy:
 
         Of the whole always its guarantee; beyond it, what no other tenant uses or keeps. Of a
         parent's limit no more than its other children leave, see `left_to`: those beyond their
-        guarantees give back first.
+        guarantees give back first. No more than its user may use.
         """
-        return self._room(self.path(job))
+        room = self._room(self.path(job))
+        return min(room, self._user_room(job)) if self._user_limits else room
+
+    def _user_room(self, job: JobView) -> float:
+        most = self._user_limits.get(job.tenant)
+        return inf if most is None else float(most - self._user_used.get(_user_of(job), 0))
+
+    def alike(self, job: JobView) -> str:
+        """Jobs for which it is the same have the same room."""
+        if job.tenant in self._user_limits:
+            return f"{self.leaf(job)} {job.user}"
+        return self.leaf(job)
 
     def _room(self, path: Sequence[str]) -> float:
         if not self._keepers:  # nodes decide the remaining room
@@ -221,7 +256,15 @@ class Tenancy:
         return max(unlent(self.views[name], float(self.used[name])), below)
 
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
-        """Why its tenant may not take this number of further GPUs; empty if it may."""
+        """Why its tenant, or its user, may not take further GPUs; empty if they may."""
+        if self._user_limits and gpus > self._user_room(job):
+            mine = number(self._user_used.get(_user_of(job), 0))
+            which = counted(gpus, "GPU on top of", "GPUs on top of")
+            return (
+                f"user {job.user} of {_who(job.tenant)}: {which} the {mine} that its jobs use "
+                f"{'exceeds' if gpus == 1 else 'exceed'} {self._user_limits[job.tenant]} "
+                "(user_max_gpus)"
+            )
         room = self._room_alone(self.path(job), gpus) if alone else self.room(job)
         if gpus <= room:
             return ""
@@ -259,6 +302,12 @@ class Tenancy:
         """
         if (leaf := self._leaves.get(tenant or NOBODY)) is None:
             return ""
+        of_user = self._user_limits.get(tenant)
+        if of_user is not None and gpus > of_user:
+            return (
+                f"can never run here: needs {counted(gpus, 'GPU')} at one time, and a user of "
+                f"{_who(tenant)} may use {of_user} (user_max_gpus)"
+            )
         room = min(self._most_alone(leaf), *map(self.limit_gpus, self._paths[leaf]))
         if gpus <= room:
             return ""
@@ -280,7 +329,7 @@ class Tenancy:
     def idle(self, whole: int) -> Tenancy:
         """The same tenants without any use. whole: all GPUs there are."""
         found = copy(self)
-        found.used = dict.fromkeys(self.used, 0)
+        found.used, found._user_used = dict.fromkeys(self.used, 0), {}
         found.capacity = whole
         return found
 
@@ -309,6 +358,11 @@ class Tenancy:
                 whole = shares[parent] + kept_below[parent]
             shares |= fair_split(whole, views, asked, kept_below)
         return shares
+
+
+def _user_of(job: JobView) -> tuple[str, str]:
+    """Users of two tenants are two, whatever their names."""
+    return job.tenant, job.user
 
 
 def _exceeds(name: str, gpus: int, used: Count) -> str:

@@ -9,9 +9,11 @@ import logging
 import re
 from base64 import b32encode
 from hashlib import blake2b
+from typing import NamedTuple
 
 from msgspec import UNSET
 
+from common import arrays as array_text
 from common import subjects
 from common.api import (
     REQUESTS,
@@ -29,20 +31,31 @@ from common.api import (
     Requeue,
     Submit,
     Submitted,
+    Throttle,
 )
 from common.bus import BusMessage
 from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
-from common.model import JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine.jobs import changes, prerun_spec, start_gate
+from common.model import (
+    ArraySpec,
+    JobId,
+    JobSpec,
+    Mode,
+    NodeName,
+    NodeRole,
+    ServiceName,
+)
+from coordinator.engine.jobs import arrays, changes, prerun_spec, start_gate
 from coordinator.engine.nodes import maintenance as nodes_maintenance
 from coordinator.engine.nodes.rebuilt_gangs import is_awaited
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.events import (
     JobSubmitted,
     OperatorAction,
     OperatorAsked,
 )
+from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
 from coordinator.service.api.job_orders import JobOrder, JobOrders
@@ -76,20 +89,31 @@ def field_of(text: str) -> str:
     return ".".join(part for part in parts if part)
 
 
+class _Entering(NamedTuple):
+    """A job or an array that is on its way into the engine, and how many jobs it will be in the
+    line and in all.
+    """
+
+    tenant: str
+    user: str
+    in_line: int
+    jobs: int
+
+
 class Api:
     """Answers every verb of `common.api.REQUESTS`."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
-        self._job_orders = JobOrders(coordinator, self._check_spec)
+        self._job_orders = JobOrders(coordinator, self._check_spec, self._check_line)
         settings = coordinator.settings
         self._rates = Rates(
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
         )
         self._reads = Reads(clock=coordinator.clock, finish=self._finish)
-        self._entering: dict[JobId, str] = {}
-        """Tenants of jobs that are on their way into the engine."""
+        self._entering: dict[JobId, _Entering] = {}
+        """Jobs that are on their way into the engine."""
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
     async def serve(self, message: BusMessage) -> None:
@@ -149,6 +173,7 @@ class Api:
                 | Release()
                 | Requeue()
                 | Change()
+                | Throttle()
                 | Operate()
                 | GetLogs()
             ):
@@ -177,7 +202,7 @@ class Api:
         match request:
             case Submit():
                 return await self._submit(request, tenant, user)
-            case Cancel() | Hold() | Release() | Requeue() | Change():
+            case Cancel() | Hold() | Release() | Requeue() | Change() | Throttle():
                 return await self._job_orders.give(request, tenant, user)
             case Operate():
                 return await self._operate(request, tenant, user)
@@ -206,12 +231,13 @@ class Api:
 
     async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
-        if job_id not in self._coordinator.engine.state.jobs:
+        if self._known(job_id) is None:
             self._check_spec(request.spec)
             self._check_dependencies(job_id, request.spec)
             self._check_line(tenant, job_id)
+            self._check_user(tenant, user, request.spec, job_id)
             event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
-            self._entering[job_id] = tenant
+            self._entering[job_id] = _Entering(tenant, user, *_counts(request.spec))
             try:
                 await self._coordinator.record(event)
             finally:
@@ -219,22 +245,28 @@ class Api:
         else:
             await self._coordinator.settled()
         # Checked afterwards: another request with this id may have come first.
-        job = self._coordinator.engine.state.jobs.get(job_id)
+        job = self._known(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
-        if (job.submitted_spec or prerun_spec.submitted(job)) != request.spec:
+        if _submitted_spec(job) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} already submitted job {job_id}, which is different",
                 "request_id",
             )
         engine = self._coordinator.engine
-        gate = start_gate.why_shut(engine.state, job) if start_gate.kind(job) else ()
+        gate: tuple[str, ...] = ()
+        if isinstance(job, JobEntry) and start_gate.kind(job) is not None:
+            gate = start_gate.why_shut(engine.state, job)
         return Submitted(
             job_id=job_id,
             warnings=engine.explain.why_never(job_id),
             gate="; ".join(gate) or UNSET,
         )
+
+    def _known(self, job_id: JobId) -> JobEntry | ArrayEntry | None:
+        state = self._coordinator.engine.state
+        return state.jobs.get(job_id) or state.arrays.get(job_id)
 
     def _check_line(self, tenant: str, job_id: JobId) -> None:
         """Refuse a new job of a tenant that has its limit of waiting jobs.
@@ -246,8 +278,9 @@ class Api:
         if job_id in self._entering:
             return  # the same request once more
         entering = sum(
-            name == tenant and other not in engine.state.jobs
-            for other, name in self._entering.items()
+            one.in_line
+            for other, one in self._entering.items()
+            if one.tenant == tenant and self._known(other) is None
         )
         waiting = engine.waiting_jobs(tenant) + entering
         # By its own settings: the engine may not have taken those of a new leader yet.
@@ -265,6 +298,29 @@ class Api:
         state, asked = self._coordinator.engine.state, spec.depends_on or ()
         if why := changes.dependency_misfit(state, job_id, asked):
             raise Refusal(ApiErrorCode.USAGE, why, "depends_on")
+
+    def _check_user(self, tenant: str, user: str, spec: JobSpec, job_id: JobId) -> None:
+        """Refuse a job of a user that would have more jobs than its tenant's limit; each task of an
+        array is one.
+        """
+        settings = self._coordinator.settings.engine.tenant(tenant)
+        if settings is None or settings.user_max_jobs is None or job_id in self._entering:
+            return
+        most, (_, new) = settings.user_max_jobs, _counts(spec)
+        entering = sum(
+            one.jobs
+            for other, one in self._entering.items()
+            if (one.tenant, one.user) == (tenant, user) and self._known(other) is None
+        )
+        live = self._coordinator.engine.jobs_of_user(tenant, user) + entering
+        if live + new > most:
+            raise Refusal(
+                ApiErrorCode.CONFLICT,
+                f"user {user} of tenant {tenant} has {counted(live, 'job')} that wait or run, and "
+                f"{new} more exceed {most} (engine.tenants, {tenant}: user_max_jobs); each task of "
+                "an array is one",
+                "user",
+            )
 
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse a job that could never run here."""
@@ -388,6 +444,14 @@ class Api:
             raise unknown("service", name, sorted(services))
 
 
+def _counts(spec: JobSpec) -> tuple[int, int]:
+    """How many jobs a submission brings into the line at once, and in all."""
+    if not isinstance(spec.array, ArraySpec):
+        return 1, 1
+    tasks = len(array_text.indices(spec.array.indices))
+    return min(tasks, spec.array.throttle or tasks, arrays.WINDOW), tasks
+
+
 def _ordered(request: Message) -> str:
     """The change that a request would have made, as text; empty for a read."""
     match request:
@@ -397,6 +461,8 @@ def _ordered(request: Message) -> str:
             return f"{request.__struct_config__.tag} {request.job_id}"
         case Hold() | Release() | Requeue():
             return " ".join((str(request.__struct_config__.tag), *request.job_ids))
+        case Throttle():
+            return f"throttle {request.job_id} {request.throttle or 'none'}"
         case Operate():
             return " ".join(filter(None, (request.action, request.target, request.value)))
         case _:
@@ -418,3 +484,10 @@ def _fitting(data: bytes, verb: str) -> bytes:
             field=verb,
         )
     )
+
+
+def _submitted_spec(one: JobEntry | ArrayEntry) -> JobSpec:
+    """The spec as its user gave it."""
+    if isinstance(one, ArrayEntry):
+        return one.spec
+    return one.submitted_spec or prerun_spec.submitted(one)

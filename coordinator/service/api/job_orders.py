@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeue
+from common import arrays as array_text
+from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeue, Throttle
+from common.errors import ConfigError
 from common.model import FINAL_JOB_STATES, JobChange, JobId, JobSpec
-from coordinator.engine.jobs import changes, person_orders, prerun_spec
+from coordinator.engine.jobs import arrays, changes, person_orders, prerun_spec
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     JobCancelRequested,
     JobChanged,
     JobsHeld,
@@ -25,7 +29,7 @@ from coordinator.service.api.name_lookup import Refusal
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.request_tasks import OPERATORS
 
-JobOrder = Cancel | Hold | Release | Requeue | Change
+JobOrder = Cancel | Hold | Release | Requeue | Change | Throttle
 NAMED_MAX = 3
 """An answer about more jobs than these gives their number."""
 
@@ -35,11 +39,18 @@ class JobOrders:
 
     Args:
         check_spec: raises the refusal of a spec that could never run here.
+        check_line: raises the refusal of a tenant with too many waiting jobs.
     """
 
-    def __init__(self, coordinator: Coordinator, check_spec: Callable[[JobSpec], None]) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        check_spec: Callable[[JobSpec], None],
+        check_line: Callable[[str, JobId], None],
+    ) -> None:
         self._coordinator = coordinator
         self._check_spec = check_spec
+        self._check_line = check_line
 
     async def give(self, request: JobOrder, tenant: str, user: str) -> Done:
         """Check an order, pass it in, and answer once it is in the journal.
@@ -50,8 +61,9 @@ class JobOrders:
         by = f"{tenant}/{user}"
         match request:
             case Cancel():
-                [job] = self._jobs([request.job_id], tenant)
-                return await self._cancel(job, by)
+                return await self._cancel(request.job_id, tenant, by)
+            case Throttle():
+                return await self._throttle(request, tenant, by)
             case Hold():
                 jobs = self._jobs(request.job_ids, tenant)
                 self._check(jobs, lambda job: _why_not_held(job, tenant))
@@ -80,9 +92,7 @@ class JobOrders:
         state = self._coordinator.engine.state
         found = {job.job_id: job for job in (name_lookup.job(state, name) for name in names)}
         for job in found.values():
-            if tenant not in (job.tenant, OPERATORS):
-                why = f"job {job.job_id} belongs to {job.tenant}"
-                raise Refusal(ApiErrorCode.DENIED, why, "job_id")
+            _check_owner(job, tenant)
         return list(found.values())
 
     def _check(self, jobs: Sequence[JobEntry], why_not: Callable[[JobEntry], str]) -> None:
@@ -96,11 +106,67 @@ class JobOrders:
                 why = f"job {job.job_id} is held by {job.gate.held_by}: an operator releases it"
                 raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
-    async def _cancel(self, job: JobEntry, by: str) -> Done:
+    async def _cancel(self, name: str, tenant: str, by: str) -> Done:
+        state = self._coordinator.engine.state
+        array, indices = name_lookup.tasks_of(state, name)
+        if array is not None:
+            _check_owner(array, tenant)
+            return await self._cancel_tasks(array, indices, by)
+        job = name_lookup.job_or_array(state, name)
+        _check_owner(job, tenant)
+        job_id = name_lookup.id_of(job)
+        what = "array" if isinstance(job, ArrayEntry) else "job"
         if job.state in FINAL_JOB_STATES:
-            raise Refusal(ApiErrorCode.CONFLICT, f"job {job.job_id} is {job.state}", "job_id")
-        await self._coordinator.record(JobCancelRequested(job_id=job.job_id, by=by))
-        return Done(detail=f"job {job.job_id} is being cancelled")
+            raise Refusal(ApiErrorCode.CONFLICT, f"{what} {job_id} is {job.state}", "job_id")
+        await self._coordinator.record(JobCancelRequested(job_id=job_id, by=by))
+        return Done(detail=f"{what} {job_id} is being cancelled")
+
+    async def _cancel_tasks(self, array: ArrayEntry, text: str, by: str) -> Done:
+        """Cancel some tasks of an array; those that have ended stay as they are."""
+        try:
+            asked = array_text.indices(text)
+        except ConfigError as error:
+            raise Refusal(
+                ApiErrorCode.USAGE, f"tasks of {array.array_id}: {error}", "job_id"
+            ) from (None)
+        every = array.indices
+        missing = next((index for index in asked if every.place(index) is None), None)
+        if missing is not None:
+            raise Refusal(
+                ApiErrorCode.NOT_FOUND,
+                f"array {array.array_id} has no task {missing}; its tasks are {every}",
+                "job_id",
+            )
+        places = arrays.places_of(array, text)
+        if not any(p in array.waiting or array.task_id(p) in array.live for p in places):
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"tasks {asked} of {array.array_id} have ended", "job_id"
+            )
+        event = JobCancelRequested(job_id=array.array_id, by=by, indices=str(asked))
+        await self._coordinator.record(event)
+        which = f"task {asked} of array {array.array_id} is"
+        if len(asked) > 1:
+            which = f"tasks {asked} of array {array.array_id} are"
+        return Done(detail=f"{which} being cancelled")
+
+    async def _throttle(self, request: Throttle, tenant: str, by: str) -> Done:
+        array = name_lookup.job_or_array(self._coordinator.engine.state, request.job_id)
+        _check_owner(array, tenant)
+        if not isinstance(array, ArrayEntry):
+            raise Refusal(
+                ApiErrorCode.USAGE,
+                f"job {array.job_id} is no array: it has no tasks to throttle",
+                "job_id",
+            )
+        if array.is_over:
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"array {array.array_id} is {array.state}", "job_id"
+            )
+        self._check_line(array.tenant, JobId(""))  # without a bound, more of it are in the line
+        event = ArrayThrottled(job_id=array.array_id, by=by, throttle=request.throttle)
+        await self._coordinator.record(event)
+        said = "without a bound" if request.throttle is None else f"{request.throttle} at once"
+        return Done(detail=f"array {array.array_id} runs its tasks {said}")
 
     async def _change(self, job: JobEntry, request: Change, by: str) -> Done:
         change = JobChange(
@@ -126,6 +192,12 @@ class JobOrders:
         is_state = found.field == "job_id"
         code = ApiErrorCode.CONFLICT if is_state else ApiErrorCode.USAGE
         raise Refusal(code, found.what, found.field)
+
+
+def _check_owner(one: JobEntry | ArrayEntry, tenant: str) -> None:
+    if tenant not in (one.tenant, OPERATORS):
+        why = f"job {name_lookup.id_of(one)} belongs to {one.tenant}"
+        raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
 
 def _why_not_held(job: JobEntry, tenant: str) -> str:

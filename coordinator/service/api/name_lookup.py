@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -11,7 +12,9 @@ from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.nodes.maintenance import REMOVED
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.policies.contract.text import counted
 
 CELL = "cell"
 """The subject of events of the whole cell."""
@@ -58,22 +61,97 @@ def job(state: ClusterState, name: str) -> JobEntry:
     """A job by id, or by a name that only one live job has, or else only one job at all.
 
     Raises:
-        Refusal: no job has it, or several have.
+        Refusal: no job has it, or several have, or it is an array.
     """
-    found = state.jobs.get(JobId(name))
+    found = job_or_array(state, name)
+    if isinstance(found, JobEntry):
+        return found
+    raise Refusal(
+        ApiErrorCode.CONFLICT,
+        f"{found.array_id} is an array of {counted(len(found.indices), 'task')}; name one of them, "
+        f"such as {found.task_id(0)}",
+        "job_id",
+    )
+
+
+def job_or_array(state: ClusterState, name: str) -> JobEntry | ArrayEntry:
+    """As `job`, or an array by its id or name. A task goes by its array and index, `ARRAY_7`.
+
+    Raises:
+        Refusal: no job has it, or several have; or it is a task that is no job now.
+    """
+    found = state.jobs.get(JobId(name)) or state.arrays.get(JobId(name))
     if found is not None:
         return found
-    named = [job for job in state.live() if job.spec.name == name]
-    named = named or [job for job in state.jobs.values() if job.spec.name == name]
+    named = _named(state, name)
     if len(named) == 1:
         return named[0]
     if named:
-        ids = ", ".join(job.job_id for job in named[-5:])
+        ids = ", ".join(id_of(one) for one in named[-5:])
         raise Refusal(
             ApiErrorCode.CONFLICT, f"{len(named)} jobs are named {name!r}: {ids}", "job_id"
         )
+    array, tasks = tasks_of(state, name)
+    if array is not None:
+        return _task(state, array, tasks)
     ended = [job_id for job_id in reversed(state.jobs) if job_id not in state.live_jobs]
-    raise unknown("job", name, [*state.live_jobs, *ended])
+    raise unknown("job", name, [*state.live_arrays, *state.live_jobs, *ended])
+
+
+def _named(state: ClusterState, name: str) -> list[JobEntry | ArrayEntry]:
+    """Live jobs and arrays of a name, or else ended ones; tasks go by their array."""
+    named = [one for one in _jobs_and_arrays(state) if one.spec.name == name]
+    return [one for one in named if one.finished_at_s is None] or named
+
+
+def _jobs_and_arrays(state: ClusterState) -> Iterator[JobEntry | ArrayEntry]:
+    yield from (job for job in state.jobs.values() if job.array_task is None)
+    yield from state.arrays.values()
+
+
+def id_of(one: JobEntry | ArrayEntry) -> JobId:
+    """The id of a job or an array."""
+    return one.job_id if isinstance(one, JobEntry) else one.array_id
+
+
+_TASKS = re.compile(r"(?P<array>.+)_(?:(?P<one>\d+)|\[(?P<many>[^\]]*)\])")
+
+
+def tasks_of(state: ClusterState, name: str) -> tuple[ArrayEntry | None, str]:
+    """The array in `ARRAY_7` or `ARRAY_[10-20,30]`, and the indices; None: it names no array."""
+    match = _TASKS.fullmatch(name)
+    own = state.jobs.get(JobId(name))
+    if match is None or (own is not None and own.array_task is None) or _named(state, name):
+        return None, ""
+    array = state.arrays.get(JobId(match["array"]))
+    if array is None:
+        named = _named(state, match["array"])
+        array = named[0] if len(named) == 1 and isinstance(named[0], ArrayEntry) else None
+    return array, match["one"] or match["many"] or ""
+
+
+def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
+    """The job that a task is now.
+
+    Raises:
+        Refusal: the array has no such task, or it is no job yet, or no more.
+    """
+    place = array.indices.place(int(text)) if text.isdecimal() else None
+    if place is None:
+        raise Refusal(
+            ApiErrorCode.NOT_FOUND,
+            f"array {array.array_id} has no task {text!r}; its tasks are {array.indices}",
+            "job_id",
+        )
+    found = state.jobs.get(array.task_id(place))
+    if found is not None:
+        return found
+    where = "has ended and is not kept any more"
+    if place in array.waiting:
+        where = "is not in the line yet: tasks of its array before it wait or run"
+    elif place in array.cancelled:
+        where = "was cancelled before it entered the line, or is not kept any more"
+    raise Refusal(ApiErrorCode.NOT_FOUND, f"task {text} of {array.array_id} {where}", "job_id")
 
 
 def node(state: ClusterState, name: str) -> NodeEntry:
@@ -118,9 +196,9 @@ def not_lent(state: ClusterState, name: NodeName) -> str:
 
 
 def about_job(state: ClusterState, name: str) -> Subject:
-    """The lines of a job, even of a forgotten one while its lines are kept."""
+    """The lines of a job or an array, even of a forgotten one while its lines are kept."""
     try:
-        job_id = str(job(state, name).job_id)
+        job_id = str(id_of(job_or_array(state, name)))
     except Refusal as refusal:
         others = {CELL, *state.nodes, *state.services}
         is_told_of = any(line.subject == name for line in state.stories)

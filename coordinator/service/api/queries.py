@@ -38,11 +38,12 @@ from common.api import (
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import Message
-from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, NodeName
+from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, JobId, NodeName
 from coordinator.engine.jobs import ended_workers, prerun_spec
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.job_groups import EndedWorker
 from coordinator.engine.state.tables import JobEntry, NodeEntry
-from coordinator.service.api import explain, explain_service, name_lookup, rows
+from coordinator.service.api import array_rows, explain, explain_service, name_lookup, rows
 from coordinator.service.api.name_lookup import Refusal, Subject
 from coordinator.service.api.shared_reads import BUILD_S
 from coordinator.service.coordinator import Coordinator
@@ -131,7 +132,7 @@ class Looks:
                 is_recent |= not (request.after or about.words)
                 return await self._past(about, after=request.after, is_recent=is_recent)
             case Describe(kind="job"):
-                about = name_lookup.about_job(state, name_lookup.job(state, request.name).job_id)
+                about = name_lookup.about_job(state, request.name)
             case Describe(kind="node"):
                 about = name_lookup.about_node(state, name_lookup.node(state, request.name).name)
             case Describe(kind="service") if request.name in state.services:
@@ -212,7 +213,9 @@ class Looks:
                     )
                 )
             case ListTenants():
-                return Tenants(rows=rows.tenant_rows(c.engine.snapshot()))
+                return Tenants(
+                    rows=rows.tenant_rows(c.engine.snapshot(), c.engine.settings.tenants)
+                )
             case ListLoans():
                 return self._loans(request)
             case GetEvents():
@@ -242,11 +245,14 @@ class Looks:
 
     def _jobs(self, request: ListJobs) -> Jobs:
         engine, now_s = self._coordinator.engine, self._now_s()
-        live = engine.state.live_jobs
+        live_ids = engine.state.live_jobs | engine.state.live_arrays
+        both: dict[JobId, JobEntry | ArrayEntry] = {**engine.state.arrays, **engine.state.jobs}
         found, has_more = self._page(
-            rows.job_row(engine, job, now_s=now_s)
-            for job in after(engine.state.jobs, request.after)
-            if not request.is_live_only or job.job_id in live
+            array_rows.row(engine, one, now_s=now_s)
+            if isinstance(one, ArrayEntry)
+            else rows.job_row(engine, one, now_s=now_s)
+            for one in after(both, request.after)
+            if not request.is_live_only or name_lookup.id_of(one) in live_ids
         )
         return Jobs(rows=found, has_more=has_more)
 
@@ -297,8 +303,10 @@ class Looks:
 
     def _describe_job(self, name: str) -> Description:
         engine = self._coordinator.engine
-        job = name_lookup.job(engine.state, name)
+        job = name_lookup.job_or_array(engine.state, name)
         now_s = self._now_s()
+        if isinstance(job, ArrayEntry):
+            return array_rows.described(engine, job, now_s=now_s)
         is_over = job.state in FINAL_JOB_STATES
         return Description(
             kind="job",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -24,14 +26,15 @@ from common.api import (
 from common.messages import CommandReport, NodeReport
 from common.model import Gate, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
+from coordinator.engine.jobs import arrays, stalls, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
-from coordinator.engine.jobs import stalls, start_gate
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.copied_fields import copier
+from coordinator.engine.state.settings import TenantSettings
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
@@ -40,11 +43,13 @@ from coordinator.service.api import explain_job
 from coordinator.service.api.name_lookup import ANYTHING, Subject
 from coordinator.service.nodes.report_folding import Folder
 
+N = TypeVar("N", int, float)
+
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
 _copied_of_job = copier(
-    JobRow, JobEntry, groups=("spec",), computed=("attempt", "gate", "lost_gpu_s")
+    JobRow, JobEntry, groups=("spec",), computed=("attempt", "gate", "lost_gpu_s", "array")
 )
 
 
@@ -69,10 +74,12 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         resize_cost_s=_set(job.resizes.cost_s),
         lost_gpu_s=job.lost_gpu_s or UNSET,
         gate=start_gate.kind(job) or UNSET,
+        array_id=job.array_task.array_id if job.array_task else UNSET,
+        array_index=job.array_task.index if job.array_task else UNSET,
     )
 
 
-def _set(value: float | None) -> float | UnsetType:
+def _set(value: N | None) -> N | UnsetType:
     return UNSET if value is None else value
 
 
@@ -277,8 +284,11 @@ def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
     return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
 
 
-def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
-    """All tenants, each before its children."""
+def tenant_rows(
+    snapshot: ClusterSnapshot, settings: Sequence[TenantSettings] = ()
+) -> tuple[TenantRow, ...]:
+    """All tenants, each before its children. settings: what the snapshot does not have of them."""
+    max_jobs = {tenant.name: tenant.user_max_jobs for tenant in settings}
     tenancy = Tenancy(snapshot)
     gpus_by_tenant = waiting_gpus(snapshot, tenancy)
     shares = tenancy.fair_shares(gpus_by_tenant)
@@ -297,6 +307,8 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
             lend_limit_gpus=view.lend_limit_gpus,
             waiting_gpus=below.get(name, 0),
             fair_share_gpus=shares[name],
+            user_max_gpus=_set(view.user_max_gpus),
+            user_max_jobs=_set(max_jobs.get(name)),
         )
         for name, view in tenancy.views.items()
     )
@@ -406,7 +418,8 @@ def status(
         ),
         inference_nodes=len(inference),
         serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
-        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
+        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING)
+        + arrays.waiting_tasks(state),
         running_jobs=sum(
             1
             for job in live

@@ -113,6 +113,9 @@ def _jobs(scrape: Scrape, engine: Engine, now_s: float) -> None:
     waiting: Counter[str] = Counter()
     oldest_s: dict[str, float] = {}
     stalled = 0
+    for array_id in state.live_arrays:  # of which tasks are not in the line yet
+        array = state.arrays[array_id]
+        states[JobState.PENDING, shown.get(array.tenant, OTHERS)] += len(array.waiting)
     for job in live:
         tenant = shown.get(job.tenant, OTHERS)
         states[job.state, tenant] += 1

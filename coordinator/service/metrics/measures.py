@@ -135,6 +135,7 @@ class Measures:
             if (job := state.jobs.get(JobId(subject))) is not None:
                 self._look_at_job(state, job, lost)
                 continue
+            self._jobs.pop(JobId(subject), None)  # a task that its array took back
             node = state.nodes.get(NodeName(subject))
             if node is not None and node.homecoming.lease_id is not None:
                 self._loans[node.homecoming.lease_id] = None

@@ -1,0 +1,134 @@
+"""Shows and explains a job array: its tasks counted by state, and why those that wait do. Pure."""
+
+from __future__ import annotations
+
+from common.api import ArrayRow, Description, JobRow
+from common.model import JobState
+from coordinator.engine.engine import Engine
+from coordinator.engine.state.array_entry import ArrayEntry, Places
+from coordinator.engine.state.tables import JobEntry
+from coordinator.policies.contract.text import counted
+
+FAILED_NAMED = 8
+"""Failed tasks that a row names."""
+
+
+def row(engine: Engine, array: ArrayEntry, *, now_s: float, has_ranges: bool = False) -> JobRow:
+    """One array as a job that sums up its tasks; `now_s`: engine time."""
+    jobs = [engine.state.jobs[job_id] for job_id in array.live]
+    until_s = next(at_s for at_s in (array.started_at_s, array.finished_at_s, now_s)
+                   if at_s is not None)  # fmt: skip
+    return JobRow(
+        job_id=array.array_id,
+        name=array.spec.name,
+        tenant=array.tenant,
+        user=array.user,
+        state=array.state,
+        attempt=0,
+        worker_count=sum(job.running_workers for job in jobs),
+        min_workers=array.spec.workers.min,
+        max_workers=array.spec.workers.max,
+        gpus_per_worker=array.spec.gpus_per_worker,
+        gpus=sum(len(worker.gpu_uuids) for job in jobs for worker in job.workers.values()),
+        nodes=(),  # those of its tasks
+        submitted_at_s=array.submitted_at_s,
+        started_at_s=array.started_at_s,
+        finished_at_s=array.finished_at_s,
+        queueing_s=max(0.0, until_s - array.submitted_at_s),
+        preemption_count=sum(job.counts.preemptions for job in jobs),
+        exit_code=_exit_code(array),
+        error=_error(array),
+        blockers=_blockers(engine, array) if array.state == JobState.PENDING else (),
+        array=_counts(array, has_ranges=has_ranges),
+    )
+
+
+def _counts(array: ArrayEntry, *, has_ranges: bool) -> ArrayRow:
+    running = Places()
+    for job_id, place in array.live.items() if has_ranges else ():
+        if job_id not in array.in_line:
+            running.add(place)
+    waiting = Places(spans=list(array.waiting.spans))
+    for job_id in array.in_line if has_ranges else ():
+        waiting.add(array.live[job_id])
+    by_state = {
+        "waiting": waiting,
+        "running": running,
+        "succeeded": array.succeeded,
+        "failed": array.failed,
+        "cancelled": array.cancelled,
+    }
+    return ArrayRow(
+        indices=str(array.indices),
+        throttle=array.throttle,
+        tasks=len(array.indices),
+        waiting=len(array.waiting) + len(array.in_line),
+        running=len(array.live) - len(array.in_line),
+        succeeded=len(array.succeeded),
+        failed=len(array.failed),
+        cancelled=len(array.cancelled),
+        ranges={
+            state: array.text_of(places) for state, places in by_state.items() if places
+        } if has_ranges else {},
+    )  # fmt: skip
+
+
+def _exit_code(array: ArrayEntry) -> int | None:
+    """0 if all tasks succeeded; else that of the failed tasks; None while it lives."""
+    if not array.is_over:
+        return None
+    return 0 if array.state == JobState.SUCCEEDED else array.exit_code
+
+
+def _error(array: ArrayEntry) -> str:
+    """Which tasks failed, the first of them by index."""
+    if not array.failed:
+        return ""
+    count = len(array.failed)
+    first = [array.indices.at(place) for place, _ in zip(array.failed, range(FAILED_NAMED),
+                                                         strict=False)]  # fmt: skip
+    more = ", ..." if count > len(first) else ""
+    return f"{counted(count, 'task')} failed: {', '.join(map(str, first))}{more}"
+
+
+def _first_waiting(engine: Engine, array: ArrayEntry) -> JobEntry | None:
+    """The task of the line that comes first."""
+    first = min(array.in_line, key=lambda job_id: array.live[job_id], default=None)
+    return None if first is None else engine.state.jobs[first]
+
+
+def _blockers(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
+    first = _first_waiting(engine, array)
+    return () if first is None else engine.explain.blockers(first.job_id)
+
+
+def why(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
+    """Sentences: how it ended, or what its tasks wait for."""
+    said: list[str] = []
+    if array.cancelled_by:
+        said.append(f"cancelled by {array.cancelled_by}")
+    if array.failed:
+        said.append(_error(array))
+    if array.is_over:
+        return tuple(said)
+    if array.waiting:
+        behind = counted(len(array.waiting), "task is", "tasks are")
+        least = array.throttle is not None and len(array.live) >= array.throttle
+        what = f"at most {array.throttle} at once (throttle)" if least else "behind those in line"
+        said.append(f"{behind} not in the line yet: {what}")
+    first = _first_waiting(engine, array)
+    if first is not None:
+        blockers = engine.explain.blockers(first.job_id) or ("it starts in the next pass",)
+        said += [f"task {first.job_id} waits: {blocker}" for blocker in blockers]
+    return tuple(said)
+
+
+def described(engine: Engine, array: ArrayEntry, *, now_s: float) -> Description:
+    """Everything about an array, but its story."""
+    return Description(
+        kind="job",
+        name=array.array_id,
+        job=row(engine, array, now_s=now_s, has_ranges=True),
+        why=why(engine, array),
+        spec=array.spec,
+    )
