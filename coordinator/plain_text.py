@@ -117,8 +117,10 @@ def in_order(rows: Collection[JobRow]) -> list[JobRow]:
     at_s = {row.job_id: row.submitted_at_s for row in rows}
 
     def place(row: JobRow) -> tuple[float, str, int]:
-        if not isinstance(row.array_id, str) or not isinstance(row.array_index, int):
+        if isinstance(row.array, ArrayRow):
             return row.submitted_at_s, row.job_id, -1
+        if not isinstance(row.array_id, str) or not isinstance(row.array_index, int):
+            return row.submitted_at_s, "", 0  # of one instant as they came
         return at_s.get(row.array_id, row.submitted_at_s), row.array_id, row.array_index
 
     return sorted(rows, key=place)

@@ -22,10 +22,12 @@ from agent.workers.runner import WorkerStatus
 from agent.workers.spec import shim_spec
 from common.clock import SystemClock
 from common.messages import WorkerPhase
-from common.model import JobId, Launcher, StopReason, WorkerRange
+from common.model import ArraySpec, JobId, Launcher, StopReason, WorkerRange
 from common.settings import describe, load
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.demo.nats_server import find_binary
+from coordinator.engine.jobs import array_tasks
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.service.settings import CoordinatorSettings
 from tests.agent.worker_house import WorkerHouse, make_house, make_order
 from tests.tables import each_row
@@ -217,6 +219,9 @@ def test_the_contract_names_the_variables_that_a_worker_gets() -> None:
         order = structs.replace(order, spec=job, worker_count=2)
         spec = shim_spec(order, endpoint="n1:29400", directory="/w")
         given |= msgspec.convert(spec["env"], dict[str, str]).keys()
+    job = structs.replace(make_order("x").spec, array=ArraySpec(indices="0-9"))
+    array = ArrayEntry(array_id=JobId("x"), spec=job, tenant="t", user="u", submitted_at_s=0.0)
+    given |= array_tasks.task_spec(array, 0).env.keys()
     given -= {"HOME", "PATH", "LANG", "USER", "LOGNAME"}
     environment = CONTRACT.split("\n## Environment\n")[1].split("\n### ")[0]
     table = [line for line in environment.splitlines() if line.startswith("| `")]

@@ -164,7 +164,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_RANGES else text[:MOST_RANGES].rpartition(",")[0] + ",..."
 
 
+OF_ONE_JOB = frozenset(
+    {"nodes", "attempt", "progress", "resize cost", "gpu-s lost", "failure", "waited for"}
+)
+"""Facts of one job that an array does not have."""
+
+
 def _job(row: JobRow, now_s: float) -> Pairs:
+    pairs = _job_facts(row, now_s)
+    if isinstance(row.array, ArrayRow):
+        return [pair for pair in pairs if pair[0] not in OF_ONE_JOB]
+    return pairs
+
+
+def _job_facts(row: JobRow, now_s: float) -> Pairs:
     return [
         ("job", row.job_id),
         *_array(row),

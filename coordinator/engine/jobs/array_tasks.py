@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.arrays import INDEX_MARK
 from common.model import JobSpec, JobState
 from coordinator.engine.state import context as state_context
-from coordinator.engine.state.array_entry import ArrayEntry, ArrayTask, Places
+from coordinator.engine.state.array_entry import ArrayEntry, ArrayTask
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
@@ -106,14 +106,11 @@ def end_if_over(ctx: Context, array: ArrayEntry) -> None:
 
 
 def _in_words(array: ArrayEntry) -> str:
-    parts = (
-        (array.succeeded, "succeeded"),
-        (array.failed, "failed"),
-        (array.cancelled, "was cancelled", "were cancelled"),
+    """How many of its tasks ended how: `15 tasks: 14 succeeded, 1 failed`."""
+    ends = (
+        (len(array.succeeded), "succeeded"),
+        (len(array.failed), "failed"),
+        (len(array.cancelled), "cancelled"),
     )
-    return ", ".join(_part(*part) for part in parts if part[0])
-
-
-def _part(places: Places, one: str, many: str = "") -> str:
-    count = len(places)
-    return f"{counted(count, 'task')} {one if count == 1 else many or one}"
+    parts = ", ".join(f"{count} {end}" for count, end in ends if count)
+    return f"{counted(len(array.indices), 'task')}: {parts}"

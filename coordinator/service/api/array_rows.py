@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from common.api import ArrayRow, Description, JobRow
 from common.model import JobState
 from coordinator.engine.engine import Engine
@@ -85,10 +87,11 @@ def _error(array: ArrayEntry) -> str:
     if not array.failed:
         return ""
     count = len(array.failed)
-    first = [array.indices.at(place) for place, _ in zip(array.failed, range(FAILED_NAMED),
-                                                         strict=False)]  # fmt: skip
-    more = ", ..." if count > len(first) else ""
-    return f"{counted(count, 'task')} failed: {', '.join(map(str, first))}{more}"
+    first = islice((array.indices.at(place) for place in array.failed), FAILED_NAMED)
+    named = ", ".join(map(str, first))
+    if count > FAILED_NAMED:
+        return f"{count} tasks failed: {named}, ..."
+    return f"{'task' if count == 1 else 'tasks'} {named} failed"
 
 
 def _first_waiting(engine: Engine, array: ArrayEntry) -> JobEntry | None:
