@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+from functools import cache
 from typing import TypeVar, cast
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from common import subjects
 from common.access import AccessError
-from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes
+from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes, Order
 from common.bus import Bus
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
+from common.version import version
 
 M = TypeVar("M", bound=Message)
 Paged = Jobs | Nodes | Loans | Events
@@ -85,12 +88,16 @@ class Client:
         rows = {getattr(row, name): row for row in answer.rows}
         last: Paged = answer
         while last.has_more:
-            request = structs.replace(request, after=getattr(last.rows[-1], name))
+            # A page of events may have no rows: it ends at a number all the same.
+            after = last.last if isinstance(last, Events) else getattr(last.rows[-1], name)
+            request = structs.replace(request, after=after)
             last = cast("Paged", await self._ask(request, kind))
             rows |= {getattr(row, name): row for row in last.rows}
         return cast("M", structs.replace(last, rows=tuple(rows.values())))
 
     async def _ask(self, request: Message, kind: type[M]) -> M:
+        if isinstance(request, Order) and request.client is UNSET:
+            request = structs.replace(request, client=_here())
         verb = str(request.__struct_config__.tag)
         subject = subjects.api(self._cell, self._tenant, self._user, verb)
         try:
@@ -107,6 +114,12 @@ class Client:
             is_away = refused.code == ApiErrorCode.UNAVAILABLE
             raise ApiAway(refused) if is_away else ApiRefused(refused)
         return decode(answer, kind)
+
+
+@cache
+def _here() -> str:
+    """This machine and version, for the audit."""
+    return f"{socket.gethostname()[:128]}, aryl {version() or 'from source'}"
 
 
 def _refusal(answer: bytes) -> ApiError | None:

@@ -27,7 +27,10 @@ from coordinator.cli.interrupt import importing
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 
 LATE = {
+    "audit": "coordinator.cli.audit",
+    "history": "coordinator.cli.history",
     "policies": "coordinator.cli.policies",
+    "report": "coordinator.cli.report",
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",

@@ -109,15 +109,17 @@ def ordered(event: Event) -> str:
     """A person's order, and the person; empty for other events."""
     match event:
         case JobSubmitted():
-            return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
+            by = f"{event.tenant}/{event.user}"
+            said = f"submit {event.job_id} ({event.spec.name}) by {by}"
         case JobCancelRequested():
-            return f"cancel {event.job_id} by {event.by}"
+            said = f"cancel {event.job_id} by {event.by}"
         case OperatorAsked():
             within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
             what = (event.action, event.target, event.value, within, f"by {event.by}")
-            return " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
+            said = " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
         case _:
             return ""
+    return f"{said} (from {event.client})" if event.client else said
 
 
 def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:

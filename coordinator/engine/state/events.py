@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from common.failures import Failure
 from common.faults import Fault
+from common.history import OrderRecord
 from common.messages import GpuHealth, RecoveryAction, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
@@ -50,6 +51,8 @@ class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
     spec: JobSpec
     tenant: str
     user: str
+    client: str = ""
+    """Host and version of the caller, as the caller states them."""
 
 
 class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
@@ -57,6 +60,7 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
 
     job_id: JobId
     by: str
+    client: str = ""
 
 
 class FaultClass(StrEnum):
@@ -264,6 +268,13 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     value: str = ""
     reason: str = ""
     deadline_s: float | None = None
+    client: str = ""
+
+
+class OrderRefused(Fact, frozen=True, kw_only=True, tag="order_refused"):
+    """An order of a person was refused; it changed nothing, and is kept for `aryl audit`."""
+
+    order: OrderRecord
 
 
 class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
@@ -304,6 +315,7 @@ Event = (
     | LoadUnknown
     | OrdersRecovered
     | OperatorAsked
+    | OrderRefused
     | RecordsLost
     | PassDue
     | LoanPassDue
