@@ -231,7 +231,7 @@ async def build(
     began_s = time.monotonic()
     task = asyncio.create_task(keeper.run())
     while keeper.number < last:
-        await asyncio.sleep(0.5)
+        await keeper.caught_up(last, within_s=60.0)
     return keeper, task, time.monotonic() - began_s
 
 

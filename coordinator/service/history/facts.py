@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
@@ -72,18 +72,20 @@ def of_user(name: str) -> str:
     return f"user/{name}"
 
 
-def of_kind(kind: StoryKind, word: str = "") -> str:
-    """The word of all lines of a kind that is not common, with another word or without."""
-    return f"{kind}|{word}"
+def of_kind(kind: StoryKind, whose: str = "") -> str:
+    """The word of all lines of a kind that is not common; with a tenant's or person's word, of
+    these alone."""
+    return f"{kind}|{whose}"
 
 
 def words(line: HistoryLine) -> list[str]:
     """The words that a line is found by, without those of its kind; each once."""
-    found = dict.fromkeys((about(line.subject), *map(about, _named(line))))
+    found = [about(line.subject)]
+    if line.detail is not None:
+        found += [word for name in _named(line) if (word := about(name)) not in found]
     if line.tenant:
-        found[of_tenant(line.tenant)] = None
-        found[of_user(line.user)] = None
-    return list(found)
+        found += (of_tenant(line.tenant), of_user(line.user))
+    return found
 
 
 def all_words(line: HistoryLine) -> list[str]:
@@ -91,7 +93,21 @@ def all_words(line: HistoryLine) -> list[str]:
     found = words(line)
     if line.kind in COMMON:
         return found
-    return [*found, of_kind(line.kind), *(of_kind(line.kind, word) for word in found)]
+    found.append(of_kind(line.kind))
+    if line.tenant:
+        found.append(of_kind(line.kind, of_tenant(line.tenant)))
+        found.append(of_kind(line.kind, of_user(line.user)))
+    return found
+
+
+def needed(asked: Iterable[str], kind: StoryKind) -> tuple[str, ...]:
+    """The words of a question, for its lines of a kind that is not common."""
+    found = [of_kind(kind, word) if _is_whose(word) else word for word in asked]
+    return tuple(found) if any(map(_is_whose, asked)) else (*found, of_kind(kind))
+
+
+def _is_whose(word: str) -> bool:
+    return word.startswith(("tenant/", "user/"))
 
 
 def _named(line: HistoryLine) -> Iterator[str]:

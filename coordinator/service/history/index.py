@@ -17,13 +17,13 @@ import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from common.decoding import UNREADABLE
 from common.errors import Unavailable
@@ -34,7 +34,7 @@ from coordinator.service.history.facts import (
     FactKind,
     all_words,
     facts,
-    of_kind,
+    needed,
 )
 from coordinator.service.history.usage_sum import Sums
 
@@ -46,6 +46,10 @@ QUERY_S = 5.0
 """A query that takes longer is given up: a client waits for 10 s."""
 _STEPS = 100_000
 """Steps of SQLite's machine between two looks at the time."""
+KNOWN_WORDS = 200_000
+"""Words whose ids are kept in memory."""
+ESTIMATE = 2_000
+"""Lines of a word that are counted to find the rarest one."""
 DROP_LINES = 2_000
 """Lines that one call of `drop` takes out."""
 
@@ -53,7 +57,7 @@ _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE lines (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL,
     data BLOB NOT NULL);
-CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE, count INTEGER NOT NULL);
+CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE);
 CREATE TABLE places (word INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (word, number))
     WITHOUT ROWID;
 CREATE TABLE facts (number INTEGER NOT NULL, part INTEGER NOT NULL, {", ".join(FACT_FIELDS)},
@@ -117,6 +121,7 @@ class HistoryIndex:
             self._writer = self._opened()
         self._reader = _connected(self.path)
         self._reading, self._changing = threading.Lock(), threading.Lock()
+        self._known: dict[str, int] = {}
         self.position = self._position()
 
     def _opened(self) -> sqlite3.Connection:
@@ -158,6 +163,7 @@ class HistoryIndex:
         with self._writing():
             for table in ("lines", "words", "places", "facts", "jobs"):
                 self._writer.execute(f"DELETE FROM {table}")
+            self._known.clear()
             self._move(Position(identity))
 
     def add(self, found: Sequence[tuple[int, bytes]], *, until: int) -> int:
@@ -182,41 +188,49 @@ class HistoryIndex:
 
     def _add(self, lines: Sequence[tuple[HistoryLine, bytes]]) -> None:
         db = self._writer
-        counts: Counter[str] = Counter()
-        rows: list[tuple[str, int]] = []
+        found = [(line.number, all_words(line)) for line, _ in lines]
+        ids = self._ids(word for _, words in found for word in words)
         amounts: list[tuple[object, ...]] = []
         jobs: list[tuple[object, ...]] = []
         for line, _ in lines:
-            found = all_words(line)
-            counts.update(found)
-            rows += [(word, line.number) for word in found]
-            for part, fact in enumerate(facts(line)):
-                values = [getattr(fact, name) for name in FACT_FIELDS]
-                amounts.append((line.number, part, *values))
+            if line.detail is None:
+                continue
+            amounts += [
+                (line.number, part, *astuple(fact)) for part, fact in enumerate(facts(line))
+            ]
             if isinstance(line.detail, JobRecord):
                 jobs.append(_job_values(line.number, line.detail))
-        db.executemany(
-            "INSERT INTO words (word, count) VALUES (?, ?) "
-            "ON CONFLICT (word) DO UPDATE SET count = count + excluded.count",
-            sorted(counts.items()),
-        )
-        ids = self._ids(db, counts)
         db.executemany(
             "INSERT OR REPLACE INTO lines VALUES (?, ?, ?, ?)",
             [(line.number, line.at_s, line.kind, data) for line, data in lines],
         )
         db.executemany(
             "INSERT OR IGNORE INTO places VALUES (?, ?)",
-            sorted((ids[word], number) for word, number in rows),
+            sorted([(ids[word], number) for number, words in found for word in words]),
         )
         marks = ", ".join("?" * (2 + len(FACT_FIELDS)))
         db.executemany(f"INSERT OR REPLACE INTO facts VALUES ({marks})", amounts)
         db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", jobs)
 
-    @staticmethod
-    def _ids(db: sqlite3.Connection, found: Iterable[str]) -> dict[str, int]:
-        select = "SELECT id FROM words WHERE word = ?"
-        return {word: db.execute(select, (word,)).fetchone()[0] for word in found}
+    def _ids(self, words: Iterable[str]) -> dict[str, int]:
+        """The ids of words; a new word gets the next one, so that the newest stand together."""
+        db, known = self._writer, self._known
+        found: dict[str, int] = {}
+        for word in words:
+            if word in found:
+                continue
+            place = known.get(word)
+            if place is None:
+                row = db.execute("SELECT id FROM words WHERE word = ?", (word,)).fetchone()
+                if row is None:
+                    made = db.execute("INSERT INTO words (word) VALUES (?) RETURNING id", (word,))
+                    row = made.fetchone()
+                place = row[0]
+            found[word] = place
+        if len(known) > KNOWN_WORDS:
+            known.clear()
+        known.update(found)
+        return found
 
     def drop(self, before: int) -> bool:
         """Take out some of the lines with lower numbers, the oldest first.
@@ -238,26 +252,21 @@ class HistoryIndex:
         """Take out up to `DROP_LINES` lines and all that was made of them; returns their number."""
         db = self._writer
         query = f"SELECT number, data FROM lines WHERE {which} LIMIT {DROP_LINES}"
-        counts: Counter[str] = Counter()
         places: list[tuple[str, int]] = []
         rows = db.execute(query, (number,)).fetchall()
         for place, data in rows:
             line = read_line(data)
-            found = [] if line is None else all_words(line)
-            counts.update(found)
-            places += [(word, place) for word in found]
-        ids = self._ids(db, counts)
+            places += [(word, place) for word in ([] if line is None else all_words(line))]
+        ids = self._ids(word for word, _ in places)
         db.executemany(
             "DELETE FROM places WHERE word = ? AND number = ?",
             sorted((ids[word], place) for word, place in places),
         )
         db.executemany(
-            "UPDATE words SET count = count - ? WHERE id = ?",
-            [(count, ids[word]) for word, count in counts.items()],
+            "DELETE FROM words WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM places WHERE word = ?1)",
+            [(one,) for one in ids.values()],
         )
-        db.executemany(
-            "DELETE FROM words WHERE id = ? AND count <= 0", [(one,) for one in ids.values()]
-        )
+        self._known.clear()
         for table in ("lines", "facts", "jobs"):
             db.executemany(f"DELETE FROM {table} WHERE number = ?", [(one,) for one, _ in rows])
         return len(rows)
@@ -274,6 +283,7 @@ class HistoryIndex:
                 db.execute("COMMIT")
             except BaseException:
                 self.position = before
+                self._known.clear()
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
@@ -479,9 +489,7 @@ def _parts(asked: Asked) -> list[tuple[tuple[str, ...], tuple[StoryKind, ...]]]:
     parts: list[tuple[tuple[str, ...], tuple[StoryKind, ...]]] = []
     if common:
         parts.append((asked.words, common))
-    for kind in sorted(asked.kinds - COMMON):
-        with_kind = tuple(of_kind(kind, word) for word in asked.words)
-        parts.append((with_kind or (of_kind(kind),), ()))
+    parts += [(needed(asked.words, kind), ()) for kind in sorted(asked.kinds - COMMON)]
     return parts
 
 
@@ -494,13 +502,13 @@ def _select(
 ) -> dict[int, bytes]:
     """Lines of one part; the rarest word leads the way."""
     words, kinds = where
-    found = [
-        db.execute("SELECT id, count FROM words WHERE word = ?", (word,)).fetchone()
-        for word in words
-    ]
-    if any(row is None for row in found):
-        return {}
-    ids = [row[0] for row in sorted(found, key=lambda row: row[1])]
+    found: list[tuple[int, int]] = []
+    for word in words:
+        row = db.execute("SELECT id FROM words WHERE word = ?", (word,)).fetchone()
+        if row is None:
+            return {}
+        found.append((_count(db, row[0], low, high) if len(words) > 1 else 0, row[0]))
+    ids = [place for _, place in sorted(found)]
     order = "DESC" if asked.is_newest else "ASC"
     of_kinds = f"AND l.kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
     if not ids:
@@ -519,3 +527,12 @@ def _select(
         f"ORDER BY p.number {order} LIMIT ?"
     )
     return dict(db.execute(query, (ids[0], low, high, *ids[1:], *kinds, asked.limit)))
+
+
+def _count(db: sqlite3.Connection, word: int, low: int, high: int) -> int:
+    """How many lines have a word, up to `ESTIMATE`."""
+    query = (
+        "SELECT COUNT(*) FROM (SELECT 1 FROM places WHERE word = ? AND number >= ? AND number < ? "
+        "LIMIT ?)"
+    )
+    return int(db.execute(query, (word, low, high, ESTIMATE)).fetchone()[0])
