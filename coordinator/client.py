@@ -10,19 +10,20 @@ from msgspec import UNSET, structs
 
 from common import subjects
 from common.access import AccessError
-from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes, Order
+from common.api import ApiError, ApiErrorCode, EndedJobs, Events, Jobs, Loans, Nodes, Order
 from common.bus import Bus
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
 from common.version import version
 
 M = TypeVar("M", bound=Message)
-Paged = Jobs | Nodes | Loans | Events
+Paged = Jobs | Nodes | Loans | Events | EndedJobs
 ROW_NAMES: dict[type[Message], str] = {
     Jobs: "job_id",
     Nodes: "node",
     Loans: "lease_id",
     Events: "number",
+    EndedJobs: "number",
 }
 """What names a row, and so where the next page begins."""
 

@@ -64,7 +64,8 @@ def history(
 ) -> None:
     """Show what happened, newest last: orders, decisions, loans, attempts and accounts of jobs.
 
-    A user sees the lines of the own tenant; tenant ops sees all.
+    A user sees the lines of the own tenant; tenant ops sees all. With --limit 0 and -o json each
+    line is one object on its own line.
 
     Example: aryl history --node train-7 --since 2026-11-28 --until 2026-11-29
     """
@@ -100,7 +101,7 @@ def show_lines(
             last = None
             with_headings = show
             async for last in every(client, asked):
-                put_lines(here, with_headings, last.rows, columns)
+                put_lines(here, with_headings, last.rows, columns, is_stream=True)
                 with_headings = structs.replace(show, has_headings=False)
         if last is not None:
             _tell_limits(asked, last)
@@ -135,14 +136,26 @@ async def every(client: Client, asked: GetHistory) -> AsyncIterator[History]:
 
 
 def put_lines(
-    here: Session, show: Show, rows: Sequence[HistoryLine], columns: Sequence[Column[HistoryLine]]
+    here: Session,
+    show: Show,
+    rows: Sequence[HistoryLine],
+    columns: Sequence[Column[HistoryLine]],
+    *,
+    is_stream: bool = False,
 ) -> None:
-    """Print lines; in JSON one object each, with its time in the local zone beside `at_s`."""
-    if show.form == Format.JSON:
-        for row in rows:
-            put_json({"line": {**fields(row), "at": local(row.at_s)}})
+    """Print lines; in JSON each has its time in the local zone beside `at_s`.
+
+    is_stream: in JSON each line is one object, for lines that come page by page.
+    """
+    if show.form != Format.JSON:
+        put_rows(here, show, "lines", rows, columns, lambda row: str(row.number))
         return
-    put_rows(here, show, "lines", rows, columns, lambda row: str(row.number))
+    found = [{**fields(row), "at": local(row.at_s)} for row in rows]
+    if not is_stream:
+        put_json({"lines": found})
+        return
+    for line in found:
+        put_json({"line": line})
 
 
 def _tell_limits(asked: GetHistory, last: History) -> None:

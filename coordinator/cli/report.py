@@ -7,8 +7,9 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec import structs
@@ -101,6 +102,7 @@ def usage(
     here = session(ctx)
     if output == ReportFormat.PARQUET and to is None:
         raise ConfigError("--to: missing, expected a file for -o parquet")
+    # Before the question: it may be a long one.
     write = parquet_writer() if output == ReportFormat.PARQUET else None
     now_s = here.clock.wall_s()
     since_s = instant_of(since, now_s=now_s, field="since")
@@ -195,8 +197,8 @@ def parquet_writer() -> Callable[[Usage, Path], None]:
         ConfigError: pyarrow is not installed.
     """
     try:
-        import pyarrow as pa
-        from pyarrow import parquet
+        pa: Any = import_module("pyarrow")
+        parquet: Any = import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError(
             f"-o parquet needs pyarrow ({error}): pip install 'aryl[parquet]', or use -o csv"

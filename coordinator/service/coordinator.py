@@ -269,6 +269,11 @@ class Coordinator:
         if self._historian is not None:
             self._historian.journaled(self.engine.state)
 
+    @property
+    def history_pending_lines(self) -> int:
+        """Lines in the journal that are not known to be in the history yet."""
+        return 0 if self._historian is None else self._historian.pending_lines
+
     async def _last_line(self) -> int:
         return 0 if self._historian is None else await self._historian.last_number()
 

@@ -127,6 +127,11 @@ class Historian:
             self._pending.popleft()
         self._wake.set()
 
+    @property
+    def pending_lines(self) -> int:
+        """Lines that are journaled and not known to be in the history."""
+        return len(self._pending)
+
     async def last_number(self) -> int:
         """The number of the last line that is there; 0 where the history cannot be read."""
         try:
