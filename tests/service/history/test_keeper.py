@@ -22,7 +22,7 @@ from tests.servers import running_nats
 from tests.service.journal.test_history import told
 from tests.service.places import CELL, JetStream
 
-pytestmark = pytest.mark.nats
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 STREAM = f"ARYL_HISTORY_{CELL}"
 
