@@ -401,9 +401,7 @@ class MemoryHistory:
         """Messages from a sequence on; a line's sequence is its place."""
         self._check()
         found = self.rows[sequence - 1 : sequence - 1 + most]
-        messages = [
-            (sequence + place, msgspec.msgpack.encode(line)) for place, line in enumerate(found)
-        ]
+        messages = [msgspec.msgpack.encode(line) for line in found]
         until = sequence - 1 + len(found)
         return Tail(self.identity, 1, len(self.rows), messages, until)
 

@@ -166,8 +166,8 @@ class HistoryIndex:
             self._known.clear()
             self._move(Position(identity))
 
-    def add(self, found: Sequence[tuple[int, bytes]], *, until: int) -> int:
-        """Add messages of the stream, each with its sequence, in order; all up to `until` are read.
+    def add(self, found: Sequence[bytes], *, until: int) -> int:
+        """Add messages of the stream, in order; all up to the sequence `until` are read.
 
         A message that no coordinator wrote is passed over, and so is a line that is there already.
 
@@ -176,7 +176,7 @@ class HistoryIndex:
         """
         last = self.position.number
         lines: list[tuple[HistoryLine, bytes]] = []
-        for _, data in found:
+        for data in found:
             line = read_line(data)
             if line is not None and line.number > last:
                 lines.append((line, data))

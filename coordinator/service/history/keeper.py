@@ -152,7 +152,7 @@ class IndexKeeper:
         end = min(index.position.sequence, tail.last + 1)
         sequence = max(tail.first, end - AGAIN_LINES)
         found = await self._history.tail(sequence, most=1)
-        line = read_line(found.messages[0][1]) if found.messages else None
+        line = read_line(found.messages[0]) if found.messages else None
         number = 0 if line is None else line.number - 1
         await self._in_thread(index.go_back, number, sequence=sequence)
 
@@ -161,7 +161,7 @@ class IndexKeeper:
         if tail.first <= max(1, self._first):
             return False
         found = await self._history.tail(tail.first, most=1)
-        line = read_line(found.messages[0][1]) if found.messages else None
+        line = read_line(found.messages[0]) if found.messages else None
         has_more = line is not None and bool(await self._in_thread(index.drop, line.number))
         if not has_more:
             self._first = tail.first

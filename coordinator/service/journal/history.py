@@ -32,13 +32,13 @@ class Tail(NamedTuple):
     """Messages of the stream from a sequence on.
 
     identity: of the stream; another one was made anew. first, last: its sequences now.
-    messages: with their sequences, in order; all up to `until` were read.
+    messages: in order; all up to `until` were read.
     """
 
     identity: str
     first: int
     last: int
-    messages: list[tuple[int, bytes]]
+    messages: list[bytes]
     until: int
 
 

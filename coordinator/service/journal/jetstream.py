@@ -563,34 +563,34 @@ class History:
         first, last = info.state.first_seq, info.state.last_seq
         begin = max(sequence, first)
         until = min(last, begin + most - 1)
-        found: list[tuple[int, bytes]] = []
+        found: list[bytes] = []
         if begin <= until:
-            reading = self._raw(stream, begin, until)
-            async with contextlib.aclosing(reading):
-                found += [one async for one in reading]
+            found, until = await self._raw(stream, begin, until)
         return Tail(identity, first, last, found, max(until, sequence - 1))
 
     async def _raw(
         self, stream: JetStreamContext, begin: int, until: int
-    ) -> AsyncGenerator[tuple[int, bytes]]:
-        """Messages with their sequences, both ends included; missing ones are passed over."""
+    ) -> tuple[list[bytes], int]:
+        """Messages from a sequence on, and the last sequence that was read; missing ones are passed
+        over, and some behind `until` may be among them.
+        """
+        found: list[bytes] = []
         options: dict[str, Any] = {"stream": self._stream, "config": _reading(begin, None)}
         with jetstream_as_unavailable("history", are_api_errors_too=True):
             consumer = await stream.pull_subscribe("", **options)
             try:
                 sequence = begin - 1
                 while sequence < until:
+                    count = min(_FETCH_COUNT, until - sequence)
                     try:
-                        count = min(_FETCH_COUNT, until - sequence)
                         batch = await consumer.fetch(count, timeout=TIMEOUT_S)
                     except TimeoutError:
-                        return  # damaged, or dropped by its age meanwhile
-                    for message in batch:
-                        sequence = message.metadata.sequence.stream
-                        if sequence <= until:
-                            yield sequence, message.data
+                        return found, until  # damaged, or dropped by its age meanwhile
+                    found += [message.data for message in batch]
+                    sequence = batch[-1].metadata.sequence.stream
             finally:
                 await consumer.unsubscribe()
+        return found, max(sequence, until)
 
     async def _filtered(
         self, stream: JetStreamContext, filters: list[str], begin: int

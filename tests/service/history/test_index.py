@@ -151,10 +151,10 @@ def answers(line: HistoryLine, asked: Asked) -> bool:
 def filled(path: Path, lines: Sequence[HistoryLine], *, step: int) -> HistoryIndex:
     """An index that read the lines in parts, some of them twice."""
     made = HistoryIndex(path)
-    messages = [(place, msgspec.msgpack.encode(line)) for place, line in enumerate(lines, start=1)]
+    messages = [msgspec.msgpack.encode(line) for line in lines]
     for first in range(0, len(messages), step):
         part = messages[max(0, first - 2) : first + step]
-        made.add(part, until=part[-1][0])
+        made.add(part, until=first + step)
     return made
 
 
@@ -229,7 +229,7 @@ def test_lines_are_forgotten_and_read_again(tmp_path: Path) -> None:
     made = filled(tmp_path / "index", [line(number) for number in range(1, 11)], step=4)
     made.go_back(6, sequence=7)
     assert [one.number for one in made.lines(Asked())] == [1, 2, 3, 4, 5, 6]
-    other = [(7, msgspec.msgpack.encode(line(8, "j2")))]
+    other = [msgspec.msgpack.encode(line(8, "j2"))]
     made.add(other, until=7)
     assert [one.number for one in made.lines(Asked(words=(facts.about("j1"),)))] == [
         1,
@@ -272,7 +272,7 @@ def test_a_file_is_read_on_by_the_next_process_and_shared_by_none(tmp_path: Path
 def test_what_no_coordinator_wrote_is_passed_over(tmp_path: Path) -> None:
     """Whatever stands in the stream, the lines behind it are read."""
     made = HistoryIndex(tmp_path / "index")
-    made.add([(1, b"\xc1"), (2, b""), (3, msgspec.msgpack.encode(line(1)))], until=3)
+    made.add([b"\xc1", b"", msgspec.msgpack.encode(line(1))], until=3)
     assert [one.number for one in made.lines(Asked())] == [1]
     made.close()
 
