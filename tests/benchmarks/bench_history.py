@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -92,7 +93,7 @@ class Maker:
         chance = self._chance
         user = f"u{chance.randrange(200)}"
         tenant = f"team-{int(user[1:]) % 20}"
-        who = {"tenant": tenant, "user": user}
+        who: dict[str, Any] = {"tenant": tenant, "user": user}
         order = OrderRecord(verb="submit", target=name, client="host-1, aryl 1.0", **who)
         yield self._line(name, "submitted", K.ORDER, detail=order, **who)
         at_s = self._at_s()

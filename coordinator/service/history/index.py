@@ -468,7 +468,7 @@ def _first_since(db: sqlite3.Connection, at_s: float) -> int:
     row = db.execute("SELECT MIN(number), MAX(number) FROM lines").fetchone()
     if row[0] is None:
         return 1
-    low, high = row[0], row[1] + 1
+    low, high = int(row[0]), int(row[1]) + 1
     while low < high:
         middle = (low + high) // 2
         found = db.execute(
@@ -477,7 +477,7 @@ def _first_since(db: sqlite3.Connection, at_s: float) -> int:
         if found is None or found[1] >= at_s:
             high = middle
         else:
-            low = found[0] + 1
+            low = int(found[0]) + 1
     return low
 
 

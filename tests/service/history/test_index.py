@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,7 +58,7 @@ def details(draw: st.DrawFn) -> tuple[StoryKind, str, Detail | None, tuple[str, 
     """Kind, subject, record, and whose it is."""
     who = (draw(pick(*TENANTS)), draw(pick(*USERS)))
     job, node = draw(pick(*JOBS)), draw(pick(*NODES))
-    named = {"job_id": job, "tenant": who[0], "user": who[1]}
+    named: dict[str, Any] = {"job_id": job, "tenant": who[0], "user": who[1]}
     began_s, length_s = float(draw(whole(0, 90))), float(draw(whole(1, 20)))
     match draw(whole(0, 7)):
         case 0:
