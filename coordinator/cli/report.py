@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
-from msgspec import structs
+from msgspec import Struct, structs
 from rich.text import Text
 
 from common.api import GetUsage, Usage, UsageRow
@@ -38,7 +38,7 @@ class ReportFormat(StrEnum):
     PARQUET = "parquet"
 
 
-class Amount(NamedTuple):
+class Amount(Struct, frozen=True):
     """A column of amounts, in hours."""
 
     name: str

@@ -9,7 +9,7 @@ from common.history import OrderRecord
 from coordinator.service.api.rate_limit import Rates
 
 TEXT_CHARACTERS = 300
-"""Of a refused order's texts: its target may be anything."""
+"""Limit of each text of a refused order; its target may be any text."""
 
 
 def client_of(request: Order) -> str:

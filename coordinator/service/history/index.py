@@ -17,7 +17,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +272,7 @@ class HistoryIndex:
         return len(rows)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None]:
         """One transaction."""
         with self._changing:
             db = self._writer
@@ -300,7 +300,7 @@ class HistoryIndex:
     # --- reading ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _looking(self) -> Iterator[sqlite3.Connection]:
+    def _looking(self) -> Generator[sqlite3.Connection]:
         """The reader for one question.
 
         Raises:

@@ -126,10 +126,7 @@ class IndexKeeper:
 
     async def _round(self) -> float:
         """Read a part of the stream, or drop what it dropped; the pause until the next round."""
-        if self._index is None:
-            self._index = await self._in_thread(HistoryIndex, self._path)
-            self._first = 0
-        index = self._index
+        index = self._index or await self._open()
         began_s = self._clock.now_s()
         tail = await self._history.tail(index.position.sequence, most=READ_LINES)
         self.last_sequence = tail.last
@@ -146,6 +143,11 @@ class IndexKeeper:
         has_old = await self._drop(index, tail)
         took_s = self._clock.now_s() - began_s
         return took_s if has_old or tail.until < tail.last else PERIOD_S
+
+    async def _open(self) -> HistoryIndex:
+        index: HistoryIndex = await self._in_thread(HistoryIndex, self._path)
+        self._index, self._first = index, 0
+        return index
 
     async def _go_back(self, index: HistoryIndex, tail: Tail) -> None:
         """Read the newest lines again."""
