@@ -101,7 +101,7 @@ def _of(state: ClusterState, job_id: JobId) -> JobUse:
 
 
 def update(ctx: Context, names: Iterable[NodeName]) -> None:
-    """Close the uses of these nodes that changed, and open the new ones; record the finished ones."""
+    """Close the changed uses of these nodes, open the new ones, and record the finished ones."""
     touched: dict[JobId, None] = {}
     for name in names:
         node = ctx.state.nodes.get(name)

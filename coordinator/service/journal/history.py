@@ -31,7 +31,8 @@ COMPLAINT_PERIOD_S = 60.0
 class Tail(NamedTuple):
     """Messages of the stream from a sequence on.
 
-    identity: of the stream; another stream of the name has another one. first, last: its sequences now.
+    identity: of the stream; another stream of the name has another one.
+    first, last: its sequences now.
     messages: in order; all up to `until` were read.
     """
 
