@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from common.apirows import ArrayRow as ArrayRow
 from common.apirows import ClosedRow as ClosedRow
@@ -23,7 +23,8 @@ from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
 from common.apirows import UnknownLoadRow as UnknownLoadRow
 from common.apirows import WorkerRow as WorkerRow
-from common.messages import AgentReport, CollectorReport, CostReport, Message
+from common.history import HistoryLine, JobRecord, StoryKind
+from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
 from common.model import Dependency, JobPriority, JobSeconds, JobSpec, Token, WorkerRange
 
 SCHEMA_VERSION = 1
@@ -47,7 +48,16 @@ class ApiError(Message, frozen=True, kw_only=True, tag="error"):
     field: str = ""
 
 
-class Submit(Message, frozen=True, kw_only=True, tag="submit"):
+class Order(Message, frozen=True, kw_only=True):
+    """Base of the requests that change something; `client` is for the audit.
+
+    client: host and version of the caller, as the caller states them.
+    """
+
+    client: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
+
+
+class Submit(Order, frozen=True, kw_only=True, tag="submit"):
     """Queue a job. A repeated request id means the same job, so a retry is safe."""
 
     spec: JobSpec
@@ -66,7 +76,7 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
     version refuses it."""
 
 
-class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
+class Cancel(Order, frozen=True, kw_only=True, tag="cancel"):
     """End a job, an array, or with `ARRAY_7` or `ARRAY_[10-20,30]` some tasks of one."""
 
     job_id: str
@@ -76,19 +86,19 @@ JobNames = Annotated[tuple[str, ...], Meta(min_length=1, max_length=1000)]
 """Ids or names of jobs. An order to several of them is carried out for all, or for none."""
 
 
-class Hold(Message, frozen=True, kw_only=True, tag="hold"):
+class Hold(Order, frozen=True, kw_only=True, tag="hold"):
     """Keep waiting jobs out of the queue until their release."""
 
     job_ids: JobNames
 
 
-class Release(Message, frozen=True, kw_only=True, tag="release"):
+class Release(Order, frozen=True, kw_only=True, tag="release"):
     """End the hold of jobs. A hold by an operator, of another tenant's job, ends by operators."""
 
     job_ids: JobNames
 
 
-class Requeue(Message, frozen=True, kw_only=True, tag="requeue"):
+class Requeue(Order, frozen=True, kw_only=True, tag="requeue"):
     """Stop running jobs with their grace, free of charge; they wait again.
 
     is_held: outside the queue, until their release.
@@ -98,7 +108,7 @@ class Requeue(Message, frozen=True, kw_only=True, tag="requeue"):
     is_held: bool = False
 
 
-class Change(Message, frozen=True, kw_only=True, tag="change"):
+class Change(Order, frozen=True, kw_only=True, tag="change"):
     """Change fields of a job that has not ended, as `JobChange` has them.
 
     deadline_s: counted from the job's submission.
@@ -115,7 +125,7 @@ class Change(Message, frozen=True, kw_only=True, tag="change"):
     depends_on: tuple[Dependency, ...] | UnsetType = UNSET
 
 
-class Throttle(Message, frozen=True, kw_only=True, tag="throttle"):
+class Throttle(Order, frozen=True, kw_only=True, tag="throttle"):
     """Change the most tasks of an array at once; None: no bound."""
 
     job_id: str
@@ -163,7 +173,7 @@ class Describe(Message, frozen=True, kw_only=True, tag="describe"):
     name: str
 
 
-class Operate(Message, frozen=True, kw_only=True, tag="operate"):
+class Operate(Order, frozen=True, kw_only=True, tag="operate"):
     """A human action: see `coordinator.engine.state.events.OperatorAction` for the verbs.
 
     target: a node's name, or a service's, which may be empty for all; of `revoke_loan` the id of
@@ -204,6 +214,56 @@ class GetLogs(Message, frozen=True, kw_only=True, tag="get_logs"):
     worker_index: int | None = None
     attempt: Annotated[int, Meta(ge=1)] | None = None
     max_bytes: Annotated[int, Meta(ge=1, le=500_000)] = 65_536
+
+
+class GetHistory(Message, frozen=True, kw_only=True, tag="get_history"):
+    """Lines of the history. A user sees the lines of the own tenant, and tenant `ops` all.
+
+    names: jobs, nodes, services or loans that a line is about, all of them.
+    kinds: of `StoryKind`; empty: any.
+    since_at_s, until_at_s: seconds since 1970; the end is excluded.
+    after, before: numbers, both excluded. is_newest: of more lines than `limit` the newest ones.
+    """
+
+    names: Annotated[tuple[str, ...], Meta(max_length=8)] = ()
+    tenant: str = ""
+    user: str = ""
+    kinds: tuple[StoryKind, ...] = ()
+    since_at_s: float | None = None
+    until_at_s: float | None = None
+    after: int = 0
+    before: int = 0
+    limit: Annotated[int, Meta(ge=1, le=5000)] = 100
+    is_newest: bool = True
+
+
+class GetUsage(Message, frozen=True, kw_only=True, tag="get_usage"):
+    """GPU time in a span of time by columns of `tenant`, `user`, `job`, `service`, `node` and
+    `gpu_type`. A user sees the usage of the own tenant, and tenant `ops` all.
+
+    until_at_s: None: now. after: the key of the last row of the page before.
+    """
+
+    by: tuple[str, ...]
+    since_at_s: float
+    until_at_s: float | None = None
+    tenant: str = ""
+    user: str = ""
+    after: tuple[str, ...] = ()
+
+
+class ListEndedJobs(Message, frozen=True, kw_only=True, tag="list_ended_jobs"):
+    """Accounts of jobs that ended in a span of time, oldest first; scoped as `GetUsage`.
+
+    after: the `number` of the last row of the page before.
+    """
+
+    since_at_s: float
+    until_at_s: float | None = None
+    tenant: str = ""
+    user: str = ""
+    job_ids: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
+    after: int = 0
 
 
 class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
@@ -248,6 +308,67 @@ class Events(Message, frozen=True, kw_only=True, tag="events"):
     rows: tuple[StoryRow, ...]
     last: int
     subject: str = ""
+    has_more: bool = False
+
+
+class History(Message, frozen=True, kw_only=True, tag="history"):
+    """Answer to `GetHistory`, by number.
+
+    has_more: more lines fit the question than this page has.
+    missing_lines: lines that the history of this coordinator does not have yet.
+    kept_since_at_s: the oldest line that is kept; None: there is none.
+    """
+
+    rows: tuple[HistoryLine, ...]
+    has_more: bool = False
+    missing_lines: int = 0
+    kept_since_at_s: float | None = None
+
+
+class UsageRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """GPU time of one combination of the columns, in GPU-seconds; `waited_s` in job-seconds.
+
+    key: the values of the columns; an empty one: none, as a job in the training pool has no
+        service.
+    training_gpu_s, on_loan_gpu_s: GPUs held by jobs, in the training pool and on loan.
+    lent_gpu_s: GPUs on loan, held or not; only in reports that name no tenant, user and job.
+    lost_gpu_s: work that preemptions, migrations and resizes lost, also by cause.
+    waited_gpu_s: time in the queue times the GPUs of the smallest gang.
+    """
+
+    key: tuple[str, ...]
+    training_gpu_s: float = 0.0
+    on_loan_gpu_s: float = 0.0
+    lent_gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    waited_s: float = 0.0
+    waited_gpu_s: float = 0.0
+    lost_by_cause_gpu_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class Usage(Message, frozen=True, kw_only=True, tag="usage"):
+    """Answer to `GetUsage`: what ended and what still runs, each as far as it lies in the span."""
+
+    by: tuple[str, ...]
+    rows: tuple[UsageRow, ...]
+    since_at_s: float
+    until_at_s: float
+    has_more: bool = False
+    missing_lines: int = 0
+    kept_since_at_s: float | None = None
+
+
+class EndedJobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A job that ended, and its number in the history."""
+
+    number: int
+    job: JobRecord
+
+
+class EndedJobs(Message, frozen=True, kw_only=True, tag="ended_jobs"):
+    """Answer to `ListEndedJobs`."""
+
+    rows: tuple[EndedJobRow, ...]
     has_more: bool = False
 
 
@@ -369,6 +490,9 @@ REQUESTS: tuple[type[Message], ...] = (
     GetStatus,
     GetEvents,
     GetLogs,
+    GetHistory,
+    GetUsage,
+    ListEndedJobs,
 )
 """Every request; its tag is the verb in the subject."""
 

@@ -289,6 +289,12 @@ QUEUE = Board(
             ("sum(rate(aryl_snapshots_total[15m])) * 60", "snapshots"),
         ),
         lines(
+            "History, lines behind",
+            "short",
+            ("max(aryl_history_pending_lines)", "the stream"),
+            ("aryl_history_index_lag_lines", "the index of {{instance}}"),
+        ),
+        lines(
             "Coordinators",
             "short",
             ("aryl_leader", "{{instance}} leads"),

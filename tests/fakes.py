@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.apirows import StoryRow
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
+from common.history import HistoryLine
 from common.subjects import reply_inbox
+from coordinator.service.journal.history import Tail
 from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.leadership.process import ProcessId
 from coordinator.service.ports import Lost, Wounded
@@ -344,11 +345,12 @@ class MemoryJournal:
 class MemoryHistory:
     """`HistoryPort` on a list; two on one list refuse each other what they have not seen."""
 
-    def __init__(self, rows: list[StoryRow] | None = None) -> None:
+    def __init__(self, rows: list[HistoryLine] | None = None) -> None:
         self.rows = rows if rows is not None else []
         self.is_down = False
         """While set, every call is `Unavailable`."""
         self.server_run = "server-1"
+        self.identity = "stream-1"
         self._known = 0
 
     def another(self) -> MemoryHistory:
@@ -366,7 +368,7 @@ class MemoryHistory:
         self._known = len(self.rows)
         return self.rows[-1].number if self.rows else 0
 
-    async def write(self, lines: Sequence[StoryRow]) -> None:
+    async def write(self, lines: Sequence[HistoryLine]) -> None:
         """Append lines."""
         await asyncio.sleep(0)
         self._check()
@@ -377,7 +379,7 @@ class MemoryHistory:
 
     async def read(
         self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
-    ) -> tuple[list[StoryRow], bool]:
+    ) -> tuple[list[HistoryLine], bool]:
         """Lines between two numbers, and whether more of them are there."""
         self._check()
         found = [
@@ -394,6 +396,14 @@ class MemoryHistory:
         if newest:
             return found[len(found) - count :], False
         return found[:count], count < len(found)
+
+    async def tail(self, sequence: int, *, most: int) -> Tail:
+        """Messages from a sequence on; a line's sequence is its place."""
+        self._check()
+        found = self.rows[sequence - 1 : sequence - 1 + most]
+        messages = [msgspec.msgpack.encode(line) for line in found]
+        until = sequence - 1 + len(found)
+        return Tail(self.identity, 1, len(self.rows), messages, until)
 
     def _check(self) -> None:
         if self.is_down:

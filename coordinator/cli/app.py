@@ -28,7 +28,10 @@ from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exi
 from coordinator.client.target import Choice
 
 LATE = {
+    "audit": "coordinator.cli.audit",
+    "history": "coordinator.cli.history",
     "policies": "coordinator.cli.policies",
+    "report": "coordinator.cli.report",
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",

@@ -79,8 +79,13 @@ def put(session: Session, lines: Iterable[Text | str]) -> None:
 
 def put_json(values: Mapping[str, object]) -> None:
     """One JSON object with its schema version, on one line."""
+    typer.echo(json_text(values))
+
+
+def json_text(values: Mapping[str, object]) -> str:
+    """One JSON object with its schema version, as text without a line's end."""
     data = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **values})
-    typer.echo(escaped(data.decode()))
+    return escaped(data.decode())
 
 
 def put_rows(

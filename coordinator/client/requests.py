@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from common import subjects
 from common.access import AccessError
-from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes
+from common.api import ApiError, ApiErrorCode, EndedJobs, Events, Jobs, Loans, Nodes, Order
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
+from common.version import version
 
 if TYPE_CHECKING:  # a command that only prints help loads no NATS client
     from common.bus import Bus
 
 M = TypeVar("M", bound=Message)
-Paged = Jobs | Nodes | Loans | Events
+Paged = Jobs | Nodes | Loans | Events | EndedJobs
 ROW_NAMES: dict[type[Message], str] = {
     Jobs: "job_id",
     Nodes: "node",
     Loans: "lease_id",
     Events: "number",
+    EndedJobs: "number",
 }
 """What names a row, and so where the next page begins."""
 
@@ -87,12 +91,16 @@ class Client:
         rows = {getattr(row, name): row for row in answer.rows}
         last: Paged = answer
         while last.has_more:
-            request = structs.replace(request, after=getattr(last.rows[-1], name))
+            # A page of events may have no rows: it ends at a number all the same.
+            after = last.last if isinstance(last, Events) else getattr(last.rows[-1], name)
+            request = structs.replace(request, after=after)
             last = cast("Paged", await self._ask(request, kind))
             rows |= {getattr(row, name): row for row in last.rows}
         return cast("M", structs.replace(last, rows=tuple(rows.values())))
 
     async def _ask(self, request: Message, kind: type[M]) -> M:
+        if isinstance(request, Order) and request.client is UNSET:
+            request = structs.replace(request, client=_here())
         verb = str(request.__struct_config__.tag)
         subject = subjects.api(self._cell, self._tenant, self._user, verb)
         try:
@@ -109,6 +117,12 @@ class Client:
             is_away = refused.code == ApiErrorCode.UNAVAILABLE
             raise ApiAway(refused) if is_away else ApiRefused(refused)
         return decode(answer, kind)
+
+
+@cache
+def _here() -> str:
+    """This machine and version, for the audit."""
+    return f"{socket.gethostname()[:128]}, aryl {version() or 'from source'}"
 
 
 def _refusal(answer: bytes) -> ApiError | None:

@@ -136,7 +136,11 @@ class Cell:
         """Start a coordinator under a unit's name; all but one coordinator stand by."""
         config = self.run_dir / f"{name}.toml"
         text = coordinator_toml(
-            self.plan, name=name, nats_url=self.nats.url, metrics_port=self._page_of(name)
+            self.plan,
+            name=name,
+            nats_url=self.nats.url,
+            metrics_port=self._page_of(name),
+            cache_dir=str(self.run_dir / "cache"),
         )
         config.write_text(text)
         self._start(name, "coordinator.service.daemon", "--config", str(config))

@@ -155,7 +155,9 @@ def metrics_address(port: int) -> str:
     return f"127.0.0.1:{port}" if port else ""
 
 
-def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str, metrics_port: int = 0) -> str:
+def coordinator_toml(
+    plan: CellPlan, *, name: str, nats_url: str, metrics_port: int = 0, cache_dir: str = ""
+) -> str:
     """The coordinator's settings file."""
     periods = plan.periods
     service = {
@@ -195,6 +197,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str, metrics_port: 
             "load_period_s": periods.load_sample_s,
             "progress_period_s": 2.0,
             "leader_ttl_s": periods.leader_ttl_s,
+            "history_index_dir": cache_dir,
             "rebuild_wait_s": periods.rebuild_wait_s,
             "metrics": {"address": metrics_address(metrics_port)},
             "engine": engine,

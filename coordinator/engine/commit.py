@@ -50,7 +50,9 @@ from coordinator.policies.contract.decisions import (
 
 def commit(ctx: Context, decision: Decision) -> None:
     """Carry out one decision, or refuse it."""
+    ctx.is_deciding = True
     why = _try(ctx, decision)
+    ctx.is_deciding = False
     if why:
         ctx.refused.append(Refused(decision=decision, why=why))
         ctx.state.counters.decisions_refused += 1

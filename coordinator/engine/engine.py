@@ -109,7 +109,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     reports as nodes_reports,
 )
-from coordinator.engine.state import accounting, older_forms
+from coordinator.engine.state import accounting, older_forms, orders, usage
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
@@ -128,6 +128,7 @@ from coordinator.engine.state.events import (
     NodeReported,
     NodeSilent,
     OperatorAsked,
+    OrderRefused,
     OrdersRecovered,
     PassDue,
     ProgressReported,
@@ -147,6 +148,7 @@ class Engine:
     def __init__(self, settings: EngineSettings, state: ClusterState | None = None) -> None:
         self.state = state or ClusterState()
         self._tally = accounting.GpuTally(self.state)
+        usage.begin(self.state)
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
         self._orders = Orders()
@@ -197,12 +199,17 @@ class Engine:
         if isinstance(event, LeaderStarted):
             self._led_until(ctx, before_s)
         if event is not None:
+            ctx.order = orders.of(event)
             self._dispatch(ctx, event)
+            ctx.order = None
         for decision in decisions:
             commit(ctx, decision)
         follow_ups.settle(ctx)
         if ctx.changed_nodes:
             self._tally.update(state, ctx.changed_nodes)
+            usage.update(ctx, ctx.changed_nodes)
+        if ctx.ended_jobs:
+            usage.record_ends(ctx)
         self._views.note(ctx)
         self.explain.forget()
         if ctx.changed_jobs:
@@ -262,6 +269,8 @@ class Engine:
                 nodes_recovery.recovered(ctx, event)
             case OperatorAsked():
                 operator_actions.act(ctx, event, partial(self.explain.why_not_approved, within=ctx))
+            case OrderRefused():
+                orders.refused(ctx, event)
             case RecordsLost():
                 lost_records.records_lost(ctx, event)
             case PassDue():
@@ -435,6 +444,7 @@ class Engine:
         ]
         if are_copies_too:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
+            faults += invariants.usage_faults(self.state)
             faults += invariants.view_faults(self._views.asked(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
             faults += invariants.line_faults(self._line, jobs_lifecycle.Line(self.state))

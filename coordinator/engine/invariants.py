@@ -28,6 +28,7 @@ from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.jobs import estimates, gang_reservations, gpu_sharing, start_gate
 from coordinator.engine.jobs.lifecycle import Line
 from coordinator.engine.nodes import membership as nodes_membership
+from coordinator.engine.state import usage
 from coordinator.engine.state.accounting import GpuTally
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, GpuSlot, LoanEntry, NodeEntry
@@ -508,6 +509,29 @@ def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
     if kept.counts != fresh.counts:
         return [f"stale tally of GPUs: {kept.counts}, now {fresh.counts}"]
     return []
+
+
+def usage_faults(state: ClusterState) -> list[str]:
+    """The open uses are those of the GPUs that are held now, and are counted by job."""
+    faults: list[str] = []
+    counts: dict[JobId, int] = {}
+    for name, node in state.nodes.items():
+        uses = state.held_uses.get(name, [])
+        kept = {(use.job_id, use.attempt, use.gpu_type): use.gpus for use in uses}
+        if kept != usage.held(node):
+            faults.append(f"stale uses of {name}: {kept}, now {usage.held(node)}")
+        for use in uses:
+            counts[use.job_id] = counts.get(use.job_id, 0) + (use.job_id != usage.NO_JOB)
+    gone = [name for name in state.held_uses if name not in state.nodes]
+    faults += [f"uses of {name}, which is gone" for name in gone]
+    kept_counts = {job_id: used.open_count for job_id, used in state.job_uses.items()}
+    for job_id in dict.fromkeys((*counts, *kept_counts)):
+        if counts.get(job_id, 0) != kept_counts.get(job_id, 0):
+            faults.append(
+                f"{job_id} has {counts.get(job_id, 0)} open uses, counted as "
+                f"{kept_counts.get(job_id, 0)}"
+            )
+    return faults
 
 
 def line_faults(kept: Line, fresh: Line) -> list[str]:

@@ -98,7 +98,9 @@ def _approve(
     decision = Loan(
         node=name, service=found.service, reason=f"{found.reason}; approved {_said(event)}"
     )
+    ctx.is_deciding = True
     why = why_not_approved(name) or loans_lifecycle.lend(ctx, decision)
+    ctx.is_deciding = False
     if why:
         ctx.log_event(decision.node, "not lent", why)
     else:

@@ -36,6 +36,7 @@ from coordinator.engine.state.settings import TenantSettings, overpromised
 from coordinator.engine.state.tables import ClusterState
 from coordinator.service.cancellation import beside, end, is_done_first, until_told
 from coordinator.service.decision_loop import Decider
+from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.journal.history import Historian, HistoryPort
 from coordinator.service.leadership.pause_detector import Listening
 from coordinator.service.metrics.measures import Measures
@@ -78,6 +79,7 @@ class Coordinator:
     Args:
         reports: the bus that node reports come on; None: `bus`, as everything else.
         progress: called when it has done its part, leading or standing by.
+        index: of the history, for questions about the past; None: they are refused.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Coordinator:
         progress: Callable[[], None] = lambda: None,
         bus_counters: Sequence[BusCounters] = (),
         history: HistoryPort | None = None,
+        index: IndexKeeper | None = None,
     ) -> None:
         self.settings = settings
         self.holder = holder
@@ -124,6 +127,7 @@ class Coordinator:
         self._progress = progress
         self._decided_at_s = self.started_at_s
         self.history = history
+        self.index = index
         self._historian = None if history is None else Historian(history, clock=clock)
         self._is_standby = True
         self._listening = Listening(
@@ -241,6 +245,10 @@ class Coordinator:
             await stack.enter_async_context(listening)
             taking = beside(self.inflow.run(), name="reports", broke=self.stop)
             await stack.enter_async_context(taking)
+            if self.index is not None:
+                # A standby reads as well, so that it has the history when it leads.
+                reading = beside(self.index.run(), name="history index", broke=self.stop)
+                await stack.enter_async_context(reading)
             # The rest of the last leader's TTL passes while this one listens to the nodes.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
@@ -260,6 +268,11 @@ class Coordinator:
     def _on_told(self) -> None:
         if self._historian is not None:
             self._historian.journaled(self.engine.state)
+
+    @property
+    def history_pending_lines(self) -> int:
+        """Lines in the journal that are not known to be in the history yet."""
+        return 0 if self._historian is None else self._historian.pending_lines
 
     async def _last_line(self) -> int:
         return 0 if self._historian is None else await self._historian.last_number()

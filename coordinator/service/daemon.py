@@ -29,6 +29,7 @@ from coordinator.service.api.handlers import Api
 from coordinator.service.cancellation import end
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import DAY_S
+from coordinator.service.history.keeper import IndexKeeper, directory
 from coordinator.service.journal.jetstream import History, Journal, Snapshots
 from coordinator.service.leadership.jetstream_key import leader_lease
 from coordinator.service.leadership.process import ProcessId, this_process
@@ -143,6 +144,14 @@ def _coordinator(
         new_name=lambda: secrets.token_hex(8),
         replicas=replicas,
     )
+    history = History(
+        bus,
+        cell=settings.cell,
+        kept_s=settings.history_kept_days * DAY_S,
+        replicas=replicas,
+    )
+    name = f"history-{settings.cell}-{settings.name}.sqlite3"
+    path = directory(settings.history_index_dir) / name
     peers = MqttPeers if settings.has_mqtt_agents else _as_it_is
     return Coordinator(
         settings,
@@ -155,12 +164,8 @@ def _coordinator(
         lease=lease,
         progress=systemd.watchdog,
         bus_counters=(bus.counters, reports.counters),
-        history=History(
-            bus,
-            cell=settings.cell,
-            kept_s=settings.history_kept_days * DAY_S,
-            replicas=replicas,
-        ),
+        history=history,
+        index=IndexKeeper(history, path=path, clock=clock),
     )
 
 

@@ -117,24 +117,26 @@ def ordered(event: Event) -> str:
     """A person's order, and the person; empty for other events."""
     match event:
         case JobSubmitted():
-            return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
+            by = f"{event.tenant}/{event.user}"
+            said = f"submit {event.job_id} ({event.spec.name}) by {by}"
         case JobCancelRequested():
             tasks = f" tasks {event.indices}" if event.indices else ""
-            return f"cancel {event.job_id}{tasks} by {event.by}"
+            said = f"cancel {event.job_id}{tasks} by {event.by}"
         case JobsHeld() | JobsReleased() | JobsRequeued():
             is_held = isinstance(event, JobsRequeued) and event.is_held
             words = (_JOB_ORDERS[type(event)], *event.job_ids, "held" if is_held else "")
-            return f"{' '.join(filter(None, words))} by {event.by}"
+            said = f"{' '.join(filter(None, words))} by {event.by}"
         case JobChanged():
-            return f"change {event.job_id} by {event.by}"
+            said = f"change {event.job_id} by {event.by}"
         case ArrayThrottled():
-            return f"throttle {event.job_id} {event.throttle or 'none'} by {event.by}"
+            said = f"throttle {event.job_id} {event.throttle or 'none'} by {event.by}"
         case OperatorAsked():
             within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
             what = (event.action, event.target, event.value, within, f"by {event.by}")
-            return " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
+            said = " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
         case _:
             return ""
+    return f"{said} (from {event.client})" if event.client else said
 
 
 def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:

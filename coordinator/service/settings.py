@@ -112,8 +112,25 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 0.0
     history_kept_days: Annotated[
         NonNegativeFloat,
-        Meta(description="how long events are kept for `explain` and `events`; 0: for ever"),
+        Meta(
+            description="how long events, orders and accounts are kept for `explain`, `events`, "
+            "`history`, `audit` and `report`; 0: for ever"
+        ),
     ] = 365.0
+    history_index_dir: Annotated[
+        str,
+        Meta(
+            description="directory of the index of the history, which is made again if it is gone; "
+            "empty: $CACHE_DIRECTORY, as the unit sets it, or else a temporary one at each start"
+        ),
+    ] = ""
+    refused_orders_per_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="refused orders of one tenant that are recorded for `aryl audit` per "
+            "second, on average over 10 s; the next record counts the others"
+        ),
+    ] = 1.0
     journal_replicas: Annotated[
         int,
         Meta(

@@ -7,6 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from common.history import TOLD
 from common.messages import GpuHealth, WorkerPhase
 from common.model import JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.engine import Engine
@@ -57,7 +58,7 @@ class Lone:
         )
         self.engine.handle(event, now_s=self.now_s)
         assert self.engine.state.nodes[NodeName("n")].role == role
-        return [line.what for line in self.engine.state.stories[told:]]
+        return [line.what for line in self.engine.state.stories[told:] if line.kind in TOLD]
 
 
 def test_a_node_that_goes_step_by_step_is_told_step_by_step() -> None:

@@ -7,7 +7,10 @@ answer are the messages of a real agent.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,7 +19,9 @@ from common.api import (
     ApiError,
     Description,
     Done,
+    EndedJobs,
     Events,
+    History,
     Jobs,
     Loans,
     Logs,
@@ -25,6 +30,7 @@ from common.api import (
     Status,
     Submitted,
     Tenants,
+    Usage,
 )
 from common.errors import Unavailable
 from common.messages import (
@@ -43,6 +49,7 @@ from coordinator.engine.record import Record, decode_record
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.leadership.lease import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.sim.run.cluster import NodeSpec
@@ -76,6 +83,9 @@ Reply = (
     | Description
     | Status
     | Tenants
+    | History
+    | Usage
+    | EndedJobs
 )
 
 
@@ -135,6 +145,11 @@ def make_spec(
     )
 
 
+async def at_once(function: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Call a function in this thread: virtual time waits for no other one."""
+    return function(*args, **options)
+
+
 class CutKey:
     """The lease's key as one coordinator reaches it."""
 
@@ -186,6 +201,7 @@ class Leader:
             ),
             progress=progress,
             history=cell.history.another(),
+            index=cell.index(name),
         )
         self.task = asyncio.create_task(
             self.coordinator.run(Api(self.coordinator).serve), name=name
@@ -204,8 +220,9 @@ class Leader:
 class Cell:
     """Nodes `t*` and `i*` of 8 GPUs, and the coordinators that a test starts."""
 
-    def __init__(self, *, training: int = 1, inference: int = 0) -> None:
+    def __init__(self, *, training: int = 1, inference: int = 0, has_index: bool = False) -> None:
         self.clock = FakeClock()
+        self._files = tempfile.TemporaryDirectory() if has_index else None
         self.network = FakeNetwork()
         self.records: list[bytes] = []
         self.snapshots = MemorySnapshots()
@@ -240,6 +257,15 @@ class Cell:
             await leader.crash()
         for agent in self.agents.values():
             await agent.stop()
+        if self._files is not None:
+            self._files.cleanup()
+
+    def index(self, name: str) -> IndexKeeper | None:
+        """The index of the history of one coordinator, if this cell has any."""
+        if self._files is None:
+            return None
+        path = Path(self._files.name) / name
+        return IndexKeeper(self.history.another(), path=path, clock=self.clock, in_thread=at_once)
 
     def launch(
         self,

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
+from common.history import Detail, WaitRecord
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, GpuUuid, JobId, JobState, NodeName, StopReason, WorkerKey
@@ -170,8 +171,15 @@ RESTARTS_SILENCE = frozenset({JobEvent.GANG_READY, JobEvent.RESIZED, JobEvent.RE
 """After these a job is silent for a while, because its ranks meet again."""
 
 
-def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
-    """Move a job along its life cycle and tell its story."""
+def fire(
+    ctx: Context,
+    job: JobEntry,
+    event: JobEvent,
+    reason: str = "",
+    *,
+    detail: Detail | None = None,
+) -> None:
+    """Move a job along its life cycle and tell its story; `detail` is the record of the line."""
     job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
     if job.gaps.stalled_since_s is not None:
         stall_over(ctx, job, f"it is {job.state}")
@@ -180,7 +188,7 @@ def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
     if job.wait.kind:
         settle(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
-    ctx.log_event(job.job_id, f"{event} -> {job.state}", reason)
+    ctx.log_event(job.job_id, f"{event} -> {job.state}", reason, detail=detail)
     if event == JobEvent.GANG_READY or job.state in FINAL_JOB_STATES:
         start_gate.passed(ctx, job)
 
@@ -386,13 +394,21 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.suspension.before_attempt_s = job.suspension.total_s
     job.attempt.succeeded_workers, job.retry.refused_by = [], {}
     job.wait.queueing_s += ctx.now_s - job.wait.pending_since_s
+    waited = WaitRecord(
+        job_id=job.job_id,
+        tenant=job.tenant,
+        user=job.user,
+        gpus=job.spec.base_demand_gpus,
+        began_at_s=job.wait.pending_since_s,
+        ended_at_s=ctx.now_s,
+    )
     if job.started_at_s is None:
         job.started_at_s = ctx.now_s
     job.attempt.start_step = job.saves.step
     for worker in job.workers.values():
         worker.order = OrderPhase.RUN
         ctx.touch(worker.node)
-    fire(ctx, job, JobEvent.GANG_READY, f"workers ready: {len(job.workers)}")
+    fire(ctx, job, JobEvent.GANG_READY, f"workers ready: {len(job.workers)}", detail=waited)
 
 
 def end_resize_when_done(ctx: Context, job: JobEntry) -> None:
@@ -626,6 +642,7 @@ def end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
     """A job has no worker any more and is over."""
     rendezvous.leave(ctx, job)
     job.finished_at_s = ctx.now_s
+    ctx.ended_jobs.append(job.job_id)
     ctx.state.live_jobs.pop(job.job_id, None)
     job.after_vacating = None
     fire(ctx, job, event, reason)

@@ -18,10 +18,12 @@ last one is final.
 
 from __future__ import annotations
 
+from common.history import StoryKind
 from common.messages import WorkerPhase
 from common.model import StopReason
 from coordinator.engine.jobs import estimates
 from coordinator.engine.jobs.resize_costs import Price
+from coordinator.engine.state import usage
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, LossEntry, WorkerEntry
 
@@ -61,9 +63,19 @@ def ordered(
         ordered_at_s=stake.at_s,
         gpus=stake.gpus,
         lease_id=None if loan is None else loan.lease_id,
+        cause=_cause(ctx, loan, is_migration=is_migration),
         is_migration=is_migration,
         is_ordered=is_ordered,
     )
+
+
+def _cause(ctx: Context, loan: LoanEntry | None, *, is_migration: bool) -> str:
+    """Why a job is stopped, as in `LossRecord`."""
+    if is_migration:
+        return "migration"
+    if loan is not None:
+        return "reclaim"
+    return "policy" if ctx.is_deciding else "node"
 
 
 def _is_whole(job: JobEntry) -> bool:
@@ -147,6 +159,7 @@ def resized(ctx: Context, job: JobEntry, price: Price) -> None:
         "resize measured",
         f"its gang made no new work for {price.took_s:.1f} s, {price.gpu_s:.0f} GPU-seconds lost; "
         f"a resize of this job counts as {job.resizes.cost_s or 0.0:.1f} s from now on",
+        detail=usage.lost(ctx, job, "resize", price.gpu_s),
     )
 
 
@@ -161,3 +174,8 @@ def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:
     loan = None if loss.lease_id is None else ctx.state.loans.get(loss.lease_id)
     if loan is not None:
         loan.realised_cost_gpu_s += gpu_s
+    if gpu_s:
+        service = "" if loan is None else loan.service
+        record = usage.lost(ctx, job, loss.cause or "node", gpu_s, service=service)
+        said = f"{gpu_s:.0f} GPU-seconds, by {record.cause}"
+        ctx.log_event(job.job_id, "work lost", said, kind=StoryKind.LOSS, detail=record)

@@ -8,6 +8,7 @@ report. Instants of two machines' clocks are never compared.
 
 from __future__ import annotations
 
+from common.history import LoanRecord, StoryKind
 from common.messages import GpuHealth, process_named
 from common.model import Lease, LeaseId, NodeName, NodeRole, ServiceName, StopReason
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
@@ -17,6 +18,7 @@ from coordinator.engine.state.context import Context, keys_on, sick_slots
 from coordinator.engine.state.events import NodeReported
 from coordinator.engine.state.loan_outcome import (
     has_left,
+    is_lapse,
     is_late,
     is_reclaim,
     is_turn_back,
@@ -210,6 +212,7 @@ def close(ctx: Context, node: NodeEntry, why: str) -> None:
     loan.returned_at_s, loan.ended_reason = ctx.now_s, why
     _count_late(ctx, loan)
     ctx.log_event(node.name, f"loan {loan.lease_id} ended", why)
+    _account(ctx, loan)
     state_context.forget_loans(ctx)
 
 
@@ -418,6 +421,39 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     elif loan.turn_back_s is not None:
         _keep_duration(ctx.state.counters.turn_back_s, loan.turn_back_s)
         _tell_home(ctx, node, loan, _since(loan))
+    _account(ctx, loan)
+
+
+def _account(ctx: Context, loan: LoanEntry) -> None:
+    """Record the account of a loan that is over."""
+    ended_at_s = ctx.now_s if loan.returned_at_s is None else loan.returned_at_s
+    record = LoanRecord(
+        lease_id=loan.lease_id,
+        node=loan.node,
+        service=loan.service,
+        decided_at_s=loan.decided_at_s,
+        begun_at_s=loan.begun_at_s,
+        reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
+        ended_at_s=ended_at_s,
+        outcome=_outcome(loan),
+        is_late=is_late(loan),
+        preemptions=loan.realised_preemptions,
+        lost_gpu_s=loan.realised_cost_gpu_s,
+        stage_durations_s=dict(loan.stage_durations_s),
+    )
+    said = f"{record.outcome} after {ended_at_s - loan.decided_at_s:.0f} s"
+    what = f"loan {loan.lease_id} over"
+    ctx.log_event(loan.node, what, said, kind=StoryKind.LOAN, detail=record)
+
+
+def _outcome(loan: LoanEntry) -> str:
+    if loan.ended_reason:
+        return "ended"
+    if not has_left(loan):
+        return "cancelled"
+    if is_turn_back(loan):
+        return "turned_back"
+    return "lapsed" if is_lapse(loan) else "returned"
 
 
 def _reclaimed(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReported) -> None:

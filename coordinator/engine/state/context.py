@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from common.history import Detail, OrderRecord, StoryKind
 from common.messages import GpuHealth
 from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.state.commands import Refused
@@ -66,6 +67,9 @@ class Context:
     dirty_nodes: their desired state changed.
     changed_jobs: any field of them changed.
     changed_arrays: tasks of them may enter the line, or have ended.
+    ended_jobs: they are over since this event.
+    order: the person's order that this event is; its first line has it as its record.
+    is_deciding: a decision of the policy is carried out.
 
     A handler that changes a table marks it here: views, tallies and deadlines are rebuilt only for
     marked entries.
@@ -78,9 +82,12 @@ class Context:
         "changed_nodes",
         "decisions",
         "dirty_nodes",
+        "ended_jobs",
+        "is_deciding",
         "needs_loan_pass",
         "needs_pass",
         "now_s",
+        "order",
         "refused",
         "settings",
         "state",
@@ -97,6 +104,9 @@ class Context:
         self.ask_ledgers: dict[NodeName, None] = {}
         self.decisions: list[Decision] = []
         self.refused: list[Refused] = []
+        self.ended_jobs: list[JobId] = []
+        self.order: OrderRecord | None = None
+        self.is_deciding = False
         self.needs_pass = False
         self.needs_loan_pass = False
 
@@ -108,9 +118,25 @@ class Context:
         """The node's desired state changes; it gets a new generation when the event is done."""
         self.dirty_nodes[node] = None
 
-    def log_event(self, subject: str, what: str, reason: str = "") -> None:
-        """One line for `explain` and `events`."""
-        self.state.stories.append(StoryLine(self.now_s, subject, what, reason))
+    def log_event(
+        self,
+        subject: str,
+        what: str,
+        reason: str = "",
+        *,
+        kind: StoryKind | None = None,
+        detail: Detail | None = None,
+    ) -> None:
+        """One line for `explain`, `events` and `history`.
+
+        kind: by default what this event is: an order, a decision, or a fact.
+        detail: its record for accounting.
+        """
+        if kind is None:
+            kind = StoryKind.DECISION if self.is_deciding else StoryKind.EVENT
+            if self.order is not None and detail is None:
+                kind, detail, self.order = StoryKind.ORDER, self.order, None
+        self.state.stories.append(StoryLine(self.now_s, subject, what, reason, kind, detail))
         kept = self.settings.story_lines_kept
         if len(self.state.stories) > kept:
             dropped = len(self.state.stories) - kept + kept // 10

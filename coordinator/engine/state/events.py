@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from common.failures import Failure
 from common.faults import Fault
+from common.history import OrderRecord
 from common.messages import GpuHealth, RecoveryAction, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
@@ -51,6 +52,8 @@ class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
     spec: JobSpec
     tenant: str
     user: str
+    client: str = ""
+    """Host and version of the caller, as the caller states them."""
 
 
 class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
@@ -62,6 +65,7 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
     job_id: JobId
     by: str
     indices: str = ""
+    client: str = ""
 
 
 class ArrayThrottled(Fact, frozen=True, kw_only=True, tag="array_throttled"):
@@ -73,6 +77,7 @@ class ArrayThrottled(Fact, frozen=True, kw_only=True, tag="array_throttled"):
     job_id: JobId
     by: str
     throttle: int | None = None
+    client: str = ""
 
 
 class JobsHeld(Fact, frozen=True, kw_only=True, tag="jobs_held"):
@@ -80,6 +85,7 @@ class JobsHeld(Fact, frozen=True, kw_only=True, tag="jobs_held"):
 
     job_ids: tuple[JobId, ...]
     by: str
+    client: str = ""
 
 
 class JobsReleased(Fact, frozen=True, kw_only=True, tag="jobs_released"):
@@ -87,6 +93,7 @@ class JobsReleased(Fact, frozen=True, kw_only=True, tag="jobs_released"):
 
     job_ids: tuple[JobId, ...]
     by: str
+    client: str = ""
 
 
 class JobsRequeued(Fact, frozen=True, kw_only=True, tag="jobs_requeued"):
@@ -95,6 +102,7 @@ class JobsRequeued(Fact, frozen=True, kw_only=True, tag="jobs_requeued"):
     job_ids: tuple[JobId, ...]
     by: str
     is_held: bool = False
+    client: str = ""
 
 
 class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed"):
@@ -103,6 +111,7 @@ class JobChanged(Fact, frozen=True, kw_only=True, tag="job_changed"):
     job_id: JobId
     by: str
     change: JobChange
+    client: str = ""
 
 
 class FaultClass(StrEnum):
@@ -310,6 +319,13 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     value: str = ""
     reason: str = ""
     deadline_s: float | None = None
+    client: str = ""
+
+
+class OrderRefused(Fact, frozen=True, kw_only=True, tag="order_refused"):
+    """An order of a person was refused; it changed nothing, and is kept for `aryl audit`."""
+
+    order: OrderRecord
 
 
 class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
@@ -355,6 +371,7 @@ Event = (
     | LoadUnknown
     | OrdersRecovered
     | OperatorAsked
+    | OrderRefused
     | RecordsLost
     | PassDue
     | LoanPassDue

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from common.failures import Failure
 from common.faults import NODE_FAULT
+from common.history import Detail, StoryKind, Use
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import (
     STORE_INDEX,
@@ -513,6 +514,8 @@ class LossEntry(Struct, kw_only=True):
     """Work computed since, in GPU-seconds; below 0 where it ended before the order."""
     lease_id: LeaseId | None = None
     """The loan that bears it."""
+    cause: str = ""
+    """Why it was preempted, in one word; see `LossRecord`."""
     is_booked: bool = False
     """The last worker is gone."""
     is_migration: bool = False
@@ -622,13 +625,50 @@ class ServiceEntry(Struct, kw_only=True):
     shadow_late_count: int = 0
 
 
-class StoryLine(Struct, frozen=True):
-    """One thing that happened, for `explain` and `events`."""
+class StoryLine(Struct, frozen=True, omit_defaults=True):
+    """One thing that happened, for `explain`, `events` and `history`.
+
+    detail: its record for accounting and audit; None: the words are all.
+    """
 
     at_s: float
     subject: str
     what: str
     reason: str
+    kind: StoryKind = StoryKind.EVENT
+    detail: Detail | None = None
+
+
+class HeldUse(Struct, frozen=True, kw_only=True):
+    """GPUs of one type that one attempt holds on a node now; see `state.usage`.
+
+    job_id: empty: the GPUs of a node on loan, held or not.
+    """
+
+    job_id: JobId
+    attempt: int
+    gpu_type: str
+    gpus: float
+    pool: str
+    service: str
+    since_s: float
+
+
+class JobUse(Struct, kw_only=True):
+    """What a job used so far; kept until it has ended and holds nothing.
+
+    closed: uses that are over and not in a record yet, each with its attempt.
+    held_gpu_s: GPU-seconds of all closed uses by pool and GPU type; lost_gpu_s: by cause.
+    open_count: uses that are open.
+    """
+
+    closed: list[tuple[int, Use]] = field(default_factory=list[tuple[int, Use]])
+    held_gpu_s: dict[str, float] = field(default_factory=dict[str, float])
+    lost_gpu_s: dict[str, float] = field(default_factory=dict[str, float])
+    nodes: list[str] = field(default_factory=list[str])
+    nodes_of: int = 0
+    """The attempt that had these nodes."""
+    open_count: int = 0
 
 
 STATE_VERSION = 2
@@ -694,6 +734,10 @@ class ClusterState(Struct, kw_only=True):
     """Jobs that may have more workers than the maximum to which a person changed them."""
     suspended_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     migrating_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    held_uses: dict[NodeName, list[HeldUse]] = field(default_factory=dict[NodeName, list[HeldUse]])
+    """The GPUs that jobs hold now, and since when; see `state.usage`."""
+    job_uses: dict[JobId, JobUse] = field(default_factory=dict[JobId, JobUse])
+    """What the jobs that have not ended used so far."""
     shared_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
     """Nodes with a GPU that several workers have."""
     awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])

@@ -24,9 +24,13 @@ from common.api import (
     Describe,
     Done,
     GetEvents,
+    GetHistory,
     GetLogs,
+    GetUsage,
     Hold,
+    ListEndedJobs,
     Operate,
+    Order,
     Release,
     Requeue,
     Submit,
@@ -54,14 +58,17 @@ from coordinator.engine.state.events import (
     JobSubmitted,
     OperatorAction,
     OperatorAsked,
+    OrderRefused,
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
+from coordinator.service.api.history_reads import HistoryReads
 from coordinator.service.api.job_orders import JobOrder, JobOrders
 from coordinator.service.api.name_lookup import Refusal, unknown
 from coordinator.service.api.queries import Looks, Past
 from coordinator.service.api.rate_limit import Rates
+from coordinator.service.api.refused_orders import RefusedOrders, client_of
 from coordinator.service.api.shared_reads import Reads
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.request_tasks import OPERATORS, is_order
@@ -111,6 +118,8 @@ class Api:
         self._rates = Rates(
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
         )
+        self._history = HistoryReads(coordinator, coordinator.index)
+        self._refused = RefusedOrders(settings.refused_orders_per_s)
         self._reads = Reads(clock=coordinator.clock, finish=self._finish)
         self._entering: dict[JobId, _Entering] = {}
         """Jobs that are on their way into the engine."""
@@ -183,6 +192,12 @@ class Api:
                     if said := _ordered(request):
                         why = refusal.error.message
                         log.info("refused order %s by %s/%s: %s", said, tenant, user, why)
+                    self._note_refused(request, tenant, user, refusal.error.message)
+                    return await self._finish(refusal.error)
+            case GetHistory() | GetUsage() | ListEndedJobs():
+                try:
+                    return await self._finish(await self._history.answer(request, tenant))
+                except Refusal as refusal:
                     return await self._finish(refusal.error)
             case Describe() | GetEvents():
                 try:
@@ -195,6 +210,15 @@ class Api:
             case _:
                 # A read changes nothing: the request's own text is the answer's.
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
+
+    def _note_refused(self, request: Message, tenant: str, user: str, why: str) -> None:
+        """Keep a refused order for the audit, as far as the rate of records allows."""
+        if not isinstance(request, Order):
+            return
+        now_s = self._coordinator.clock.now_s()
+        order = self._refused.record(request, tenant, user, why, now_s=now_s)
+        if order is not None:
+            self._coordinator.decider.post(OrderRefused(order=order))
 
     async def _change(
         self, request: Submit | JobOrder | Operate | GetLogs, tenant: str, user: str
@@ -236,7 +260,13 @@ class Api:
             self._check_dependencies(job_id, request.spec)
             self._check_line(tenant, job_id)
             self._check_user(tenant, user, request.spec, job_id)
-            event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
+            event = JobSubmitted(
+                job_id=job_id,
+                spec=request.spec,
+                tenant=tenant,
+                user=user,
+                client=client_of(request),
+            )
             self._entering[job_id] = _Entering(tenant, user, *_counts(request.spec))
             try:
                 await self._coordinator.record(event)
@@ -368,6 +398,7 @@ class Api:
             value=request.value,
             reason=request.reason,
             deadline_s=request.deadline_s,
+            client=client_of(request),
         )
         await self._coordinator.record(event)
         if action == OperatorAction.REMOVE:

@@ -26,6 +26,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
 from coordinator.service.api.name_lookup import Refusal
+from coordinator.service.api.refused_orders import client_of
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.request_tasks import OPERATORS
 
@@ -58,29 +59,31 @@ class JobOrders:
         Raises:
             Refusal: it does not fit a job, and no job has changed.
         """
-        by = f"{tenant}/{user}"
+        by, client = f"{tenant}/{user}", client_of(request)
         match request:
             case Cancel():
-                return await self._cancel(request.job_id, tenant, by)
+                return await self._cancel(request, tenant, by)
             case Throttle():
                 return await self._throttle(request, tenant, by)
             case Hold():
                 jobs = self._jobs(request.job_ids, tenant)
                 self._check(jobs, lambda job: _why_not_held(job, tenant))
-                await self._coordinator.record(JobsHeld(job_ids=_ids(jobs), by=by))
+                await self._coordinator.record(JobsHeld(job_ids=_ids(jobs), by=by, client=client))
                 self._check(jobs, lambda job: "" if job.gate.held_by else _moved(job))
                 return _done(jobs, "is held", "are held")
             case Release():
                 jobs = self._jobs(request.job_ids, tenant)
                 self._check(jobs, person_orders.why_not_released)
                 self._check_holder(jobs, tenant)
-                await self._coordinator.record(JobsReleased(job_ids=_ids(jobs), by=by))
+                await self._coordinator.record(
+                    JobsReleased(job_ids=_ids(jobs), by=by, client=client)
+                )
                 return _done(jobs, "is released", "are released")
             case Requeue():
                 jobs, is_held = self._jobs(request.job_ids, tenant), request.is_held
                 self._check(jobs, lambda job: person_orders.why_not_requeued(job, is_held=is_held))
                 await self._coordinator.record(
-                    JobsRequeued(job_ids=_ids(jobs), by=by, is_held=is_held)
+                    JobsRequeued(job_ids=_ids(jobs), by=by, client=client, is_held=is_held)
                 )
                 then = " and held" if is_held else ""
                 return _done(jobs, f"is being requeued{then}", f"are being requeued{then}")
@@ -106,22 +109,22 @@ class JobOrders:
                 why = f"job {job.job_id} is held by {job.gate.held_by}: an operator releases it"
                 raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
-    async def _cancel(self, name: str, tenant: str, by: str) -> Done:
-        state = self._coordinator.engine.state
+    async def _cancel(self, request: Cancel, tenant: str, by: str) -> Done:
+        state, name, client = self._coordinator.engine.state, request.job_id, client_of(request)
         array, indices = name_lookup.tasks_of(state, name)
         if array is not None:
             _check_owner(array, tenant)
-            return await self._cancel_tasks(array, indices, by)
+            return await self._cancel_tasks(array, indices, by, client)
         job = name_lookup.job_or_array(state, name)
         _check_owner(job, tenant)
         job_id = name_lookup.id_of(job)
         what = "array" if isinstance(job, ArrayEntry) else "job"
         if job.state in FINAL_JOB_STATES:
             raise Refusal(ApiErrorCode.CONFLICT, f"{what} {job_id} is {job.state}", "job_id")
-        await self._coordinator.record(JobCancelRequested(job_id=job_id, by=by))
+        await self._coordinator.record(JobCancelRequested(job_id=job_id, by=by, client=client))
         return Done(detail=f"{what} {job_id} is being cancelled")
 
-    async def _cancel_tasks(self, array: ArrayEntry, text: str, by: str) -> Done:
+    async def _cancel_tasks(self, array: ArrayEntry, text: str, by: str, client: str) -> Done:
         """Cancel some tasks of an array; those that have ended stay as they are."""
         try:
             asked = array_text.indices(text)
@@ -142,7 +145,7 @@ class JobOrders:
             raise Refusal(
                 ApiErrorCode.CONFLICT, f"tasks {asked} of {array.array_id} have ended", "job_id"
             )
-        event = JobCancelRequested(job_id=array.array_id, by=by, indices=str(asked))
+        event = JobCancelRequested(job_id=array.array_id, by=by, client=client, indices=str(asked))
         await self._coordinator.record(event)
         which = f"task {asked} of array {array.array_id} is"
         if len(asked) > 1:
@@ -163,7 +166,9 @@ class JobOrders:
                 ApiErrorCode.CONFLICT, f"array {array.array_id} is {array.state}", "job_id"
             )
         self._check_line(array.tenant, JobId(""))  # without a bound, more of it are in the line
-        event = ArrayThrottled(job_id=array.array_id, by=by, throttle=request.throttle)
+        event = ArrayThrottled(
+            job_id=array.array_id, by=by, client=client_of(request), throttle=request.throttle
+        )
         await self._coordinator.record(event)
         said = "without a bound" if request.throttle is None else f"{request.throttle} at once"
         return Done(detail=f"array {array.array_id} runs its tasks {said}")
@@ -179,7 +184,9 @@ class JobOrders:
         before = prerun_spec.submitted(job)
         self._check_change(job, change)
         self._check_spec(changes.changed(before, change))
-        await self._coordinator.record(JobChanged(job_id=job.job_id, by=by, change=change))
+        await self._coordinator.record(
+            JobChanged(job_id=job.job_id, by=by, client=client_of(request), change=change)
+        )
         if prerun_spec.submitted(job) != changes.changed(prerun_spec.submitted(job), change):
             self._check_change(job, change)
             raise Refusal(ApiErrorCode.CONFLICT, _moved(job), "job_id")

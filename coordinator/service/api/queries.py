@@ -37,6 +37,7 @@ from common.api import (
     Tenants,
 )
 from common.errors import ProtocolError, Unavailable
+from common.history import TOLD
 from common.messages import Message
 from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, JobId, NodeName
 from coordinator.engine.jobs import ended_workers, prerun_spec
@@ -165,7 +166,8 @@ class Looks:
         except Unavailable as error:
             log.warning("history cannot be read, so the newest lines are shown: %s", error)
             return Past(about=about, rows=recent, end=end)
-        old = tuple(row for row in found if about.covers(row))
+        told = (line for line in found if line.kind in TOLD and about.covers(line))
+        old = tuple(rows.told_row(line) for line in told)
         if has_more:
             return Past(about=about, rows=old, end=found[-1].number, has_more=True)
         return Past(about=about, rows=(*old, *recent), end=end)

@@ -23,8 +23,9 @@ from common.api import (
     UnknownLoadRow,
     WorkerRow,
 )
+from common.history import TOLD, AttemptRecord, HistoryLine, OrderRecord
 from common.messages import CommandReport, NodeReport
-from common.model import Gate, JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import Gate, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
 from coordinator.engine.jobs import arrays, stalls, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
@@ -35,7 +36,13 @@ from coordinator.engine.state import accounting, loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.settings import TenantSettings
-from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.engine.state.tables import (
+    ClusterState,
+    JobEntry,
+    LoanEntry,
+    NodeEntry,
+    StoryLine,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.contract.text import counted
 from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
@@ -360,10 +367,47 @@ def _loan_state(loan: LoanEntry) -> str:
     return "draining" if loan.begun_at_s is None else "on loan"
 
 
+def history_lines(
+    state: ClusterState, stories: Sequence[StoryLine], before: int
+) -> tuple[HistoryLine, ...]:
+    """Lines as the history keeps them, with the person whose job or order each is of.
+
+    before: number of the line before the first one.
+    """
+    return tuple(
+        _history_line(state, line, number) for number, line in enumerate(stories, start=before + 1)
+    )
+
+
+def _history_line(state: ClusterState, line: StoryLine, number: int) -> HistoryLine:
+    job = state.jobs.get(JobId(line.subject))
+    whose: tuple[str, str] = ("", "") if job is None else (job.tenant, job.user)
+    if isinstance(line.detail, OrderRecord | AttemptRecord):
+        whose = (line.detail.tenant, line.detail.user)
+    return HistoryLine(
+        number=number,
+        at_s=line.at_s,
+        subject=line.subject,
+        what=line.what,
+        reason=line.reason,
+        kind=line.kind,
+        detail=line.detail,
+        tenant=whose[0],
+        user=whose[1],
+    )
+
+
+def told_row(line: HistoryLine) -> StoryRow:
+    """A line of the history as an event line."""
+    return StoryRow(
+        number=line.number, at_s=line.at_s, subject=line.subject, what=line.what, reason=line.reason
+    )
+
+
 def story_rows(
     stories: list[StoryLine], dropped: int, *, after: int = 0, about: Subject = ANYTHING
 ) -> tuple[StoryRow, ...]:
-    """Event lines after a number, of one subject or of all."""
+    """Event lines after a number, of one subject or of all; without those that are accounts."""
     return tuple(
         StoryRow(
             number=number,
@@ -373,7 +417,7 @@ def story_rows(
             reason=line.reason,
         )
         for number, line in enumerate(stories, start=dropped + 1)
-        if number > after and about.covers(line)
+        if number > after and line.kind in TOLD and about.covers(line)
     )
 
 

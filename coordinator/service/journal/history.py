@@ -9,14 +9,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from common.apirows import StoryRow
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
+from common.history import HistoryLine
 from common.log import Throttle
 from coordinator.engine.state.tables import ClusterState
-from coordinator.service.api.rows import story_rows
+from coordinator.service.api.rows import history_lines
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,21 @@ MAX_PENDING_LINES = 100_000
 history."""
 RETRY_S = 1.0
 COMPLAINT_PERIOD_S = 60.0
+
+
+class Tail(NamedTuple):
+    """Messages of the stream from a sequence on.
+
+    identity: of the stream; another stream of the name has another one.
+    first, last: its sequences now.
+    messages: in order; all up to `until` were read.
+    """
+
+    identity: str
+    first: int
+    last: int
+    messages: list[bytes]
+    until: int
 
 
 class HistoryPort(Protocol):
@@ -44,7 +59,7 @@ class HistoryPort(Protocol):
         """
         ...
 
-    async def write(self, lines: Sequence[StoryRow]) -> None:
+    async def write(self, lines: Sequence[HistoryLine]) -> None:
         """Append lines, in their order, after the last one known here.
 
         Raises:
@@ -54,11 +69,19 @@ class HistoryPort(Protocol):
 
     async def read(
         self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
-    ) -> tuple[list[StoryRow], bool]:
+    ) -> tuple[list[HistoryLine], bool]:
         """Lines between two numbers, both ends excluded, and whether more of them are there.
 
         words: the subjects of these lines; empty: of any.
         newest: where not all fit, the last ones instead of the first ones.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        ...
+
+    async def tail(self, sequence: int, *, most: int) -> Tail:
+        """Up to `most` messages from a sequence on, as they are.
 
         Raises:
             Unavailable: no answer.
@@ -77,7 +100,7 @@ class Historian:
         self._history = history
         self._clock = clock
         self._state = ClusterState()
-        self._pending: deque[StoryRow] = deque()
+        self._pending: deque[HistoryLine] = deque()
         """Lines that are journaled and not known to be in the history."""
         self._taken = 0
         """Number of the last line that was pending."""
@@ -98,11 +121,17 @@ class Historian:
             log.warning(
                 "history: lines %d to %d dropped: they came too fast", self._taken + 1, begin
             )
-        self._pending += story_rows(state.stories[begin - state.stories_dropped :], begin)
+        new = state.stories[begin - state.stories_dropped :]
+        self._pending += history_lines(state, new, begin)
         self._taken = end
         while len(self._pending) > MAX_PENDING_LINES:
             self._pending.popleft()
         self._wake.set()
+
+    @property
+    def pending_lines(self) -> int:
+        """Lines that are journaled and not known to be in the history."""
+        return len(self._pending)
 
     async def last_number(self) -> int:
         """The number of the last line that is there; 0 where the history cannot be read."""
@@ -149,7 +178,7 @@ class Historian:
         begin = max(last, state.stories_dropped)
         if begin + 1 < first:
             kept = state.stories[begin - state.stories_dropped : first - 1 - state.stories_dropped]
-            pending.extendleft(reversed(story_rows(kept, begin)))
+            pending.extendleft(reversed(history_lines(state, kept, begin)))
         while pending and pending[0].number <= last:
             pending.popleft()
         if pending and pending[0].number > last + 1:

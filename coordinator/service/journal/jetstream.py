@@ -27,12 +27,13 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 
 from common import natsrules, streams, subjects
-from common.apirows import StoryRow
 from common.bus import NatsBus
 from common.clock import Clock
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, Fenced, Unavailable
+from common.history import HistoryLine
 from common.natscalls import jetstream_as_unavailable
+from coordinator.service.journal.history import Tail
 from coordinator.service.journal.snapshot_chunks import Chunk, join, split
 from coordinator.service.ports import Lost, Wounded
 
@@ -486,7 +487,7 @@ class History:
             persist_mode=api.PersistMode.ASYNC if self._replicas == 1 else None,
         )
 
-    async def write(self, lines: Sequence[StoryRow]) -> None:
+    async def write(self, lines: Sequence[HistoryLine]) -> None:
         """Append lines, in their order, after the last one known here.
 
         Raises:
@@ -513,7 +514,7 @@ class History:
 
     async def read(
         self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
-    ) -> tuple[list[StoryRow], bool]:
+    ) -> tuple[list[HistoryLine], bool]:
         """Lines between two numbers, both ends excluded, and whether more of them are there.
 
         Raises:
@@ -527,7 +528,7 @@ class History:
             return [], False
         begin = await self._first_after(after, state.first_seq, state.last_seq)
         filters = [subjects.history(self._cell, word) for word in sorted(words)]
-        found: deque[StoryRow] = deque()
+        found: deque[HistoryLine] = deque()
         size_bytes, last = 0, after
         reading = self._filtered(stream, filters, begin)
         async with contextlib.aclosing(reading):
@@ -546,18 +547,55 @@ class History:
                 last = row.number
         return list(found), False
 
+    async def tail(self, sequence: int, *, most: int) -> Tail:
+        """Up to `most` messages from a sequence on, as they are.
+
+        Raises:
+            Unavailable: JetStream does not answer.
+        """
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        try:
+            with jetstream_as_unavailable("history"):
+                info = await stream.stream_info(self._stream)
+        except nats.js.errors.NotFoundError:
+            return Tail("", 1, 0, [], sequence - 1)
+        identity = "" if info.created is None else info.created.isoformat()
+        first, last = info.state.first_seq, info.state.last_seq
+        begin = max(sequence, first)
+        until = min(last, begin + most - 1)
+        found: list[bytes] = []
+        if begin <= until:
+            found, until = await self._raw(stream, begin, until)
+        return Tail(identity, first, last, found, max(until, sequence - 1))
+
+    async def _raw(
+        self, stream: JetStreamContext, begin: int, until: int
+    ) -> tuple[list[bytes], int]:
+        """Messages from a sequence on, and the last sequence that was read; missing ones are passed
+        over, and some behind `until` may be among them.
+        """
+        found: list[bytes] = []
+        options: dict[str, Any] = {"stream": self._stream, "config": _reading(begin, None)}
+        with jetstream_as_unavailable("history", are_api_errors_too=True):
+            consumer = await stream.pull_subscribe("", **options)
+            try:
+                sequence = begin - 1
+                while sequence < until:
+                    count = min(_FETCH_COUNT, until - sequence)
+                    try:
+                        batch = await consumer.fetch(count, timeout=TIMEOUT_S)
+                    except TimeoutError:
+                        return found, until  # damaged, or dropped by its age meanwhile
+                    found += [message.data for message in batch]
+                    sequence = batch[-1].metadata.sequence.stream
+            finally:
+                await consumer.unsubscribe()
+        return found, max(sequence, until)
+
     async def _filtered(
         self, stream: JetStreamContext, filters: list[str], begin: int
-    ) -> AsyncGenerator[tuple[StoryRow, int]]:
-        config = api.ConsumerConfig(
-            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=max(1, begin),
-            ack_policy=api.AckPolicy.NONE,
-            inactive_threshold=_CONSUMER_IDLE_S,
-            mem_storage=True,
-            num_replicas=1,
-            filter_subjects=filters or None,
-        )
+    ) -> AsyncGenerator[tuple[HistoryLine, int]]:
+        config = _reading(begin, filters or None)
         options: dict[str, Any] = {"stream": self._stream, "config": config}
         with jetstream_as_unavailable("history", are_api_errors_too=True):
             consumer = await stream.pull_subscribe("", **options)
@@ -588,7 +626,7 @@ class History:
                 high = middle
         return low
 
-    async def _row(self, sequence: int) -> StoryRow | None:
+    async def _row(self, sequence: int) -> HistoryLine | None:
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("history"):
@@ -598,10 +636,23 @@ class History:
         return _story_row(found.data or b"")
 
 
-def _story_row(data: bytes) -> StoryRow | None:
+def _reading(begin: int, filters: list[str] | None) -> api.ConsumerConfig:
+    """A consumer of the history that begins at a sequence."""
+    return api.ConsumerConfig(
+        deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=max(1, begin),
+        ack_policy=api.AckPolicy.NONE,
+        inactive_threshold=_CONSUMER_IDLE_S,
+        mem_storage=True,
+        num_replicas=1,
+        filter_subjects=filters,
+    )
+
+
+def _story_row(data: bytes) -> HistoryLine | None:
     """The row of a message; None for one that no coordinator wrote."""
     try:
-        return msgspec.msgpack.decode(data, type=StoryRow)
+        return msgspec.msgpack.decode(data, type=HistoryLine)
     except UNREADABLE:
         return None
 

@@ -37,6 +37,8 @@ class CellMetrics(Collector):
             scrape.put("aryl_bad_messages_total", count, kind)
         scrape.put("aryl_bus_errors_total", sum(one.error_count for one in c.bus_counters))
         scrape.put("aryl_bus_reconnects_total", sum(one.reconnect_count for one in c.bus_counters))
+        if c.index is not None:
+            scrape.put("aryl_history_index_lag_lines", c.index.lag_lines)
         if c.is_leading:
             self._put_lead(scrape)
         return scrape.found()
@@ -49,6 +51,7 @@ class CellMetrics(Collector):
         now_s = c.clock.now_s()
         age_s = now_s - c.decider.passed_at_s
         scrape.put("aryl_last_pass_age_seconds", min(age_s, now_s - c.leads_since_s))
+        scrape.put("aryl_history_pending_lines", c.history_pending_lines)
         scrape.put("aryl_clock_warning", float(bool(time.warning())))
         counted_at_s, count = self._without_room
         if now_s - counted_at_s >= WITHOUT_ROOM_S:

@@ -22,12 +22,22 @@ PROCESS: tuple[Family, ...] = (
         "invalid messages, dropped; of kind rival: reports of a second agent of one name",
         ("kind",),
     ),
+    Family(
+        "aryl_history_index_lag_lines",
+        "gauge",
+        "lines of the history that the index of this coordinator does not have yet",
+    ),
     Family("aryl_bus_errors_total", "counter", "errors of the NATS connections"),
     Family("aryl_bus_reconnects_total", "counter", "times that NATS was lost"),
 )
 """Of every coordinator, a standby included."""
 
 CELL: tuple[Family, ...] = (
+    Family(
+        "aryl_history_pending_lines",
+        "gauge",
+        "lines in the journal that are not in the stream of the history yet",
+    ),
     Family("aryl_leader_epoch", "gauge", "epoch of the leader; it only grows"),
     Family(
         "aryl_last_pass_age_seconds", "gauge", "time since the last scheduling pass was journaled"

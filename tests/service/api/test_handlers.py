@@ -75,7 +75,7 @@ async def test_a_verb_that_is_none_is_answered_with_those_that_are() -> None:
 @each_row("kind", REQUESTS)
 async def test_every_request_has_an_answer(kind: type[Message]) -> None:
     """A request that fits is answered, by its own answer or by a refusal that says why."""
-    async with Cell() as cell:
+    async with Cell(has_index=True) as cell:
         coordinator = await cell.lead()
         request = msgspec.convert(example(kind), kind)
         reply = await cell.ask(request, tenant="ops")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from common.api import Cancel, Describe, Description, Events, GetEvents, Operate, StoryRow
+from common.api import Cancel, Describe, Description, Events, GetEvents, Operate
 from common.errors import Unavailable
+from common.history import HistoryLine
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState, StoryLine
 from coordinator.service.journal.history import BATCH_LINES, Historian, HistoryPort
@@ -30,8 +31,10 @@ SHORT = replace(SETTINGS, engine=replace(SETTINGS.engine, story_lines_kept=20))
 """The state forgets soon, so that a few lines do for many."""
 
 
-def row(number: int, subject: str = "j1") -> StoryRow:
-    return StoryRow(number=number, at_s=float(number), subject=subject, what="w", reason="r" * 50)
+def row(number: int, subject: str = "j1") -> HistoryLine:
+    return HistoryLine(
+        number=number, at_s=float(number), subject=subject, what="w", reason="r" * 50
+    )
 
 
 async def numbers(

@@ -1,0 +1,538 @@
+"""An index of the history in an SQLite file, made from the stream and made again where it is gone.
+
+The stream is the history. Each coordinator keeps an index of its own, so a standby answers as soon
+as it leads. All methods block: callers run them in threads. One thread writes at a time, and one
+reads; SQLite's write-ahead log keeps the two apart.
+
+A line is found by words (`facts.words`). Numbers of lines and their instants grow together, so a
+span of time is a span of numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from common.decoding import UNREADABLE
+from common.errors import Unavailable
+from common.history import HistoryLine, JobRecord, StoryKind
+from coordinator.service.history.facts import (
+    COMMON,
+    FACT_FIELDS,
+    FactKind,
+    all_words,
+    facts,
+    needed,
+)
+from coordinator.service.history.usage_sum import Sums
+
+log = logging.getLogger(__name__)
+
+FORM = 1
+"""Of the tables; a file of another form is made again."""
+QUERY_S = 5.0
+"""A query that takes longer is given up: a client waits for 10 s."""
+_STEPS = 100_000
+"""Steps of SQLite's machine between two looks at the time."""
+KNOWN_WORDS = 200_000
+"""Words whose ids are kept in memory."""
+ESTIMATE = 2_000
+"""Lines of a word that are counted to find the rarest one."""
+DROP_LINES = 2_000
+"""Lines that one call of `drop` takes out."""
+
+_TABLES = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE lines (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL,
+    data BLOB NOT NULL);
+CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE);
+CREATE TABLE places (word INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (word, number))
+    WITHOUT ROWID;
+CREATE TABLE facts (number INTEGER NOT NULL, part INTEGER NOT NULL, {", ".join(FACT_FIELDS)},
+    PRIMARY KEY (number, part)) WITHOUT ROWID;
+CREATE INDEX facts_ended ON facts (ended_s);
+CREATE TABLE jobs (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL, tenant TEXT NOT NULL,
+    user TEXT NOT NULL, ended_s REAL NOT NULL, data BLOB NOT NULL);
+CREATE INDEX jobs_id ON jobs (job_id);
+CREATE INDEX jobs_user ON jobs (user, number);
+CREATE INDEX jobs_tenant ON jobs (tenant, number);
+"""
+
+_line_decoder = msgspec.msgpack.Decoder(HistoryLine)
+_job_decoder = msgspec.msgpack.Decoder(JobRecord)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Position(Struct, frozen=True):
+    """How far the index has read the stream.
+
+    identity: of the stream. sequence: the next one to read. number: of the last line.
+    """
+
+    identity: str = ""
+    sequence: int = 1
+    number: int = 0
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The lines that a question is about.
+
+    words: each line has all of them. kinds: and is of one of these; empty: of any.
+    after, before: numbers, both excluded. since_s, until_s: engine time; the end is excluded.
+    """
+
+    words: tuple[str, ...] = ()
+    kinds: frozenset[StoryKind] = frozenset()
+    after: int = 0
+    before: int | None = None
+    since_s: float | None = None
+    until_s: float | None = None
+    limit: int = 100
+    is_newest: bool = True
+
+
+class HistoryIndex:
+    """The index in a file of its own.
+
+    Args:
+        path: of the file; made if it is missing, unreadable or of another form. Where another
+            process has it, a file with a number is used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock_file = _locked(path)
+        try:
+            self._writer = self._opened()
+        except sqlite3.DatabaseError as error:
+            log.warning("history: index %s is made again: %s", self.path, error)
+            _remove(self.path)
+            self._writer = self._opened()
+        self._reader = _connected(self.path)
+        self._reading, self._changing = threading.Lock(), threading.Lock()
+        self._known: dict[str, int] = {}
+        self.position = self._position()
+
+    def _opened(self) -> sqlite3.Connection:
+        db = _connected(self.path)
+        try:
+            form = db.execute("PRAGMA user_version").fetchone()[0]
+            if form != FORM:
+                if form:
+                    db.close()
+                    _remove(self.path)
+                    db = _connected(self.path)
+                db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {FORM}; COMMIT;")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def close(self, *, is_broken: bool = False) -> None:
+        """Give up what still runs, and leave the file; a broken one is removed."""
+        self._reader.interrupt()
+        self._writer.interrupt()
+        with self._reading, self._changing:
+            self._reader.close()
+            self._writer.close()
+        if is_broken:
+            _remove(self.path)
+        os.close(self._lock_file)
+
+    def _position(self) -> Position:
+        found = dict(self._writer.execute("SELECT key, value FROM meta"))
+        return Position(
+            found.get("identity", ""), int(found.get("sequence", 1)), int(found.get("number", 0))
+        )
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def clear(self, identity: str) -> None:
+        """Begin again, for a stream of this identity."""
+        with self._writing():
+            for table in ("lines", "words", "places", "facts", "jobs"):
+                self._writer.execute(f"DELETE FROM {table}")
+            self._known.clear()
+            self._move(Position(identity))
+
+    def add(self, found: Sequence[bytes], *, until: int) -> int:
+        """Add messages of the stream, in order; all up to the sequence `until` are read.
+
+        A message that no coordinator wrote is passed over, and so is a line that is there already.
+
+        Returns:
+            The number of lines added.
+        """
+        last = self.position.number
+        lines: list[tuple[HistoryLine, bytes]] = []
+        for data in found:
+            line = read_line(data)
+            if line is not None and line.number > last:
+                lines.append((line, data))
+                last = line.number
+        with self._writing():
+            self._add(lines)
+            self._move(Position(self.position.identity, until + 1, last))
+        return len(lines)
+
+    def _add(self, lines: Sequence[tuple[HistoryLine, bytes]]) -> None:
+        db = self._writer
+        found = [(line.number, all_words(line)) for line, _ in lines]
+        ids = self._ids(word for _, words in found for word in words)
+        amounts: list[tuple[object, ...]] = []
+        jobs: list[tuple[object, ...]] = []
+        for line, _ in lines:
+            if line.detail is None:
+                continue
+            amounts += [
+                (line.number, part, *astuple(fact)) for part, fact in enumerate(facts(line))
+            ]
+            if isinstance(line.detail, JobRecord):
+                jobs.append(_job_values(line.number, line.detail))
+        db.executemany(
+            "INSERT OR REPLACE INTO lines VALUES (?, ?, ?, ?)",
+            [(line.number, line.at_s, line.kind, data) for line, data in lines],
+        )
+        db.executemany(
+            "INSERT OR IGNORE INTO places VALUES (?, ?)",
+            sorted([(ids[word], number) for number, words in found for word in words]),
+        )
+        marks = ", ".join("?" * (2 + len(FACT_FIELDS)))
+        db.executemany(f"INSERT OR REPLACE INTO facts VALUES ({marks})", amounts)
+        db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", jobs)
+
+    def _ids(self, words: Iterable[str]) -> dict[str, int]:
+        """The ids of words; a new word gets the next one, so that the newest stand together."""
+        db, known = self._writer, self._known
+        found: dict[str, int] = {}
+        for word in words:
+            if word in found:
+                continue
+            place = known.get(word)
+            if place is None:
+                row = db.execute("SELECT id FROM words WHERE word = ?", (word,)).fetchone()
+                if row is None:
+                    made = db.execute("INSERT INTO words (word) VALUES (?) RETURNING id", (word,))
+                    row = made.fetchone()
+                place = row[0]
+            found[word] = place
+        if len(known) > KNOWN_WORDS:
+            known.clear()
+        known.update(found)
+        return found
+
+    def drop(self, before: int) -> bool:
+        """Take out some of the lines with lower numbers, the oldest first.
+
+        Returns:
+            Whether more are left.
+        """
+        with self._writing():
+            return self._take_out("number < ? ORDER BY number", before) == DROP_LINES
+
+    def go_back(self, number: int, *, sequence: int) -> None:
+        """Forget the lines after a number; the stream is read again from a sequence on."""
+        with self._writing():
+            while self._take_out("number > ? ORDER BY number DESC", number) == DROP_LINES:
+                pass
+            self._move(Position(self.position.identity, sequence, number))
+
+    def _take_out(self, which: str, number: int) -> int:
+        """Take out up to `DROP_LINES` lines and all that was made of them; returns their number."""
+        db = self._writer
+        query = f"SELECT number, data FROM lines WHERE {which} LIMIT {DROP_LINES}"
+        places: list[tuple[str, int]] = []
+        rows = db.execute(query, (number,)).fetchall()
+        for place, data in rows:
+            line = read_line(data)
+            places += [(word, place) for word in ([] if line is None else all_words(line))]
+        ids = self._ids(word for word, _ in places)
+        db.executemany(
+            "DELETE FROM places WHERE word = ? AND number = ?",
+            sorted((ids[word], place) for word, place in places),
+        )
+        db.executemany(
+            "DELETE FROM words WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM places WHERE word = ?1)",
+            [(one,) for one in ids.values()],
+        )
+        self._known.clear()
+        for table in ("lines", "facts", "jobs"):
+            db.executemany(f"DELETE FROM {table} WHERE number = ?", [(one,) for one, _ in rows])
+        return len(rows)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        """One transaction."""
+        with self._changing:
+            db = self._writer
+            db.execute("BEGIN IMMEDIATE")
+            before = self.position
+            try:
+                yield
+                db.execute("COMMIT")
+            except BaseException:
+                self.position = before
+                self._known.clear()
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    def _move(self, position: Position) -> None:
+        values = (
+            ("identity", position.identity),
+            ("sequence", str(position.sequence)),
+            ("number", str(position.number)),
+        )
+        self._writer.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values)
+        self.position = position
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _looking(self) -> Generator[sqlite3.Connection]:
+        """The reader for one question.
+
+        Raises:
+            Unavailable: the question takes too long.
+        """
+        until_s = time.monotonic() + QUERY_S
+        with self._reading:
+            self._reader.set_progress_handler(lambda: time.monotonic() > until_s, _STEPS)
+            try:
+                yield self._reader
+            except sqlite3.OperationalError as error:
+                if "interrupted" not in str(error):
+                    raise
+                raise Unavailable(
+                    f"history: no answer within {QUERY_S:g} s; ask for a shorter time"
+                ) from error
+            finally:
+                self._reader.set_progress_handler(None, 0)
+
+    def first_at_s(self) -> float | None:
+        """The instant of the oldest line; None: there is none."""
+        with self._looking() as db:
+            row = db.execute("SELECT at_s FROM lines ORDER BY number LIMIT 1").fetchone()
+        return None if row is None else row[0]
+
+    def lines(self, asked: Asked) -> list[HistoryLine]:
+        """Lines in the order of their numbers; of more than the limit the newest or the oldest.
+
+        Raises:
+            Unavailable: it takes too long.
+        """
+        with self._looking() as db:
+            low, high = asked.after + 1, asked.before or self.position.number + 1
+            if asked.since_s is not None:
+                low = max(low, _first_since(db, asked.since_s))
+            if asked.until_s is not None:
+                high = min(high, _first_since(db, asked.until_s))
+            rows: dict[int, bytes] = {}
+            for where in _parts(asked):
+                rows |= _select(db, where, low, high, asked)
+        numbers = sorted(rows)
+        kept = numbers[-asked.limit :] if asked.is_newest else numbers[: asked.limit]
+        return [_line_decoder.decode(rows[number]) for number in kept]
+
+    def usage(
+        self,
+        sums: Sums,
+        *,
+        tenant: str | None = None,
+        user: str | None = None,
+        up_to: int | None = None,
+    ) -> None:
+        """Add the amounts of all lines to a report; `up_to`: of lines up to this number only.
+
+        Raises:
+            Unavailable: it takes too long.
+        """
+        columns = (*sums.by, "kind", "pool", "cause")
+        span = "MAX(0.0, MIN(ended_s, :until) - MAX(began_s, :since))"
+        where = "ended_s >= :since AND began_s < :until"
+        where += "" if up_to is None else " AND number <= :up_to"
+        for name, value in (("tenant", tenant), ("user", user)):
+            where += f" AND {name} = :{name}" if value is not None else ""
+        query = (
+            f"SELECT {', '.join(columns)}, SUM(gpu_s + gpus * {span}), SUM({span}) FROM facts "
+            f"WHERE {where} GROUP BY {', '.join(columns)}"
+        )
+        values: dict[str, Any] = {
+            "since": sums.since_s,
+            "until": sums.until_s,
+            "tenant": tenant,
+            "user": user,
+            "up_to": up_to,
+        }
+        with self._looking() as db:
+            rows = db.execute(query, values).fetchall()
+        for row in rows:
+            *key, kind, pool, cause, gpu_s, span_s = row
+            sums.add(tuple(key), FactKind(kind), pool, cause, gpu_s=gpu_s, span_s=span_s)
+
+    def ended_jobs(
+        self,
+        *,
+        since_s: float,
+        until_s: float,
+        tenant: str | None = None,
+        user: str | None = None,
+        job_ids: Sequence[str] = (),
+        after: int = 0,
+        limit: int = 1000,
+    ) -> list[tuple[int, JobRecord]]:
+        """Jobs that ended in a span of time, oldest first, each with its place for the next page.
+
+        Args:
+            since_s, until_s: engine time; the end is excluded.
+            tenant, user: whose; None: of any.
+            job_ids: only these; empty: any.
+            after: the place of the last one of the page before.
+
+        Raises:
+            Unavailable: it takes too long.
+        """
+        with self._looking() as db:
+            low = max(after + 1, _first_since(db, since_s))
+            where, values = ["number >= ?", "number < ?"], [low, _first_since(db, until_s)]
+            more: list[object] = [*values]
+            for name, value in (("tenant", tenant), ("user", user)):
+                if value is not None:
+                    where.append(f"{name} = ?")
+                    more.append(value)
+            if job_ids:
+                where.append(f"job_id IN ({', '.join('?' * len(job_ids))})")
+                more += job_ids
+            rows = db.execute(
+                f"SELECT number, data FROM jobs WHERE {' AND '.join(where)} "
+                "ORDER BY number LIMIT ?",
+                (*more, limit),
+            ).fetchall()
+        return [(number, _job_decoder.decode(data)) for number, data in rows]
+
+
+def read_line(data: bytes) -> HistoryLine | None:
+    """The line of a message; None for one that no coordinator wrote."""
+    try:
+        return _line_decoder.decode(data)
+    except UNREADABLE:
+        return None
+
+
+def _job_values(number: int, job: JobRecord) -> tuple[object, ...]:
+    return number, job.job_id, job.tenant, job.user, job.ended_at_s, _encoder.encode(job)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=QUERY_S)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -32000")
+    return db
+
+
+def _locked(path: Path) -> tuple[Path, int]:
+    """A file that no other process uses, and the lock on it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(100):
+        own = path if not number else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        lock = os.open(f"{own}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            continue
+        return own, lock
+    raise Unavailable(f"history: {path} and 99 more are in use")
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _first_since(db: sqlite3.Connection, at_s: float) -> int:
+    """The number of the first line that is not before an instant; if none, beyond the last."""
+    row = db.execute("SELECT MIN(number), MAX(number) FROM lines").fetchone()
+    if row[0] is None:
+        return 1
+    low, high = int(row[0]), int(row[1]) + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = db.execute(
+            "SELECT number, at_s FROM lines WHERE number >= ? ORDER BY number LIMIT 1", (middle,)
+        ).fetchone()
+        if found is None or found[1] >= at_s:
+            high = middle
+        else:
+            low = int(found[0]) + 1
+    return low
+
+
+def _parts(asked: Asked) -> list[tuple[tuple[str, ...], tuple[StoryKind, ...]]]:
+    """The question as parts: words that a line has, and kinds of which it is."""
+    common = tuple(sorted(asked.kinds & COMMON))
+    if not asked.kinds:
+        return [(asked.words, ())]
+    parts: list[tuple[tuple[str, ...], tuple[StoryKind, ...]]] = []
+    if common:
+        parts.append((asked.words, common))
+    parts += [(needed(asked.words, kind), ()) for kind in sorted(asked.kinds - COMMON)]
+    return parts
+
+
+def _select(
+    db: sqlite3.Connection,
+    where: tuple[tuple[str, ...], tuple[StoryKind, ...]],
+    low: int,
+    high: int,
+    asked: Asked,
+) -> dict[int, bytes]:
+    """Lines of one part; the rarest word leads the way."""
+    words, kinds = where
+    found: list[tuple[int, int]] = []
+    for word in words:
+        row = db.execute("SELECT id FROM words WHERE word = ?", (word,)).fetchone()
+        if row is None:
+            return {}
+        found.append((_count(db, row[0], low, high) if len(words) > 1 else 0, row[0]))
+    ids = [place for _, place in sorted(found)]
+    order = "DESC" if asked.is_newest else "ASC"
+    of_kinds = f"AND l.kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+    if not ids:
+        query = (
+            "SELECT l.number, l.data FROM lines l WHERE l.number >= ? AND l.number < ? "
+            f"{of_kinds} ORDER BY l.number {order} LIMIT ?"
+        )
+        return dict(db.execute(query, (low, high, *kinds, asked.limit)))
+    others = "".join(
+        " AND EXISTS (SELECT 1 FROM places o WHERE o.word = ? AND o.number = p.number)"
+        for _ in ids[1:]
+    )
+    query = (
+        "SELECT l.number, l.data FROM places p CROSS JOIN lines l ON l.number = p.number "
+        f"WHERE p.word = ? AND p.number >= ? AND p.number < ?{others} {of_kinds} "
+        f"ORDER BY p.number {order} LIMIT ?"
+    )
+    return dict(db.execute(query, (ids[0], low, high, *ids[1:], *kinds, asked.limit)))
+
+
+def _count(db: sqlite3.Connection, word: int, low: int, high: int) -> int:
+    """How many lines have a word, up to `ESTIMATE`."""
+    query = (
+        "SELECT COUNT(*) FROM (SELECT 1 FROM places WHERE word = ? AND number >= ? AND number < ? "
+        "LIMIT ?)"
+    )
+    return int(db.execute(query, (word, low, high, ESTIMATE)).fetchone()[0])

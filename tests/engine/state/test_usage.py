@@ -1,0 +1,157 @@
+"""Accounts of GPU time: intervals that add up to the cell's own counters, however they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+
+from common.history import AttemptRecord, HistoryLine, JobRecord, LoanRecord, StoryKind
+from common.model import JobState
+from coordinator.engine.state.accounting import queueing_s
+from coordinator.engine.state.events import JobCancelRequested, OperatorAction, OperatorAsked
+from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim, Resize
+from coordinator.policies.contract.decisions import Placement as At
+from coordinator.service.api.history_reads import open_facts
+from coordinator.service.api.rows import history_lines
+from coordinator.service.history.facts import Fact, facts
+from coordinator.service.history.usage_sum import Sums, Totals
+from coordinator.sim.run.cluster import Delays
+from tests.draws import whole
+from tests.engine.house import CHAT, House, state
+from tests.engine.test_queueing import I0, T0
+from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
+
+
+def lines_of(house: House) -> tuple[HistoryLine, ...]:
+    """All lines of a cell, as the history gets them."""
+    found = house.engine.state
+    assert found.stories_dropped == 0
+    return history_lines(found, found.stories, 0)
+
+
+def amounts(house: House) -> list[Fact]:
+    """What a report is made of now."""
+    found = [fact for line in lines_of(house) for fact in facts(line)]
+    return [*found, *open_facts(house.engine.state, house.sim.loop.now_s)]
+
+
+def total(found: Sequence[Fact], since_s: float, until_s: float) -> Totals:
+    """A report of one row."""
+    sums = Sums((), since_s=since_s, until_s=until_s)
+    sums.add_facts(found)
+    return sums.rows.get((), Totals())
+
+
+def values(row: Totals) -> list[float]:
+    """The amounts of a row."""
+    return [
+        row.training_gpu_s,
+        row.on_loan_gpu_s,
+        row.lent_gpu_s,
+        row.lost_gpu_s,
+        row.waited_s,
+        row.waited_gpu_s,
+    ]
+
+
+@settings(often, max_examples=50)
+@given(steps(without="amnesia"), DELAYS, whole(0, 100))
+def test_the_intervals_add_up_to_the_counters_of_the_cell(
+    ops: list[Op], delays: Delays, share: int
+) -> None:
+    """GPUs held, lent and lost, and the time in the queue, are those of the figures; and a report
+    of two spans is as much as one of both."""
+    house = House(delays=delays)
+    for op in ops:
+        perform(house, op)
+    house.engine.handle(
+        OperatorAsked(action=OperatorAction.THAW, by="o/o"), now_s=house.sim.loop.now_s
+    )
+    found, end_s = amounts(house), house.sim.loop.now_s
+    whole_s = total(found, 0.0, end_s + 1.0)
+    cell = house.engine.state.counters
+    assert whole_s.training_gpu_s == pytest.approx(cell.training_held_gpu_s)
+    assert whole_s.on_loan_gpu_s == pytest.approx(cell.on_loan_held_gpu_s)
+    assert whole_s.lent_gpu_s == pytest.approx(cell.on_loan_gpu_s)
+    costs = (cell.preemption_cost_gpu_s, cell.resize_cost_gpu_s, cell.migration_cost_gpu_s)
+    assert whole_s.lost_gpu_s == pytest.approx(sum(costs))
+    waits = [queueing_s(job, end_s) for job in house.engine.state.jobs.values()]
+    assert whole_s.waited_s == pytest.approx(sum(waits))
+    cut_s = end_s * share / 100
+    parts = (total(found, 0.0, cut_s), total(found, cut_s, end_s + 1.0))
+    assert [sum(pair) for pair in zip(*map(values, parts), strict=True)] == pytest.approx(
+        values(whole_s)
+    )
+
+
+def records(house: House, kind: StoryKind) -> list[object]:
+    """The records of one kind."""
+    return [line.detail for line in lines_of(house) if line.kind == kind]
+
+
+def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
+    """Where and for how long each attempt held GPUs, in which pool, and what became of the job."""
+    house = House()
+    house.decide(Loan(node=I0, service=CHAT, reason="test"), lend=True)
+    house.wait(30.0)
+    job = house.submit(work_s=1e6)
+    house.wait(10.0)
+    house.start(job, "i0")
+    house.wait(100.0)
+    house.decide(Reclaim(node=I0, service=CHAT, deadline_s=60.0, reason="load"), lend=True)
+    house.wait(60.0)
+    house.start(job, "t0")
+    house.wait(50.0)
+    house.sim.handle(JobCancelRequested(job_id=job.job_id, by="trace/ann"))
+    house.wait(40.0)
+    assert state(job) == JobState.CANCELLED
+    attempts = [one for one in records(house, StoryKind.ATTEMPT) if isinstance(one, AttemptRecord)]
+    found = [
+        (one.attempt, use.node, use.pool, use.service, use.gpus)
+        for one in attempts
+        for use in one.uses
+    ]
+    assert found == [(1, "i0", "loan", CHAT, 8.0), (2, "t0", "training", "", 8.0)]
+    [account] = records(house, StoryKind.JOB)
+    assert isinstance(account, JobRecord)
+    assert (account.state, account.attempts, account.preemptions) == ("cancelled", 2, 1)
+    assert account.nodes == ("t0",)
+    assert account.waited_s == queueing_s(job, house.sim.loop.now_s)
+    assert set(account.held_gpu_s) == {"loan/H100", "training/H100"}
+    assert account.lost_gpu_s == {"reclaim": pytest.approx(job.lost_gpu_s)}
+    [loan] = records(house, StoryKind.LOAN)
+    assert isinstance(loan, LoanRecord)
+    assert (loan.service, loan.outcome, loan.preemptions) == (CHAT, "returned", 1)
+
+
+def test_each_decision_is_a_line_of_its_kind_with_its_reason() -> None:
+    """Starts, resizes, preemptions, loans and reclaims; what follows from them is an event."""
+    house = House()
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, "t0")
+    house.wait(10.0)
+    grow = Resize(
+        job_id=job.job_id, added=(At(node=house.node("t1").name, worker_count=1),), reason="room"
+    )
+    house.decide(grow)
+    house.wait(10.0)
+    house.decide(Preempt(job_id=job.job_id, reason="its turn is over"))
+    house.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
+    house.wait(30.0)
+    house.decide(Reclaim(node=I0, service=CHAT, deadline_s=60.0, reason="load"), lend=True)
+    house.wait(60.0)
+    told = [
+        (line.subject, line.what.partition(" ")[0], line.reason)
+        for line in lines_of(house)
+        if line.kind == StoryKind.DECISION
+    ]
+    assert told == [
+        (job.job_id, "start", "the test says so"),
+        (job.job_id, "resize", "room"),
+        (job.job_id, "preempt", "its turn is over"),
+        ("i0", "lend", "idle"),
+        ("i0", "reclaim", "load"),
+    ]
+    assert T0 not in {line.subject for line in lines_of(house) if line.kind == StoryKind.DECISION}

@@ -1,0 +1,79 @@
+"""Orders, decisions and GPU time of a real cell, by the commands, through a leader's death."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.api import Cancel, Done
+from common.model import JobState
+from coordinator.demo.plan import CELL
+from tests.live.cell.house import House, running_cell
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+
+async def aryl(house: House, *words: str, tenant: str = "ops") -> tuple[int, str, str]:
+    """Run a command against the cell; its exit code and what it printed on either stream."""
+    whose = ("--nats-url", house.cell.nats.url, "--cell", CELL, "--tenant", tenant, "--user", "ada")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "coordinator.cli.main", *whose, *words,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def lines(house: House, *words: str, tenant: str = "ops") -> list[dict[str, Any]]:
+    """The lines that a command prints as JSON."""
+    code, out, err = await aryl(house, *words, "-o", "json", tenant=tenant)
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)["lines"]
+    return found
+
+
+async def test_the_past_of_a_cell_is_known_whoever_leads(tmp_path: Path) -> None:
+    """An order before the death of a leader and one after it, the account of a job that ended, and
+    a report that counts what still runs."""
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
+        ended = await house.submit(house.shell("short", "true"))
+        await house.until_state(ended, JobState.SUCCEEDED)
+        runs = await house.submit(house.shell("long", "sleep 600", gpus=2))
+        await house.until_state(runs, JobState.RUNNING)
+        await house.kill_coordinator()
+        await house.until_state(runs, JobState.RUNNING)
+        refused, _, said = await aryl(house, "node", "cordon", "nosuch")
+        assert refused == 3, said
+
+        async def is_on_record() -> list[dict[str, Any]]:
+            return [one for one in await lines(house, "audit") if one["kind"] == "refused"]
+
+        [line] = await house.until("the refused order is on record", is_on_record)
+        order = line["detail"]
+        assert (order["tenant"], order["user"], order["target"]) == ("ops", "ada", "nosuch")
+        assert "no node 'nosuch'" in order["refused"]
+        assert "aryl" in order["client"]
+        assert line["at"].startswith("20")
+        told = [one["detail"]["target"] for one in await lines(house, "audit", "--user", "test")]
+        assert told == [ended, runs]
+
+        kinds = [one["kind"] for one in await lines(house, "history", "--job", ended)]
+        assert kinds == ["order", "decision", "event", "event", "attempt", "job"]
+        [account] = await lines(house, "history", "--job", ended, "--kind", "job")
+        assert account["detail"]["state"] == "succeeded"
+        assert account["detail"]["nodes"] == ["train-1"]
+        assert await lines(house, "history", tenant="other") == []
+
+        code, out, err = await aryl(house, "report", "usage", "--by", "job", "-o", "csv")
+        assert code == 0, err
+        hours = {row["job"]: float(row["used_gpu_h"]) for row in csv.DictReader(io.StringIO(out))}
+        assert set(hours) == {ended, runs}
+        assert hours[runs] > hours[ended] > 0.0
+        await house.client.ask(Cancel(job_id=runs), Done)

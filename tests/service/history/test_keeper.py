@@ -1,0 +1,105 @@
+"""The index beside a real JetStream: it follows the stream, whoever leads and whatever is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from common.bus import NatsBus
+from common.clock import SystemClock
+from coordinator.engine.state.tables import ClusterState
+from coordinator.service.history.index import Asked
+from coordinator.service.history.keeper import IndexKeeper
+from coordinator.service.journal.history import Historian
+from coordinator.service.journal.jetstream import History
+from tests.inbox import PATIENCE_S
+from tests.servers import running_nats
+from tests.service.journal.test_history import told
+from tests.service.places import CELL, JetStream
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+STREAM = f"ARYL_HISTORY_{CELL}"
+
+
+class Machine:
+    """One coordinator's part in the history: it copies what it decided, and keeps an index."""
+
+    def __init__(self, bus: NatsBus, path: Path) -> None:
+        self.bus = bus
+        self.history = History(bus, cell=CELL, kept_s=0.0)
+        self.historian = Historian(self.history, clock=SystemClock())
+        reads = History(bus, cell=CELL, kept_s=0.0)
+        self.keeper = IndexKeeper(reads, path=path, clock=SystemClock())
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, leads: bool) -> AsyncIterator[None]:
+        """The tasks of a leader, or those of a standby."""
+        tasks = [asyncio.create_task(self.keeper.run())]
+        tasks += [asyncio.create_task(self.historian.run())] if leads else []
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def numbers(self) -> list[int]:
+        """The lines that its index has."""
+        found = await self.keeper.ask(lambda index: index.lines(Asked(limit=10_000)))
+        return [line.number for line in found]
+
+
+async def until(condition: Callable[[], bool], keeper: IndexKeeper) -> None:
+    """Let a keeper look at its stream until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await keeper.caught_up(10**9, within_s=0.01)
+
+
+async def test_it_follows_the_stream_through_changes_of_the_leader(tmp_path: Path) -> None:
+    """A standby has what the leader has, and goes on alone; lines that the stream drops by their
+    age, or loses with all of JetStream, leave the index as well."""
+    state = ClusterState()
+    async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
+        place = JetStream(server, stack)
+        one = Machine(await place.bus(), tmp_path / "one")
+        two = Machine(await place.bus(), tmp_path / "two")
+        async with two.running(leads=False), one.running(leads=True):
+            told(state, 700)
+            one.historian.journaled(state)
+            for machine in (one, two):
+                assert await machine.keeper.caught_up(700, within_s=PATIENCE_S) == 700
+            assert await one.numbers() == await two.numbers() == list(range(1, 701))
+        async with two.running(leads=True):
+            told(state, 50)
+            two.historian.journaled(state)
+            assert await two.keeper.caught_up(750, within_s=PATIENCE_S) == 750
+            stream = two.bus.jetstream(timeout_s=PATIENCE_S)
+            await stream.purge_stream(STREAM, seq=301)
+            first: list[float | None] = []
+
+            def is_cut() -> bool:
+                return first[-1:] == [301.0]
+
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_cut():
+                    await two.keeper.caught_up(751, within_s=0.01)
+                    first.append(await two.keeper.ask(lambda index: index.first_at_s()))
+            assert await two.numbers() == list(range(301, 751))
+            await stream.delete_stream(STREAM)
+            fresh = ClusterState()
+            told(fresh, 3)
+            await History(two.bus, cell=CELL, kept_s=0.0).open()
+            again = Historian(History(two.bus, cell=CELL, kept_s=0.0), clock=SystemClock())
+            again.journaled(fresh)
+            copying = asyncio.create_task(again.run())
+            await until(lambda: two.keeper.number == 3, two.keeper)
+            assert await two.numbers() == [1, 2, 3]
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
