@@ -24,6 +24,8 @@ from common.apirows import UnknownLoadRow as UnknownLoadRow
 from common.apirows import WorkerRow as WorkerRow
 from common.messages import AgentReport, CollectorReport, CostReport, Message
 from common.model import JobSeconds, JobSpec, Token
+from common.plans import Plan as Plan
+from common.plans import Planned as Planned
 
 SCHEMA_VERSION = 1
 
@@ -303,6 +305,7 @@ REQUESTS: tuple[type[Message], ...] = (
     GetStatus,
     GetEvents,
     GetLogs,
+    Plan,
 )
 """Every request; its tag is the verb in the subject."""
 

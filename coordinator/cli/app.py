@@ -27,6 +27,7 @@ from coordinator.cli.interrupt import importing
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 
 LATE = {
+    "plan": "coordinator.cli.plan",
     "policies": "coordinator.cli.policies",
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",

@@ -21,6 +21,7 @@ from common.api import (
     GetEvents,
     GetLogs,
     Operate,
+    Plan,
     Submit,
     Submitted,
 )
@@ -29,6 +30,7 @@ from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
+from common.plans import PlanKind
 from coordinator.engine.jobs import prerun_spec
 from coordinator.engine.nodes import maintenance as nodes_maintenance
 from coordinator.engine.nodes.rebuilt_gangs import is_awaited
@@ -41,6 +43,7 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
 from coordinator.service.api.name_lookup import Refusal, unknown
+from coordinator.service.api.plans import Plans
 from coordinator.service.api.queries import Looks, Past
 from coordinator.service.api.rate_limit import Rates
 from coordinator.service.api.shared_reads import Reads
@@ -76,6 +79,7 @@ class Api:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
+        self._plans = Plans(coordinator)
         settings = coordinator.settings
         self._rates = Rates(
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
@@ -143,6 +147,12 @@ class Api:
                         why = refusal.error.message
                         log.info("refused order %s by %s/%s: %s", said, tenant, user, why)
                     return await self._finish(refusal.error)
+            case Plan():
+                try:
+                    self._check_plan(request, tenant)
+                except Refusal as refusal:
+                    return await self._finish(refusal.error)
+                return await self._plans.answer(request, tenant, user)
             case Describe() | GetEvents():
                 try:
                     past = await self._looks.past(request)
@@ -261,6 +271,34 @@ class Api:
                 f"{largest}",
                 "gpus_per_worker",
             )
+
+    def _check_plan(self, request: Plan, tenant: str) -> None:
+        """Refuse the plan of a change that would be refused, or that the caller may not make."""
+        state = self._coordinator.engine.state
+        if request.kind != PlanKind.JOB and tenant != OPERATORS:
+            raise Refusal(
+                ApiErrorCode.DENIED,
+                f"only tenant {OPERATORS} may plan this; every tenant may plan a job",
+                "tenant",
+            )
+        match request.kind:
+            case PlanKind.JOB if request.spec is None:
+                raise Refusal(ApiErrorCode.USAGE, "a plan of kind job has a spec", "spec")
+            case PlanKind.JOB:
+                assert request.spec is not None
+                self._check_spec(request.spec)
+            case PlanKind.DRAIN:
+                self._check_node(OperatorAction.DRAIN, NodeName(request.target))
+            case PlanKind.RECALL:
+                self._check_service(ServiceName(request.target))
+            case PlanKind.LOAN:
+                known = sorted(
+                    [*state.services, *(n.name for n in state.nodes.values() if n.service)]
+                )
+                if request.target not in known:
+                    raise unknown("service", request.target, known)
+            case PlanKind.TENANT | PlanKind.POLICY:
+                pass  # the process that plays it checks its settings
 
     async def _cancel(self, request: Cancel, tenant: str, user: str) -> Done:
         job = name_lookup.job(self._coordinator.engine.state, request.job_id)

@@ -17,7 +17,7 @@ from common.model import JobId, JobSpec, NodeName, ServiceName, WorkerKey
 from coordinator.engine.engine import Engine
 from coordinator.engine.invariants import BesideIdle
 from coordinator.engine.state.accounting import Figures, figures
-from coordinator.engine.state.commands import PushDesired
+from coordinator.engine.state.commands import Outcome, PushDesired
 from coordinator.engine.state.events import (
     Event,
     JobSubmitted,
@@ -81,6 +81,7 @@ class Simulation:
     Args:
         rules: the costs of runs and stops of jobs.
         wire: how messages travel; by default none is lost.
+        engine: one that has a cell already, whose time goes on; see `resume`. None: an empty one.
         check: check the engine's invariants after every event (tests).
     """
 
@@ -95,9 +96,10 @@ class Simulation:
         passes: Passes | None = None,
         check: bool = False,
         keep_decisions: bool = True,
+        engine: Engine | None = None,
     ) -> None:
-        self.loop = Loop()
-        self.engine = Engine(settings)
+        self.loop = Loop(0.0 if engine is None else engine.state.now_s)
+        self.engine = engine or Engine(settings)
         self.decisions: list[Decision] = []
         self.wire = Wire(wire or WireRules())
         specs = tuple(nodes)
@@ -212,6 +214,19 @@ class Simulation:
 
     # --- running ----------------------------------------------------------------------------
 
+    def go_on(self, *, loan_pass_at_s: float) -> None:
+        """Go on with an engine that has a cell already, in place of `begin`; called once.
+
+        Nodes with an order on its way get it.
+
+        loan_pass_at_s: when a period will have passed since its last loan pass.
+        """
+        self._loan_pass_at_s = loan_pass_at_s
+        for name, node in self.nodes.items():
+            self._outages.heard(node.last_report)
+            if node.is_up and self._lags(name):
+                self._push_soon(name)
+
     def begin(self) -> None:
         """A leader leads and every node reports; called once."""
         self.loop.at(
@@ -266,6 +281,10 @@ class Simulation:
             beside_idle = self.beside_idle if is_after_pass else None
             faults = self.engine.check(are_copies_too=copies, beside_idle=beside_idle)
             assert not faults, f"after {event}: {faults}"
+        self.follow(outcome)
+
+    def follow(self, outcome: Outcome) -> None:
+        """Carry out the commands of an event that the engine has just taken."""
         for command in outcome.commands:
             if isinstance(command, PushDesired):  # as nearly all are; a match takes its time
                 self._push_soon(command.node)
