@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from common.encoding import Message, Part
 from common.model import JobSeconds, JobSpec, NonNegativeInt
@@ -123,7 +123,7 @@ class PlanMove(Part, frozen=True, kw_only=True):
     service: str = ""
     to: str
     in_s: float | None = None
-    stages_s: dict[str, float] = {}
+    stages_s: dict[str, float] = field(default_factory=dict[str, float])
     source: str = ""
     deadline_s: float | None = None
 

@@ -1,4 +1,4 @@
-"""How long the steps of nodes take in a plan: as measured on earlier returns, else by the settings."""
+"""How long the steps of nodes take in a plan: as measured before, else by the settings."""
 
 from __future__ import annotations
 

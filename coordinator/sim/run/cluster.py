@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -197,6 +198,11 @@ class PretendNode:
         if self.role == NodeRole.DRAINING and self._desired_role == NodeRole.ON_LOAN:
             self._later(self._delays.drain_s, NodeRole.DRAINING, NodeEvent.DRAINED)
         self._move()
+
+    def learn(self, **changes: Any) -> None:
+        """Other facts of it, as fields of its report; it reports them soon."""
+        self._said = structs.replace(self._said, **changes)
+        self.report_soon()
 
     @property
     def last_report(self) -> NodeReported:

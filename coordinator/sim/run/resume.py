@@ -47,6 +47,8 @@ def resumed(
     left_s: Callable[[JobEntry], float | None],
     loan_pass_at_s: float,
     rules: RunRules | None = None,
+    passes: Passes | None = None,
+    holds_loads: bool = True,
 ) -> Simulation:
     """A simulation whose next event is the next one of the engine's cell.
 
@@ -55,6 +57,7 @@ def resumed(
         delays: how long a node takes for each step.
         left_s: the work that a job has left, in worker-seconds; None: it is unknown.
         loan_pass_at_s: when the next loan pass is due without an event.
+        holds_loads: the loads go on as they were measured last; else the caller measures them.
     """
     state = engine.state
     workers = _workers_by_node(engine)
@@ -64,7 +67,7 @@ def resumed(
         engine.settings,
         [_spec(node) for node in state.nodes.values()],
         rules=rules,
-        passes=Passes(),
+        passes=passes,
         keep_decisions=False,
         engine=engine,
     )
@@ -80,7 +83,7 @@ def resumed(
         simulation.runtime.go_on(job.job_id, truth, running.get(job.job_id, ()))
     for name, node in simulation.nodes.items():
         node.set_off(desired[name])
-    for service in state.services.values():
+    for service in state.services.values() if holds_loads else ():
         if service.load and service.unknown_since_s is None:
             period_s = engine.settings.loan_period_s
             loads = _as_before(loan_pass_at_s, period_s, service.load[-1].load)

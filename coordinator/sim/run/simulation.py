@@ -103,13 +103,16 @@ class Simulation:
         self.decisions: list[Decision] = []
         self.wire = Wire(wire or WireRules())
         specs = tuple(nodes)
+        self._delays = delays or Delays()
+        self._type_of = {spec.name: spec.gpu_type for spec in specs}
+        self._rack_of = {spec.name: spec.rack for spec in specs}
         self.runtime = Runtime(
             self.loop,
             rules or RunRules(),
             finished=self._finished,
             tell=self.handle,
-            type_of={spec.name: spec.gpu_type for spec in specs},
-            rack_of={spec.name: spec.rack for spec in specs},
+            type_of=self._type_of,
+            rack_of=self._rack_of,
         )
         self.events = 0
         """Facts that the engine has taken."""
@@ -133,27 +136,35 @@ class Simulation:
         self._is_faulty = self.wire.is_lossy
         self._compares: set[NodeName] = set()
         self._pushes: set[NodeName] = set()
-        self.nodes = {
-            spec.name: PretendNode(
-                spec,
-                self.loop,
-                delays or Delays(),
-                tell=self._told,
-                started=partial(self._started, spec.name),
-                stopped=self.runtime.stopped,
-                asked=self.runtime.asked,
-                crashed=self.runtime.crashed,
-                suspended=self.runtime.suspended,
-                resumed=self.runtime.resumed,
-            )
-            for spec in specs
-        }
+        self.exit_code: Callable[[JobId], int] = lambda job_id: 0
+        """Of a job whose work is done."""
+        self.nodes = {spec.name: self._node(spec) for spec in specs}
         self._outages = Outages(
             self.loop,
             self.nodes,
             tell=self.handle,
             awaited_s=lambda: self.engine.awaited_silence_s(),
         )
+
+    def _node(self, spec: NodeSpec) -> PretendNode:
+        return PretendNode(
+            spec,
+            self.loop,
+            self._delays,
+            tell=self._told,
+            started=partial(self._started, spec.name),
+            stopped=self.runtime.stopped,
+            asked=self.runtime.asked,
+            crashed=self.runtime.crashed,
+            suspended=self.runtime.suspended,
+            resumed=self.runtime.resumed,
+        )
+
+    def join(self, spec: NodeSpec) -> PretendNode:
+        """A node that comes later; it reports when it is asked to."""
+        self._type_of[spec.name], self._rack_of[spec.name] = spec.gpu_type, spec.rack
+        node = self.nodes[spec.name] = self._node(spec)
+        return node
 
     # --- input ------------------------------------------------------------------------------
 
@@ -202,7 +213,11 @@ class Simulation:
         self, service: ServiceName, load: float, samples: Iterator[tuple[float, float]]
     ) -> None:
         self._measure_next(service, samples)
-        self.handle(LoadMeasured(service=service, load=load))
+        self.measured(LoadMeasured(service=service, load=load))
+
+    def measured(self, event: LoadMeasured) -> None:
+        """A load was measured now; a loan pass follows where one is due."""
+        self.handle(event)
         if self._loan_pass_is_overdue():
             self.ask_loan_pass()
 
@@ -224,8 +239,8 @@ class Simulation:
         self._loan_pass_at_s = loan_pass_at_s
         for name, node in self.nodes.items():
             self._outages.heard(node.last_report)
-            if node.is_up and self._lags(name):
-                self._push_soon(name)
+            if node.is_up:
+                self.catch_up(name)
 
     def begin(self) -> None:
         """A leader leads and every node reports; called once."""
@@ -380,6 +395,11 @@ class Simulation:
         if self._is_faulty:
             self._compare_soon(name)
 
+    def catch_up(self, name: NodeName) -> None:
+        """Send a node that lags its desired state."""
+        if self._lags(name):
+            self._push_soon(name)
+
     def _compare_soon(self, name: NodeName) -> None:
         """A node that lags gets its state again, not more often than from the live coordinator."""
         if name not in self._compares and self._lags(name):
@@ -416,4 +436,4 @@ class Simulation:
 
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         for key, node in sorted(workers.items()):
-            self.nodes[node].exited(key, 0)
+            self.nodes[node].exited(key, self.exit_code(job_id))

@@ -1,0 +1,210 @@
+"""A plan says what the engine then does, and leaves no trace. Cells come from random stories."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.model import JobId, Mode, NodeName
+from common.plans import PlanKind
+from coordinator.engine.engine import Engine
+from coordinator.engine.record import decision_bytes
+from coordinator.engine.state.events import (
+    JobSubmitted,
+    LoanPassDue,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+)
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.plan.decide import JOB_ID, Change, change_of
+from coordinator.plan.run import Run
+from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.registry import policy
+from coordinator.sim.run.cluster import Delays
+from coordinator.workloads.shaping import linear
+from tests.builders import make_spec
+from tests.draws import pick, whole
+from tests.engine.house import CHAT, House
+from tests.plan.asking import plan, question
+from tests.properties.test_engine_safety import Op, often, perform, steps
+
+POLICIES = ("aryl", "fifo", "tiresias", "gandiva", "themis")
+PLAYED_S = 3_000.0
+
+
+def lived(name: str, ops: list[Op], delays: Delays) -> House:
+    """A cell after a story, with loans under way and nodes that are silent; a policy takes over."""
+    service = ServiceSettings(
+        name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=300.0, min_serving=0
+    )
+    cell = House(
+        delays=delays,
+        settings=EngineSettings(policy=name, services=(service,), min_runtime_s=0.0),
+    )
+    for op in ops:
+        perform(cell, op)
+    cell.engine.policy = policy(name)
+    return cell
+
+
+def asked(kind: PlanKind, number: int) -> dict[str, object]:
+    """A question of a kind."""
+    low = 1 + number % 2
+    spec = make_spec("new", workers=(low, low + number % 3), gpus_per_worker=(8, 4, 2)[number % 3])
+    match kind:
+        case PlanKind.JOB:
+            return {"spec": spec}
+        case PlanKind.DRAIN:
+            deadline_s = 20.0 if number % 3 == 0 else None
+            return {"target": ("t0", "t1", "i0", "i1")[number % 4], "deadline_s": deadline_s}
+        case PlanKind.RECALL:
+            return {"target": ("", CHAT)[number % 2]}
+        case PlanKind.LOAN:
+            return {"target": CHAT}
+        case PlanKind.TENANT:
+            return {"target": ("trace", "other")[number % 2], "guarantee_gpus": 8 * (number % 3)}
+        case PlanKind.POLICY:
+            return {"target": POLICIES[number % len(POLICIES)]}
+
+
+def really(engine: Engine, kind: PlanKind, request: dict[str, object]) -> tuple[Decision, ...]:
+    """The decisions of the live loop when the change really comes now."""
+    now_s, target = engine.state.now_s, str(request.get("target", ""))
+    match kind:
+        case PlanKind.JOB:
+            spec = request["spec"]
+            event: JobSubmitted | OperatorAsked = JobSubmitted(
+                job_id=JobId(JOB_ID),
+                spec=spec,
+                tenant="ops",
+                user="ada",  # type: ignore[arg-type]  # a row of its kind
+            )
+        case PlanKind.DRAIN:
+            event = OperatorAsked(
+                action=OperatorAction.DRAIN,
+                by="ops/ada",
+                target=target,
+                deadline_s=request["deadline_s"],  # type: ignore[arg-type]  # a row of its kind
+            )
+        case PlanKind.LOAN:
+            event = OperatorAsked(
+                action=OperatorAction.SET_MODE, by="ops/ada", target=target, value=Mode.ACT
+            )
+        case _:
+            event = OperatorAsked(action=OperatorAction.RECALL, by="ops/ada", target=target)
+    outcomes = [engine.handle(event, now_s=now_s)]
+    if outcomes[0].needs_loan_pass:
+        outcomes.append(engine.handle(LoanPassDue(), now_s=now_s))
+    outcomes.append(engine.handle(PassDue(), now_s=now_s))
+    return tuple(decision for outcome in outcomes for decision in outcome.decisions)
+
+
+DELAYS = st.builds(
+    Delays,
+    ready_s=pick(0.0, 2.0),
+    stop_s=pick(0.0, 7.0),
+    drain_s=pick(0.0, 3.0),
+    warm_up_s=pick(0.0, 5.0),
+    report_s=pick(0.0, 1.0),
+)
+EVENTS = pick(PlanKind.JOB, PlanKind.DRAIN, PlanKind.RECALL, PlanKind.LOAN)
+
+
+@pytest.mark.slow
+@settings(often, max_examples=60)
+@given(steps(), DELAYS, pick(*POLICIES), EVENTS, whole(0, 11))
+def test_a_plan_decides_what_the_engine_then_decides(
+    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+) -> None:
+    """At the same instant: byte for byte the same first decisions, from the live part alone."""
+    cell = lived(name, ops, delays)
+    request = asked(kind, number)
+    put = question(cell.engine, kind=kind, **request)
+    run = Run(put, change_of(put))
+    expected = really(cell.engine, kind, request)
+    assert decision_bytes(run.decided.decisions) == decision_bytes(expected)
+
+
+@pytest.mark.slow
+@settings(often, max_examples=60)
+@given(steps(), DELAYS, pick(*POLICIES), pick(*PlanKind), whole(0, 11))
+def test_a_played_cell_keeps_the_rules_and_the_real_one_keeps_its_state(
+    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+) -> None:
+    """However the cell was found, playing it ahead breaks no invariant; the state is untouched."""
+    cell = lived(name, ops, delays)
+    before = cell.engine.encode_state()
+    put = question(cell.engine, kind=kind, **asked(kind, number))
+    plan(cell.engine, kind=kind, horizon_s=PLAYED_S, limit_s=60.0, **asked(kind, number))
+    assert cell.engine.encode_state() == before
+    for change in (change_of(put), Change(settings=put.settings)):
+        run = Run(put, change)
+        run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: run.is_settled)
+        assert run.engine.check() == []
+
+
+def test_a_job_starts_when_and_where_the_plan_says() -> None:
+    """In a cell whose jobs run as long as they declare, the plan's start is the real one."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    for name, work_s in (("a", 500.0), ("b", 900.0)):
+        cell.submit(name, work_s=work_s)
+    cell.sim.ask_pass()
+    cell.wait(100.0)
+    found = plan(
+        cell.engine,
+        now_s=cell.sim.loop.now_s,
+        kind=PlanKind.JOB,
+        spec=make_spec("new", gpus_per_worker=8),
+    )
+    assert found.start is not None
+    assert found.start.in_s is not None
+    assert [end.name for end in found.start.after] == ["a"]
+    assert found.start.waits_for
+    began_s = cell.sim.loop.now_s
+    job = cell.submit("new", work_s=100.0)
+    cell.wait(found.start.in_s + 5.0)
+    assert job.started_at_s == pytest.approx(began_s + found.start.in_s, abs=5.0)
+    assert {worker.node for worker in job.workers.values()} == set(map(NodeName, found.start.nodes))
+
+
+def test_who_pays_for_a_drain_is_named() -> None:
+    """The job on the node is stopped with its loss, and starts again where the plan says so."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo", min_runtime_s=0.0))
+    cell.engine.policy = policy("fifo")
+    job = cell.submit("a", work_s=500.0)
+    cell.sim.ask_pass()
+    cell.wait(100.0)
+    [node] = {worker.node for worker in job.workers.values()}
+    found = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.DRAIN, target=node)
+    [effect] = found.effects
+    assert (effect.job_id, effect.what, effect.in_s) == (job.job_id, "preempted", 0.0)
+    assert effect.lost_gpu_s == pytest.approx(800.0, rel=0.05)
+    assert effect.again_in_s is not None
+    assert [(step.action, step.subject) for step in found.now] == [("stop", job.job_id)]
+    assert found.has_changes
+    idle = ({"t0", "t1"} - {node}).pop()
+    assert not plan(
+        cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.DRAIN, target=idle
+    ).effects
+
+
+def test_a_job_behind_one_that_tells_no_end_has_no_start() -> None:
+    """Where only the default would tell the end of the jobs that run, the start is unknown."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None)
+    cell.sim.runtime.add(JobId("mute"), work_s=1e9, speedup=linear(spec.workers), gpus_per_worker=8)
+    cell.sim.handle(JobSubmitted(job_id=JobId("mute"), spec=spec, tenant="trace", user="u"))
+    cell.wait(10.0)
+    found = plan(
+        cell.engine,
+        now_s=cell.sim.loop.now_s,
+        kind=PlanKind.JOB,
+        spec=make_spec("new", gpus_per_worker=8),
+    )
+    assert found.start is not None
+    assert (found.start.in_s, found.start.unknown) == (None, "no running job tells its end")
+    assert not found.has_changes
