@@ -18,14 +18,18 @@ from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, session
 from coordinator.cli.submit import SubmitFlags, deadline_s, job_spec, seconds
+from coordinator.client import Client
 from coordinator.plain_text import duration, number
 from coordinator.policies.contract.text import counted
 
 EXIT_CHANGES = 1
 """Something would change; 0: nothing would. Errors have codes from 2 on."""
 LIMIT_RATIO = 0.5
-"""Share of the time for the answer in which the coordinator plays; the rest is for the turn."""
+"""Share of the time for an answer in which the coordinator plays; the rest is for the turn."""
 MAX_LIMIT_S = 60.0
+PATIENCE_S = 20.0
+"""Beyond the time for an answer: the process that plays has to start, and has the lowest priority on
+its machine."""
 EXIT_CODES = (
     "Exit codes: 0 nothing would change, 1 something would; errors have the codes from 2 on."
 )
@@ -186,7 +190,12 @@ def _show(ctx: typer.Context, request: Plan, what: str, output: Format) -> None:
 
 def _asked(here: Session, request: Plan) -> Planned:
     limit_s = min(MAX_LIMIT_S, LIMIT_RATIO * here.timeout_s)
-    return here.ask(replace(request, limit_s=limit_s), Planned)
+
+    async def work(client: Client) -> Planned:
+        patient = client.patient(here.timeout_s + PATIENCE_S)
+        return await patient.ask(replace(request, limit_s=limit_s), Planned)
+
+    return here.run(work)
 
 
 def _horizon_s(text: str) -> float:

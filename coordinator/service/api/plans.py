@@ -23,7 +23,7 @@ MODULE = "coordinator.plan.child"
 """A module of an upper floor: the two meet on a pipe, as `coordinator.engine.what_if` has it."""
 MAX_WAITING = 8
 """Plans that wait or are played; one more is refused, and its caller may ask again."""
-START_S = 10.0
+START_S = 18.0
 """Beyond its limit: for the interpreter, the copies, and the pass that it is in."""
 
 
