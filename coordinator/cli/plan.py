@@ -28,7 +28,7 @@ LIMIT_RATIO = 0.5
 """Share of the time for an answer in which the coordinator plays; the rest is for the turn."""
 MAX_LIMIT_S = 60.0
 PATIENCE_S = 20.0
-"""Beyond the time for an answer: the process that plays has to start, and has the lowest priority on
+"""Beyond the time for an answer: the process that plays has to start, and gives way to all others on
 its machine."""
 EXIT_CODES = (
     "Exit codes: 0 nothing would change, 1 something would; errors have the codes from 2 on."
@@ -38,6 +38,7 @@ HorizonOption = Annotated[
     str, typer.Option("--horizon", metavar="TIME", help="How far ahead to play, such as 8h.")
 ]
 DAY = "1d"
+EFFECTS_SHOWN = 15
 
 
 def register(app: typer.Typer) -> None:
@@ -241,7 +242,10 @@ def _lines(found: Planned, what: str, here: Session, *, is_wide: bool) -> Iterat
             yield from map(str, table(rows, _STEPS, width=width, is_wide=is_wide))
     if found.effects:
         yield "\njobs affected:"
-        yield from map(str, table(found.effects, _EFFECTS, width=width, is_wide=is_wide))
+        shown = found.effects if is_wide else found.effects[:EFFECTS_SHOWN]
+        yield from map(str, table(shown, _EFFECTS, width=width, is_wide=is_wide))
+        if len(shown) < len(found.effects):
+            yield f"and {len(found.effects) - len(shown)} more (-o wide)"
     if found.moves:
         yield "\nnodes:"
         yield from map(str, table(found.moves, _MOVES, width=width, is_wide=is_wide))
@@ -254,11 +258,10 @@ def _lines(found: Planned, what: str, here: Session, *, is_wide: bool) -> Iterat
 def _start_lines(start: PlanStart) -> Iterator[str]:
     where = f" on {', '.join(start.nodes)} ({counted(start.gpus, 'GPU')})"
     if start.in_s is None:
-        yield (
-            f"starts: unknown: {start.unknown}"
-            if start.unknown
-            else ("starts: not within the time played")
+        why = (
+            f"unknown: {start.unknown}" if start.unknown else "not within the time that was played"
         )
+        yield f"starts: {why}"
     else:
         yield f"starts {_when(start.in_s)}{where}"
     for end in start.after:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from common.model import NodeName
+from common.model import JobId, NodeName
 from common.plans import (
     Plan,
     PlanEffect,
@@ -26,6 +26,9 @@ from coordinator.policies.contract.text import counted
 LATER_KEPT = 50
 """Rows of the time after the first instant; the next thousand say nothing new."""
 ENDS_KEPT = 5
+EFFECTS = ("preempted", "shrinks", "does not start", "starts later", "starts earlier")
+EFFECTS_KEPT = 2000
+"""Some 300 kB; a message carries a megabyte."""
 SAME_S = 1.0
 """Two instants that differ by no more are the same for a reader."""
 BASE_SHARE = 0.4
@@ -81,7 +84,7 @@ def compare(request: Plan, base: Run, changed: Run, *, took_s: float) -> Planned
         now=now,
         later=later,
         start=start,
-        effects=tuple(_effects(base, changed)),
+        effects=tuple(sorted(_effects(base, changed), key=_weight)[:EFFECTS_KEPT]),
         moves=tuple(_moves(base, changed, request)),
         warnings=changed.never,
         played_s=changed.played_s,
@@ -107,11 +110,18 @@ def _steps(base: Run, changed: Run) -> tuple[tuple[PlanStep, ...], tuple[PlanSte
             if usual_now[_same(row)] == 0:
                 now.append(row)
             usual_now[_same(row)] -= 1
-        elif usual_ever[key] <= 0:
+        elif usual_ever[key] <= 0 and _is_told(row, changed) and row.in_s <= base.played_s:
             later.append(row)
         usual_ever[key] -= 1
     now += _silent_stops(changed, {row.subject for row in now})
     return tuple(now), tuple(later[:LATER_KEPT])
+
+
+def _is_told(row: PlanStep, run: Run) -> bool:
+    """Whether a later step says more than the rows of jobs: no start that has merely moved."""
+    if row.action in ("grow", "shrink"):
+        return False
+    return row.action != "start" or bool(run.jobs[JobId(row.subject)].stops)
 
 
 def _same(row: PlanStep) -> tuple[str, str, str]:
@@ -198,6 +208,12 @@ def _effects(base: Run, changed: Run) -> Iterator[PlanEffect]:
             yield _effect(noted, "shrinks", in_s=0.0)
         elif noted.was_waiting:
             yield from _moved_start(noted, usual, base, changed)
+
+
+def _weight(effect: PlanEffect) -> tuple[int, float, str]:
+    """Who loses work first, then who waits longest."""
+    rank = EFFECTS.index(effect.what)
+    return rank, -max(effect.lost_gpu_s, effect.later_s), effect.job_id
 
 
 def _moved_start(noted: Noted, usual: Noted, base: Run, changed: Run) -> Iterator[PlanEffect]:
