@@ -29,6 +29,7 @@ from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exi
 LATE = {
     "plan": "coordinator.cli.plan",
     "policies": "coordinator.cli.policies",
+    "replay": "coordinator.cli.replay",
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",

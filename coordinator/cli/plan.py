@@ -28,8 +28,8 @@ LIMIT_RATIO = 0.5
 """Share of the time for an answer in which the coordinator plays; the rest is for the turn."""
 MAX_LIMIT_S = 60.0
 PATIENCE_S = 20.0
-"""Beyond the time for an answer: the process that plays has to start, and gives way to all others on
-its machine."""
+"""Beyond the time for an answer: the process that plays has to start, and gives way to all others
+on its machine."""
 EXIT_CODES = (
     "Exit codes: 0 nothing would change, 1 something would; errors have the codes from 2 on."
 )

@@ -49,7 +49,7 @@ COALESCE_S = 0.1
 """As the live loop by default."""
 
 
-class Column(Struct, frozen=True, kw_only=True):
+class Way(Struct, frozen=True, kw_only=True):
     """One way that the span went, in numbers.
 
     Times are of the jobs that finished in all columns, so that they compare. Queueing is of all
@@ -71,7 +71,7 @@ class Column(Struct, frozen=True, kw_only=True):
     training_gpu_ratio: float | None
 
 
-class Way(Struct, kw_only=True):
+class _Ended(Struct, kw_only=True):
     """The state at the end of one way, and the counters at its beginning."""
 
     name: str
@@ -254,19 +254,19 @@ def _last_settings(story: Story) -> EngineSettings:
     return found
 
 
-def replay(story: Story, *, policy: str, changes: dict[str, str]) -> tuple[Column, ...]:
+def replay(story: Story, *, policy: str, changes: dict[str, str]) -> tuple[Way, ...]:
     """What happened; the same simulated; and, where anything is changed, what would have been."""
     began = story.engine(story.settings).state.counters
-    ways = [Way(name="happened", began=began, state=story.after)]
+    ways = [_Ended(name="happened", began=began, state=story.after)]
     same = _Played(story, policy="", changes={})
-    ways.append(Way(name="simulated", began=same.began, state=same.run()))
+    ways.append(_Ended(name="simulated", began=same.began, state=same.run()))
     if policy or changes:
         other = _Played(story, policy=policy, changes=changes)
-        ways.append(Way(name="changed", began=other.began, state=other.run()))
-    return columns(story, ways)
+        ways.append(_Ended(name="changed", began=other.began, state=other.run()))
+    return _ways(story, ways)
 
 
-def columns(story: Story, ways: list[Way]) -> tuple[Column, ...]:
+def _ways(story: Story, ways: list[_Ended]) -> tuple[Way, ...]:
     """The numbers of each way over the span."""
     before = story.engine(story.settings).state
     mine = [
@@ -279,7 +279,7 @@ def columns(story: Story, ways: list[Way]) -> tuple[Column, ...]:
         if all(job_id in jobs and jobs[job_id].state == JobState.SUCCEEDED for jobs in mine)
     ]
     return tuple(
-        _column(way, jobs, common, story.ended_s) for way, jobs in zip(ways, mine, strict=True)
+        _way(way, jobs, common, story.ended_s) for way, jobs in zip(ways, mine, strict=True)
     )
 
 
@@ -288,14 +288,14 @@ def _is_of(job: JobEntry, before: ClusterState) -> bool:
     return job.job_id in before.live_jobs or job.job_id not in before.jobs
 
 
-def _column(way: Way, jobs: dict[JobId, JobEntry], common: list[JobId], ended_s: float) -> Column:
+def _way(way: _Ended, jobs: dict[JobId, JobEntry], common: list[JobId], ended_s: float) -> Way:
     began, ended = way.began, way.state.counters
     jct_s = [(jobs[one].finished_at_s or 0.0) - jobs[one].submitted_at_s for one in common]
     there_gpu_s = ended.training_gpu_s - began.training_gpu_s
     held_gpu_s = ended.training_held_gpu_s - began.training_held_gpu_s
     lost_gpu_s = ended.preemption_cost_gpu_s + ended.resize_cost_gpu_s
     lost_before_gpu_s = began.preemption_cost_gpu_s + began.resize_cost_gpu_s
-    return Column(
+    return Way(
         name=way.name,
         jobs_finished=ended.jobs_finished - began.jobs_finished,
         jobs_failed=ended.jobs_failed - began.jobs_failed,
