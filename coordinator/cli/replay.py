@@ -243,14 +243,15 @@ def _of(found: Durations) -> str:
 ROWS: tuple[tuple[str, Callable[[Way], str]], ...] = (
     ("jobs finished", lambda way: str(way.jobs_finished)),
     ("jobs failed", lambda way: str(way.jobs_failed)),
-    ("JCT mean / p50 / p95", lambda way: _of(way.jct_s)),
+    ("jobs finished in all", lambda way: str(way.jobs_compared)),
+    ("their JCT mean / p50 / p95", lambda way: _of(way.jct_s)),
     ("queueing mean / p50 / p95", lambda way: _of(way.queueing_s)),
     ("preemptions", lambda way: str(way.preemptions)),
     ("lost GPU-seconds", lambda way: number(way.lost_gpu_s)),
     ("loans", lambda way: str(way.loans)),
     ("reclaims", lambda way: str(way.reclaims)),
     ("reclaims late", lambda way: str(way.reclaims_late)),
-    ("GPU-hours lent", lambda way: number(way.lent_gpu_h)),
-    ("GPU-hours used on loan", lambda way: number(way.on_loan_held_gpu_h)),
+    ("GPU-hours lent", lambda way: f"{way.lent_gpu_h:.2f}"),
+    ("GPU-hours used on loan", lambda way: f"{way.on_loan_held_gpu_h:.2f}"),
     ("training GPUs held", lambda way: percent(way.training_gpu_ratio)),
 )

@@ -52,11 +52,14 @@ COALESCE_S = 0.1
 class Way(Struct, frozen=True, kw_only=True):
     """One way that the span went, in numbers.
 
-    Times are of the jobs that finished in all columns, so that they compare. Queueing is of all
-    jobs that were there, with their waits until the end of the span.
+    jct_s: of the jobs that finished in all ways, which are `jobs_compared`.
+    queueing_s: of all jobs that were there, with their waits until the end of the span.
+    lent_gpu_h, on_loan_held_gpu_h: GPU-hours of nodes on loan, and those that workers held.
+    training_gpu_ratio: GPUs held over GPUs there, in the training pool; None without any.
     """
 
     name: str
+    jobs_compared: int
     jobs_finished: int
     jobs_failed: int
     jct_s: Durations
@@ -297,6 +300,7 @@ def _way(way: _Ended, jobs: dict[JobId, JobEntry], common: list[JobId], ended_s:
     lost_before_gpu_s = began.preemption_cost_gpu_s + began.resize_cost_gpu_s
     return Way(
         name=way.name,
+        jobs_compared=len(common),
         jobs_finished=ended.jobs_finished - began.jobs_finished,
         jobs_failed=ended.jobs_failed - began.jobs_failed,
         jct_s=durations(jct_s),

@@ -32,13 +32,9 @@ def encoded(state: ClusterState) -> bytes:
 
 def _loans(state: ClusterState) -> dict[LeaseId, LoanEntry]:
     """Loans that may still change, and the newest ended ones, in their order."""
-    kept = {node.lease.lease_id for node in state.nodes.values() if node.lease is not None}
-    kept |= {str(node.homecoming.lease_id) for node in state.nodes.values()}
-    kept |= {
-        str(job.loss.lease_id)
-        for job in map(state.jobs.__getitem__, state.live_jobs)
-        if job.loss is not None
-    }
+    kept: set[str | None] = {node.homecoming.lease_id for node in state.nodes.values()}
+    kept |= {node.lease.lease_id for node in state.nodes.values() if node.lease is not None}
+    kept |= {job.loss.lease_id for job in state.live() if job.loss is not None}
     newest = len(state.loans) - ENDED_LOANS_KEPT
     return {
         lease_id: loan

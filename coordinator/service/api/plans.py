@@ -68,13 +68,13 @@ class Plans:
         )
         began_s = clock.now_s()
         try:
-            return await _asked(question, clock=clock, limit_s=request.limit_s + START_S)
+            return await asked(question, clock=clock, limit_s=request.limit_s + START_S)
         finally:
             ended_s = clock.now_s()
             self._rests_until_s = ended_s + (ended_s - began_s)
 
 
-async def _asked(question: bytes, *, clock: Clock, limit_s: float) -> bytes:
+async def asked(question: bytes, *, clock: Clock, limit_s: float) -> bytes:
     """The answer of a new process; the process does not outlive this call."""
     try:
         process = await asyncio.create_subprocess_exec(
