@@ -33,7 +33,8 @@ class Plans:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self.waiting = 0
+        """Plans that wait or are played."""
         self._rests_until_s = 0.0
 
     async def answer(self, request: Plan, tenant: str, user: str) -> bytes:
@@ -42,14 +43,14 @@ class Plans:
         Raises:
             Unavailable: too many plans wait, this one took too long, or its process failed.
         """
-        if self._waiting >= MAX_WAITING:
+        if self.waiting >= MAX_WAITING:
             raise Unavailable(f"{MAX_WAITING} plans wait here; ask again")
-        self._waiting += 1
+        self.waiting += 1
         try:
             async with self._turn:
                 return await self._play(request, tenant, user)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     async def _play(self, request: Plan, tenant: str, user: str) -> bytes:
         clock = self._coordinator.clock
