@@ -28,6 +28,7 @@ from coordinator.engine.state.events import (
     LeaderStarted,
     LoadMeasured,
     LoadUnknown,
+    LoanPassDue,
     NodeReported,
     NodeSilent,
     OperatorAction,
@@ -98,7 +99,7 @@ class _Played:
             self.engine,
             delays=self._lengths.of,
             left_s=self._left_s,
-            loan_pass_at_s=story.began_s,
+            loan_pass_at_s=_first_loan_pass_s(story),
             passes=Passes(coalesce_s=COALESCE_S),
             holds_loads=False,
             rules=RunRules(
@@ -195,7 +196,7 @@ class _Played:
             node.learn(boot_id=event.boot_id)
         elif not node.is_up:
             node.is_up = True
-            node.report_soon()
+            node.learn()
             self.sim.catch_up(event.node)
         facts = self._gpus.get(event.node)
         if facts != event.gpus:
@@ -225,7 +226,7 @@ class _Played:
         nothing = DesiredState(node=event.node, epoch=0, generation=0, role=node.role)
         delays = Delays(report_s=REPORT_S) if entry is None else self._lengths.of(entry)
         node.take_up(said, desired=nothing, delays=delays, is_up=True)
-        node.report_soon()
+        node.learn()
 
     # --- jobs -------------------------------------------------------------------------------
 
@@ -247,6 +248,12 @@ class _Played:
     def _exit_code(self, job_id: JobId) -> int:
         end = self._story.ends.get(job_id)
         return 0 if end is None else end.exit_code or 0
+
+
+def _first_loan_pass_s(story: Story) -> float:
+    """When the first loan pass of the span was: the later ones count from it."""
+    passes = (one.now_s for one in story.entries if isinstance(one.event, LoanPassDue))
+    return next(passes, story.ended_s)
 
 
 def _last_settings(story: Story) -> EngineSettings:

@@ -16,7 +16,6 @@ from coordinator.engine.state.events import (
     Event,
     JobCancelRequested,
     LeaderStarted,
-    NodeSilent,
     OperatorAction,
     OperatorAsked,
     PassDue,
@@ -26,6 +25,7 @@ from coordinator.plan.replay import replay
 from coordinator.plan.story import read, with_changes
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
+from coordinator.sim.run.outages import Crash
 from tests.engine.house import CHAT, House
 
 Records = list[tuple[int, Record]]
@@ -37,6 +37,8 @@ SERVICE = ServiceSettings(
     min_serving=0,
     headroom_ratio=0.0,
     hold_off_s=0.0,
+    device_free_p99_s=3.0,
+    warm_up_p99_s=10.0,
 )
 
 
@@ -118,24 +120,19 @@ def test_another_policy_decides_what_it_would_have() -> None:
     assert srtf.jct_s.p50 < 0.5 * simulated.jct_s.p50
 
 
-def test_loans_orders_and_silent_nodes_are_played() -> None:
-    """A loan and its recall come again; a node that fell silent is lost, and is heard again."""
+def test_loans_orders_and_crashes_are_played() -> None:
+    """A loan and its recall come again, and a node that lost power ends its job there again."""
     recorded = Recorded("aryl", services=True)
     cell = recorded.cell
     cell.sim.load(ServiceName(CHAT), ((cell.sim.loop.now_s + 30.0 * n, 0.1) for n in range(40)))
     for number in range(3):
         cell.submit(f"j{number}", work_s=400.0)
-    cell.wait(200.0)
+    cell.wait(400.0)
     recall = OperatorAsked(action=OperatorAction.RECALL, by="ops/ada", target="")
     cell.sim.handle(recall)
     cell.wait(200.0)
-    node = cell.sim.nodes[NodeName("t0")]
-    node.is_up = False
-    cell.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=20.0))
-    cell.wait(50.0)
-    node.is_up = True
-    node.report_soon()
-    cell.wait(700.0)
+    cell.sim.crash([Crash(node=NodeName("t0"), at_s=cell.sim.loop.now_s, down_s=30.0)])
+    cell.wait(900.0)
     cell.sim.handle(PassDue())
     story = read(recorded.records)
     happened, simulated = replay(story, policy="", changes={})
@@ -146,6 +143,8 @@ def test_loans_orders_and_silent_nodes_are_played() -> None:
     assert simulated.preemptions == happened.preemptions
     assert simulated.lent_gpu_h == pytest.approx(happened.lent_gpu_h, rel=0.1)
     assert simulated.jobs_finished == happened.jobs_finished
+    assert happened.jct_s.p95 is not None
+    assert simulated.jct_s.p95 == pytest.approx(happened.jct_s.p95, rel=0.02)
     _, _, without = replay(story, policy="", changes={"is_loaning": "false"})
     assert (without.loans, without.lent_gpu_h) == (0, 0.0)
 

@@ -200,9 +200,9 @@ class PretendNode:
         self._move()
 
     def learn(self, **changes: Any) -> None:
-        """Other facts of it, as fields of its report; it reports them soon."""
+        """Other facts of it, as fields of its report; it reports them now."""
         self._said = structs.replace(self._said, **changes)
-        self.report_soon()
+        self._report()
 
     @property
     def last_report(self) -> NodeReported:
