@@ -51,7 +51,7 @@ def asked(cell: FakeCell) -> Plan:
     return cast("Plan", request)
 
 
-WORDS = {
+WORDS: dict[str, dict[str, Any]] = {
     "drain t0 --deadline 5m": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": 300.0},
     "drain t0": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": None},
     "loan chat": {"kind": PlanKind.LOAN, "target": "chat"},
