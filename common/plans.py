@@ -62,7 +62,7 @@ class PlanStep(Part, frozen=True, kw_only=True):
 
 
 class PlanEnd(Part, frozen=True, kw_only=True):
-    """A job whose end is awaited, and the estimate that tells it."""
+    """A job whose end is awaited, and the source of the estimate."""
 
     job_id: str
     name: str
@@ -78,7 +78,7 @@ class PlanStart(Part, frozen=True, kw_only=True):
     gpus, nodes: of its first placement.
     after: jobs that end before it and leave GPUs, the latest ones.
     waits_for: why it does not start now, as `explain job` says it.
-    unknown: why no start can be told; empty where one is, or where it lies beyond the played time.
+    unknown: why no start is predicted; empty where one is, or where it lies beyond the played time.
     """
 
     in_s: float | None = None

@@ -110,14 +110,14 @@ def _steps(base: Run, changed: Run) -> tuple[tuple[PlanStep, ...], tuple[PlanSte
             if usual_now[_same(row)] == 0:
                 now.append(row)
             usual_now[_same(row)] -= 1
-        elif usual_ever[key] <= 0 and _is_told(row, changed) and row.in_s <= base.played_s:
+        elif usual_ever[key] <= 0 and _is_shown(row, changed) and row.in_s <= base.played_s:
             later.append(row)
         usual_ever[key] -= 1
     now += _silent_stops(changed, {row.subject for row in now})
     return tuple(now), tuple(later[:LATER_KEPT])
 
 
-def _is_told(row: PlanStep, run: Run) -> bool:
+def _is_shown(row: PlanStep, run: Run) -> bool:
     """Whether a later step says more than the rows of jobs: no start that has merely moved."""
     if row.action in ("grow", "shrink"):
         return False
@@ -166,12 +166,12 @@ def _start(run: Run) -> PlanStart:
 
 
 def _unknown(run: Run) -> str:
-    """Why no start can be told, where playing on would not help."""
+    """Why no start is predicted, where playing on would not help."""
     holders = [one for one in run.jobs.values() if one.worker_count and one.job_id != JOB_ID]
     if run.never:
         return "no node of the fleet as it is can run it"
     if holders and not any(one.source for one in holders):
-        return "no running job tells its end"
+        return "no running job has an estimate of its end"
     return ""
 
 
@@ -311,7 +311,7 @@ def _assumptions(request: Plan, base: Run, changed: Run) -> tuple[str, ...]:
     known = sum(bool(one.source) for one in jobs)
     said = [f"{known} of {counted(len(jobs), 'job')} end by their estimates"]
     if known < len(jobs):
-        said[0] += ", the others tell no end and go on"
+        said[0] += ", the others have no estimate and go on"
     if base.state.services:
         said.append("the load of each service stays as it was measured last")
     said.append("no other job is submitted, and no node fails")

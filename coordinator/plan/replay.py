@@ -183,7 +183,7 @@ class _Played:
             self.sim.handle(event)
 
     def _reported(self, event: NodeReported) -> None:
-        """A report tells what befell a node; what it holds is the simulation's own."""
+        """Take what befell a node from its report; what the node holds is the simulation's own."""
         node = self.sim.nodes.get(event.node)
         if node is None:
             self._join(event)

@@ -46,9 +46,9 @@ class Noted(Struct, kw_only=True):
     starts: list[float] = field(default_factory=list[float])
     stops: list[Stop] = field(default_factory=list[Stop])
     nodes: tuple[NodeName, ...] = ()
-    """Of its first start, or else where it ran at the time of the question."""
+    """The nodes of its first start, or else where it ran at the time of the question."""
     gpus: int = 0
-    """Of its first start."""
+    """The GPUs of its first start."""
     ended_in_s: float | None = None
     shrunk_by: int = 0
     """Flexible workers that it gives up in the first instant."""

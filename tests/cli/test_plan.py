@@ -104,9 +104,13 @@ def test_any_change_is_exit_code_1(what: str) -> None:
 
 def test_nothing_and_errors_have_codes_of_their_own() -> None:
     """0 without a change, and what other commands have for a refusal or a wrong value."""
-    run = aryl(answering(start=PlanStart(unknown="no running job tells its end")), "plan", "recall")
+    run = aryl(
+        answering(start=PlanStart(unknown="no running job has an estimate of its end")),
+        "plan",
+        "recall",
+    )
     assert run.code == 0
-    assert "unknown: no running job tells its end" in run.out
+    assert "unknown: no running job has an estimate of its end" in run.out
     assert "nothing would change" in run.out
     denied = FakeCell({Plan: refusal(ApiErrorCode.DENIED)})
     assert aryl(denied, "plan", "recall").code == 5

@@ -260,8 +260,8 @@ def test_who_pays_for_a_drain_is_named() -> None:
     ).effects
 
 
-def test_a_job_behind_one_that_tells_no_end_has_no_start() -> None:
-    """Where only the default would tell the end of the jobs that run, the start is unknown."""
+def test_a_job_behind_one_without_an_estimate_has_no_start() -> None:
+    """Where only the default would say the end of the jobs that run, the start is unknown."""
     cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None)
@@ -275,5 +275,8 @@ def test_a_job_behind_one_that_tells_no_end_has_no_start() -> None:
         spec=make_spec("new", gpus_per_worker=8),
     )
     assert found.start is not None
-    assert (found.start.in_s, found.start.unknown) == (None, "no running job tells its end")
+    assert (found.start.in_s, found.start.unknown) == (
+        None,
+        "no running job has an estimate of its end",
+    )
     assert not found.has_changes

@@ -137,7 +137,7 @@ class Simulation:
         self._compares: set[NodeName] = set()
         self._pushes: set[NodeName] = set()
         self.exit_code: Callable[[JobId], int] = lambda job_id: 0
-        """Of a job whose work is done."""
+        """The exit code of a job whose work is done."""
         self.nodes = {spec.name: self._node(spec) for spec in specs}
         self._outages = Outages(
             self.loop,
