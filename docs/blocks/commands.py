@@ -43,8 +43,8 @@ def exit_code_table() -> str:
     """Every exit status that the command itself gives."""
     names = {
         0: "done",
-        session.EXIT_ERROR: "any other error; also a question that was answered with no, and a plan "
-        "(`aryl plan`, `--dry-run`) by which something would change",
+        session.EXIT_ERROR: "any other error; also a question that was answered with no, and "
+        "a plan (`aryl plan`, `--dry-run`) by which something would change",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
         EXIT_TERMINATED: "ended by SIGTERM: `simulate`, with all processes that computed for it",
         session.EXIT_UNREACHABLE: "no NATS server that can be trusted answers, or no "

@@ -191,7 +191,7 @@ def _report(node: NodeEntry, workers: tuple[WorkerEntry, ...]) -> NodeReported:
         workers=tuple(
             WorkerFact(key=worker.key, phase=worker.phase, endpoint=worker.endpoint)
             for worker in sorted(workers, key=lambda worker: worker.key)
-            if worker.phase in _LIVE
+            if worker.phase is not None and worker.phase in _LIVE
         ),
         trespasses=tuple(
             TrespassFact(pid, gpu_uuid) for gpu_uuid, pid in sorted(node.trespassed.items())
