@@ -287,6 +287,7 @@ class Api:
             case PlanKind.JOB:
                 assert request.spec is not None
                 self._check_spec(request.spec)
+                self._check_line(tenant, JobId(""))
             case PlanKind.DRAIN:
                 self._check_node(OperatorAction.DRAIN, NodeName(request.target))
             case PlanKind.RECALL:

@@ -78,6 +78,8 @@ async def test_what_a_plan_says_then_happens(tmp_path: Path) -> None:
         row = await house.until_job(job_id, "runs again", lambda row: row.state == JobState.RUNNING)
         assert row.nodes == (idle,)
         records = await house.journal()
+        code, found = await aryl(house, "replay")
+        assert (code, found["replay"]["differences"]) == (0, 0)
     happened, simulated = replay(read(records), policy="", changes={})
     assert simulated.preemptions == happened.preemptions == 1
     assert simulated.jobs_failed == happened.jobs_failed == 0
