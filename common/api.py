@@ -26,6 +26,8 @@ from common.apirows import WorkerRow as WorkerRow
 from common.history import HistoryLine, JobRecord, StoryKind
 from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
 from common.model import Dependency, JobPriority, JobSeconds, JobSpec, Token, WorkerRange
+from common.plans import Plan as Plan
+from common.plans import Planned as Planned
 
 SCHEMA_VERSION = 1
 
@@ -493,6 +495,7 @@ REQUESTS: tuple[type[Message], ...] = (
     GetHistory,
     GetUsage,
     ListEndedJobs,
+    Plan,
 )
 """Every request; its tag is the verb in the subject."""
 

@@ -1,7 +1,7 @@
 """The deciding side, in floors; a module imports only from lower floors.
 
 cli                        what people see
-demo | web                 a whole cell on one machine, of real processes; the page for browsers
+demo | web | plan          a whole cell on one machine; the page for browsers; plans, played ahead
 service | sim | client     drivers: clocks, sockets, processes, files; `plain_text` words their rows
 workloads                  traces, load series and the generator, as typed values
 engine                     pure: handle(event, now_s) -> commands; owns all mutable cluster state

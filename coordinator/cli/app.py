@@ -30,7 +30,9 @@ from coordinator.client.target import Choice
 LATE = {
     "audit": "coordinator.cli.audit",
     "history": "coordinator.cli.history",
+    "plan": "coordinator.cli.plan",
     "policies": "coordinator.cli.policies",
+    "replay": "coordinator.cli.replay",
     "report": "coordinator.cli.report",
     "simulate": "coordinator.cli.simulate.command",
     "top": "coordinator.cli.top",

@@ -156,6 +156,12 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job ends and return its exit code.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Queue nothing: show what would happen, as `aryl plan job` does."
+        ),
+    ] = False,
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
@@ -188,6 +194,11 @@ def submit(
     spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd(), kind=kind)
     show = Show(output=output, is_quiet=quiet)
     here = session(ctx)
+    if dry_run:
+        from coordinator.cli import plan  # here, as few submissions are dry runs
+
+        plan.finish(plan.plan_job(here, spec), spec.name, output, here)
+        return
 
     async def work(client: Client) -> JobRow | None:
         answer = await _submit(client, spec)

@@ -94,6 +94,11 @@ class Session:
         """The cell was found on this machine; nothing else names its server."""
 
     @property
+    def timeout_s(self) -> float:
+        """How long one answer may take."""
+        return self._timeout_s
+
+    @property
     def out(self) -> Console:
         """Where data goes."""
         return console(self.environ)

@@ -72,6 +72,12 @@ class Client:
             self._bus, cell=self._cell, tenant=tenant, user=self._user, timeout_s=self._timeout_s
         )
 
+    def patient(self, timeout_s: float) -> Client:
+        """The same person, who waits this long for an answer."""
+        return Client(
+            self._bus, cell=self._cell, tenant=self._tenant, user=self._user, timeout_s=timeout_s
+        )
+
     async def ask(self, request: Message, kind: type[M]) -> M:
         """Send a request; its answer, of a list all pages.
 

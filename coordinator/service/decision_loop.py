@@ -231,6 +231,11 @@ class Decider:
         """Messages in the journal that no coordinator wrote; counted and skipped."""
         return self._journal.foreign_count
 
+    @property
+    def loan_pass_at_s(self) -> float:
+        """When the next loan pass is due without an event, in engine time."""
+        return self.time.now_s() + max(0.0, self._loan_pass_at_s - self._clock.now_s())
+
     # --- intake -----------------------------------------------------------------------------
 
     def post(self, event: Event) -> bool:

@@ -13,6 +13,7 @@ from coordinator.cli import session
 from coordinator.cli.app import whole
 from coordinator.cli.interrupt import EXIT_TERMINATED
 from coordinator.cli.operate import DECLINED
+from coordinator.cli.plan import EXIT_CHANGES
 from coordinator.client import EXIT_CODES
 
 PROGRAM = "aryl"
@@ -24,7 +25,7 @@ _MANY = 5
 
 def command_reference() -> str:
     """Every command with its arguments and options, in the order of the help texts."""
-    root: Any = whole()
+    root: Any = _root()
     sections = [_section(PROGRAM, root, root.help)]
     shared = "\n".join(f"- {line}" for line in _shared_options().values())
     sections.append(f"Options of many commands, named below where a command has them:\n\n{shared}")
@@ -32,11 +33,18 @@ def command_reference() -> str:
     return "\n\n".join(sections)
 
 
+@cache
+def _root() -> Any:
+    """The command with its late parts."""
+    return whole()
+
+
 def exit_code_table() -> str:
     """Every exit status that the command itself gives."""
     names = {
         0: "done",
-        session.EXIT_ERROR: "any other error; also a question that was answered with no",
+        session.EXIT_ERROR: "any other error; also a question that was answered with no, and "
+        "a plan (`aryl plan`, `--dry-run`) by which something would change",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
         EXIT_TERMINATED: "ended by SIGTERM: `simulate`, with all processes that computed for it",
         session.EXIT_UNREACHABLE: "no NATS server that can be trusted answers, or no "
@@ -51,7 +59,7 @@ def exit_code_table() -> str:
         ApiErrorCode.DENIED: "you may not: the coordinator refuses it, or NATS the user, the "
         "password or the subject",
     }
-    assert DECLINED == session.EXIT_ERROR, "one row stands for both"
+    assert DECLINED == EXIT_CHANGES == session.EXIT_ERROR, "one row stands for all"
     names |= {EXIT_CODES[code]: meaning for code, meaning in meanings.items()}
     lines = ["| exit code | meaning |", "|---|---|"]
     return "\n".join(lines + [f"| {code} | {names[code]} |" for code in sorted(names)])
@@ -96,7 +104,7 @@ def _options(command: Any) -> list[Any]:
 @cache
 def _shared_options() -> dict[str, str]:
     """Options that many commands have alike, by name: how they are written."""
-    root: Any = whole()
+    root: Any = _root()
     found = Counter(
         (one.name, _option(one)) for _, command in _walk(root, PROGRAM) for one in _options(command)
     )
@@ -127,5 +135,5 @@ def _kind(option: Any) -> str:
 @cache
 def _context() -> Any:
     """Made once: Typer reads every function of the app anew for each of its commands."""
-    root: Any = whole()
+    root: Any = _root()
     return root.make_context(PROGRAM, ["status"])

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect as types
 
 from blocks.source import doc_of, enum_table, member_notes, one_line
-from common import api, messages, subjects
+from common import api, messages, plans, subjects
 from common.messages import Message
 from common.model import MAX_INT, TOKEN_PATTERN, JobSpec, WorkerRange
 from common.settings import describe
@@ -229,9 +229,13 @@ def node_messages() -> str:
     return "\n\n".join(struct_section(kind) for kind in messages_in(messages))
 
 
+def _of_the_api() -> list[type[Message]]:
+    return messages_in(api) + messages_in(plans)
+
+
 def api_messages() -> str:
     """Requests of the API, then its replies."""
-    replies = [kind for kind in messages_in(api) if kind not in api.REQUESTS]
+    replies = [kind for kind in _of_the_api() if kind not in api.REQUESTS]
     return "\n\n".join(struct_section(kind) for kind in [*api.REQUESTS, *replies])
 
 
@@ -239,7 +243,7 @@ def message_parts() -> str:
     """What the messages are made of."""
     sections: list[str] = []
     in_job_files = set(job_file_keys()) - {JobSpec, WorkerRange}
-    for kind in reachable(messages_in(messages) + messages_in(api)):
+    for kind in reachable(messages_in(messages) + _of_the_api()):
         if kind in in_job_files and not _beyond_the_job_file(kind):
             continue  # the page of the job file has all of it
         if issubclass(kind, StrEnum):

@@ -31,6 +31,7 @@ from common.api import (
     ListEndedJobs,
     Operate,
     Order,
+    Plan,
     Release,
     Requeue,
     Submit,
@@ -50,6 +51,7 @@ from common.model import (
     NodeRole,
     ServiceName,
 )
+from common.plans import PlanKind
 from coordinator.engine.jobs import arrays, changes, prerun_spec, start_gate
 from coordinator.engine.nodes import maintenance as nodes_maintenance
 from coordinator.engine.nodes.rebuilt_gangs import is_awaited
@@ -66,6 +68,7 @@ from coordinator.service.api import name_lookup
 from coordinator.service.api.history_reads import HistoryReads
 from coordinator.service.api.job_orders import JobOrder, JobOrders
 from coordinator.service.api.name_lookup import Refusal, unknown
+from coordinator.service.api.plans import Plans
 from coordinator.service.api.queries import Looks, Past
 from coordinator.service.api.rate_limit import Rates
 from coordinator.service.api.refused_orders import RefusedOrders, client_of
@@ -114,6 +117,7 @@ class Api:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
         self._job_orders = JobOrders(coordinator, self._check_spec, self._check_line)
+        self._plans = Plans(coordinator)
         settings = coordinator.settings
         self._rates = Rates(
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
@@ -174,6 +178,15 @@ class Api:
         if not self._coordinator.is_leading:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
+        try:
+            return await self._answer_or_refuse(request, tenant, user, data=data)
+        except Refusal as refusal:
+            self._note_refused(request, tenant, user, refusal.error.message)
+            return await self._finish(refusal.error)
+
+    async def _answer_or_refuse(
+        self, request: Message, tenant: str, user: str, *, data: bytes
+    ) -> Message | bytes:
         match request:
             case (
                 Submit()
@@ -186,24 +199,14 @@ class Api:
                 | Operate()
                 | GetLogs()
             ):
-                try:
-                    return await self._change(request, tenant, user)
-                except Refusal as refusal:
-                    if said := _ordered(request):
-                        why = refusal.error.message
-                        log.info("refused order %s by %s/%s: %s", said, tenant, user, why)
-                    self._note_refused(request, tenant, user, refusal.error.message)
-                    return await self._finish(refusal.error)
+                return await self._change(request, tenant, user)
             case GetHistory() | GetUsage() | ListEndedJobs():
-                try:
-                    return await self._finish(await self._history.answer(request, tenant))
-                except Refusal as refusal:
-                    return await self._finish(refusal.error)
+                return await self._finish(await self._history.answer(request, tenant))
+            case Plan():
+                self._check_plan(request, tenant)
+                return await self._plans.answer(request, tenant, user)
             case Describe() | GetEvents():
-                try:
-                    past = await self._looks.past(request)
-                except Refusal as refusal:
-                    return await self._finish(refusal.error)
+                past = await self._looks.past(request)
                 # Shared by callers that asked at the same end of the events.
                 key = data + str(past.end).encode()
                 return await self._reads.answer(key, lambda: self._look(request, past))
@@ -212,9 +215,10 @@ class Api:
                 return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     def _note_refused(self, request: Message, tenant: str, user: str, why: str) -> None:
-        """Keep a refused order for the audit, as far as the rate of records allows."""
+        """Log a refused order, and keep it for the audit as far as the rate of records allows."""
         if not isinstance(request, Order):
             return
+        log.info("refused order %s by %s/%s: %s", _ordered(request), tenant, user, why)
         now_s = self._coordinator.clock.now_s()
         order = self._refused.record(request, tenant, user, why, now_s=now_s)
         if order is not None:
@@ -375,6 +379,35 @@ class Api:
                 f"{largest}",
                 "gpus_per_worker",
             )
+
+    def _check_plan(self, request: Plan, tenant: str) -> None:
+        """Refuse the plan of a change that would be refused, or that the caller may not make."""
+        state = self._coordinator.engine.state
+        if request.kind != PlanKind.JOB and tenant != OPERATORS:
+            raise Refusal(
+                ApiErrorCode.DENIED,
+                f"only tenant {OPERATORS} may plan this; every tenant may plan a job",
+                "tenant",
+            )
+        match request.kind:
+            case PlanKind.JOB if request.spec is None:
+                raise Refusal(ApiErrorCode.USAGE, "a plan of kind job has a spec", "spec")
+            case PlanKind.JOB:
+                assert request.spec is not None
+                self._check_spec(request.spec)
+                self._check_line(tenant, JobId(""))
+            case PlanKind.DRAIN:
+                self._check_node(OperatorAction.DRAIN, NodeName(request.target))
+            case PlanKind.RECALL:
+                self._check_service(ServiceName(request.target))
+            case PlanKind.LOAN:
+                known = sorted(
+                    [*state.services, *(n.name for n in state.nodes.values() if n.service)]
+                )
+                if request.target not in known:
+                    raise unknown("service", request.target, known)
+            case PlanKind.TENANT | PlanKind.POLICY:
+                pass  # the process that plays it checks its settings
 
     async def _operate(self, request: Operate, tenant: str, user: str) -> Done:
         if tenant != OPERATORS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -71,6 +72,17 @@ _STARTED = (WorkerPhase.RUNNING, WorkerPhase.SUSPENDED)
 
 def _boot_id(boots: int) -> str:
     return f"boot-{boots}"
+
+
+def _aim(role: NodeRole) -> NodeRole:
+    """The role that a node is on its way to, by the one that it has."""
+    match role:
+        case NodeRole.DRAINING:
+            return NodeRole.ON_LOAN
+        case NodeRole.VACATING | NodeRole.WARMING:
+            return NodeRole.SERVING
+        case _:
+            return role
 
 
 class PretendNode:
@@ -146,6 +158,56 @@ class PretendNode:
         """Its last report; most of the next one is the same."""
         self._endpoint = f"{spec.name}:1"
         self._will_report = False
+
+    def take_up(
+        self, said: NodeReported, *, desired: DesiredState, delays: Delays, is_up: bool
+    ) -> None:
+        """Become a node that an engine knows: it reported `said` last and may know `desired`.
+
+        `set_off` follows, once all nodes and jobs are there.
+        """
+        self._said, self._delays, self.is_up = said, delays, is_up
+        self.role, self._lease_id = said.role, said.lease_id
+        self._epoch, self._generation = said.epoch, said.generation
+        is_current = said.generation >= desired.generation
+        self._desired_role = desired.role if is_current else _aim(said.role)
+        orders = {order.key: order for order in desired.workers}
+        for fact in said.workers if is_up else ():
+            if fact.key in orders:
+                self._held[fact.key] = Held(orders[fact.key], fact.phase)
+                self._has_suspended |= orders[fact.key].is_suspended
+
+    def set_off(self, desired: DesiredState) -> None:
+        """Take the steps that were under way, each from its beginning."""
+        if not self.is_up:
+            return
+        for key, held in list(self._held.items()):
+            match held.phase:
+                case WorkerPhase.RESERVING:
+                    self._loop.after(self._delays.ready_s, partial(self._make_ready, key))
+                case WorkerPhase.READY:
+                    self._take_order(held.order)
+                case WorkerPhase.STOPPING:
+                    self._loop.after(self._stop_s(held), partial(self._stop_now, key))
+                case _:
+                    pass
+        if self._generation >= desired.generation:
+            for stop in desired.stops:
+                self._stop(stop.key, stop.reason)
+        self._switch_all()
+        if self.role == NodeRole.DRAINING and self._desired_role == NodeRole.ON_LOAN:
+            self._later(self._delays.drain_s, NodeRole.DRAINING, NodeEvent.DRAINED)
+        self._move()
+
+    def learn(self, **changes: Any) -> None:
+        """Other facts of it, as fields of its report; it reports them now."""
+        self._said = structs.replace(self._said, **changes)
+        self._report()
+
+    @property
+    def last_report(self) -> NodeReported:
+        """Its last report."""
+        return self._said
 
     #   --- reports ----------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ _Entry = tuple[float, int, int, Callable[[], None]]
 
 
 class Loop:
-    """Runs calls in order of simulated time."""
+    """Runs calls in order of simulated time, which begins at `now_s`."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
         self.events = 0
         self.is_halted = False
         """Whether `steps` returns after the present call; `step` and `run` go on all the same."""
@@ -64,6 +64,10 @@ class Loop:
     def _run_planned(self, call: Callable[[], None], planned: Iterator[_Entry]) -> None:
         self._plan_next(planned)
         call()
+
+    def next_s(self) -> float | None:
+        """The instant of the next call; None when there is none."""
+        return self._heap[0][0] if self._heap else None
 
     def step(self) -> bool:
         """Run the next call; False when there is none."""

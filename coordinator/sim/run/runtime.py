@@ -113,6 +113,27 @@ class Runtime:
             path=path or f"/checkpoints/{job_id}",
         )
 
+    def go_on(
+        self, job_id: JobId, truth: Truth, running: Iterable[tuple[NodeName, WorkerOrder]]
+    ) -> None:
+        """A job that is under way, with its workers that computed until now; it does not warm up
+        again.
+        """
+        self._jobs[job_id] = truth
+        orders = list(running)
+        for node, order in orders:
+            self.started(node, order)
+        attempt = truth.attempt
+        if attempt is None:
+            return
+        attempt.paused_until_s = self._loop.now_s
+        for _, order in orders:
+            if order.is_suspended:
+                attempt.suspended.add(order.key)
+                self._colocation.leave(order.key)
+        self._set_pace(truth, attempt)
+        self._run_on(job_id, truth, attempt)
+
     def done_s(self, job_ids: Iterable[JobId]) -> float:
         """Work that these jobs have done and not lost up to now, in worker-seconds in all."""
         return fsum(self._jobs[job_id].done_by_s(self._loop.now_s) for job_id in job_ids)

@@ -17,7 +17,7 @@ from common.model import JobId, JobSpec, NodeName, ServiceName, WorkerKey
 from coordinator.engine.engine import Engine
 from coordinator.engine.invariants import BesideIdle
 from coordinator.engine.state.accounting import Figures, figures
-from coordinator.engine.state.commands import PushDesired
+from coordinator.engine.state.commands import Outcome, PushDesired
 from coordinator.engine.state.events import (
     Event,
     JobSubmitted,
@@ -81,6 +81,7 @@ class Simulation:
     Args:
         rules: the costs of runs and stops of jobs.
         wire: how messages travel; by default none is lost.
+        engine: one that has a cell already, whose time goes on; see `resume`. None: an empty one.
         check: check the engine's invariants after every event (tests).
     """
 
@@ -95,19 +96,23 @@ class Simulation:
         passes: Passes | None = None,
         check: bool = False,
         keep_decisions: bool = True,
+        engine: Engine | None = None,
     ) -> None:
-        self.loop = Loop()
-        self.engine = Engine(settings)
+        self.loop = Loop(0.0 if engine is None else engine.state.now_s)
+        self.engine = engine or Engine(settings)
         self.decisions: list[Decision] = []
         self.wire = Wire(wire or WireRules())
         specs = tuple(nodes)
+        self._delays = delays or Delays()
+        self._type_of = {spec.name: spec.gpu_type for spec in specs}
+        self._rack_of = {spec.name: spec.rack for spec in specs}
         self.runtime = Runtime(
             self.loop,
             rules or RunRules(),
             finished=self._finished,
             tell=self.handle,
-            type_of={spec.name: spec.gpu_type for spec in specs},
-            rack_of={spec.name: spec.rack for spec in specs},
+            type_of=self._type_of,
+            rack_of=self._rack_of,
         )
         self.events = 0
         """Facts that the engine has taken."""
@@ -131,27 +136,35 @@ class Simulation:
         self._is_faulty = self.wire.is_lossy
         self._compares: set[NodeName] = set()
         self._pushes: set[NodeName] = set()
-        self.nodes = {
-            spec.name: PretendNode(
-                spec,
-                self.loop,
-                delays or Delays(),
-                tell=self._told,
-                started=partial(self._started, spec.name),
-                stopped=self.runtime.stopped,
-                asked=self.runtime.asked,
-                crashed=self.runtime.crashed,
-                suspended=self.runtime.suspended,
-                resumed=self.runtime.resumed,
-            )
-            for spec in specs
-        }
+        self.exit_code: Callable[[JobId], int] = lambda job_id: 0
+        """The exit code of a job whose work is done."""
+        self.nodes = {spec.name: self._node(spec) for spec in specs}
         self._outages = Outages(
             self.loop,
             self.nodes,
             tell=self.handle,
             awaited_s=lambda: self.engine.awaited_silence_s(),
         )
+
+    def _node(self, spec: NodeSpec) -> PretendNode:
+        return PretendNode(
+            spec,
+            self.loop,
+            self._delays,
+            tell=self._told,
+            started=partial(self._started, spec.name),
+            stopped=self.runtime.stopped,
+            asked=self.runtime.asked,
+            crashed=self.runtime.crashed,
+            suspended=self.runtime.suspended,
+            resumed=self.runtime.resumed,
+        )
+
+    def join(self, spec: NodeSpec) -> PretendNode:
+        """A node that comes later; it reports when it is asked to."""
+        self._type_of[spec.name], self._rack_of[spec.name] = spec.gpu_type, spec.rack
+        node = self.nodes[spec.name] = self._node(spec)
+        return node
 
     # --- input ------------------------------------------------------------------------------
 
@@ -200,7 +213,11 @@ class Simulation:
         self, service: ServiceName, load: float, samples: Iterator[tuple[float, float]]
     ) -> None:
         self._measure_next(service, samples)
-        self.handle(LoadMeasured(service=service, load=load))
+        self.measured(LoadMeasured(service=service, load=load))
+
+    def measured(self, event: LoadMeasured) -> None:
+        """A load was measured now; a loan pass follows where one is due."""
+        self.handle(event)
         if self._loan_pass_is_overdue():
             self.ask_loan_pass()
 
@@ -211,6 +228,19 @@ class Simulation:
             self.loop.at(crash.at_s, partial(self._outages.begin, crash))
 
     # --- running ----------------------------------------------------------------------------
+
+    def go_on(self, *, loan_pass_at_s: float) -> None:
+        """Go on with an engine that has a cell already, in place of `begin`; called once.
+
+        Nodes with an order on its way get it.
+
+        loan_pass_at_s: when a period will have passed since its last loan pass.
+        """
+        self._loan_pass_at_s = loan_pass_at_s
+        for name, node in self.nodes.items():
+            self._outages.heard(node.last_report)
+            if node.is_up:
+                self.catch_up(name)
 
     def begin(self) -> None:
         """A leader leads and every node reports; called once."""
@@ -266,6 +296,10 @@ class Simulation:
             beside_idle = self.beside_idle if is_after_pass else None
             faults = self.engine.check(are_copies_too=copies, beside_idle=beside_idle)
             assert not faults, f"after {event}: {faults}"
+        self.follow(outcome)
+
+    def follow(self, outcome: Outcome) -> None:
+        """Carry out the commands of an event that the engine has just taken."""
         for command in outcome.commands:
             if isinstance(command, PushDesired):  # as nearly all are; a match takes its time
                 self._push_soon(command.node)
@@ -361,6 +395,11 @@ class Simulation:
         if self._is_faulty:
             self._compare_soon(name)
 
+    def catch_up(self, name: NodeName) -> None:
+        """Send a node that lags its desired state."""
+        if self._lags(name):
+            self._push_soon(name)
+
     def _compare_soon(self, name: NodeName) -> None:
         """A node that lags gets its state again, not more often than from the live coordinator."""
         if name not in self._compares and self._lags(name):
@@ -397,4 +436,4 @@ class Simulation:
 
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         for key, node in sorted(workers.items()):
-            self.nodes[node].exited(key, 0)
+            self.nodes[node].exited(key, self.exit_code(job_id))

@@ -1,0 +1,229 @@
+"""One run of a plan: the first instant on a copy of the engine, and the time after it, simulated.
+
+A run notes what each job and each node comes to. It does not know whether it is the run with the
+change or the one without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct, field
+
+from common.model import FINAL_JOB_STATES, JobId, JobState, NodeName, StopReason
+from coordinator.engine.jobs.prerun_spec import submitted
+from coordinator.engine.state.context import keys_on
+from coordinator.engine.state.tables import ClusterState, JobEntry
+from coordinator.engine.what_if import WhatIf
+from coordinator.plan.decide import JOB_ID, Change, Decided, decide
+from coordinator.plan.lengths import NodeLengths
+from coordinator.policies.contract.decisions import Decision, Start
+from coordinator.sim.run.resume import estimated_left_s, resumed
+from coordinator.sim.run.runtime import RunRules
+
+
+class Stop(Struct, frozen=True, kw_only=True):
+    """A preemption: when, in seconds from the question, and what it throws away at most."""
+
+    in_s: float
+    lost_gpu_s: float
+    reason: str
+
+
+class Noted(Struct, kw_only=True):
+    """What a job comes to; instants are seconds from the question.
+
+    source: of the estimate of its work; empty: its end is unknown.
+    """
+
+    job_id: JobId
+    name: str
+    tenant: str
+    was_waiting: bool
+    source: str = ""
+    worker_count: int = 0
+    preemptions: int = 0
+    starts: list[float] = field(default_factory=list[float])
+    stops: list[Stop] = field(default_factory=list[Stop])
+    nodes: tuple[NodeName, ...] = ()
+    """The nodes of its first start, or else where it ran at the time of the question."""
+    gpus: int = 0
+    """The GPUs of its first start."""
+    ended_in_s: float | None = None
+    shrunk_by: int = 0
+    """Flexible workers that it gives up in the first instant."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A decision in a run, in seconds from the question; 0: of the first instant."""
+
+    in_s: float
+    decision: Decision
+
+
+class Run:
+    """A copy of the cell from the question on.
+
+    Args:
+        drained: a node whose end of work is looked for; None: of none.
+    """
+
+    def __init__(
+        self, question: WhatIf, change: Change, *, drained: NodeName | None = None
+    ) -> None:
+        self.engine = question.engine(change.settings)
+        self.state: ClusterState = self.engine.state
+        self.began_s = max(question.now_s, self.state.now_s)
+        self.jobs = {job.job_id: self._noted(job) for job in self.state.live()}
+        self.lengths = NodeLengths(self.state, question.settings)
+        self.decided: Decided = decide(
+            self.engine, change, now_s=self.began_s, loan_pass_at_s=question.loan_pass_at_s
+        )
+        self.waits_for = self.engine.explain.blockers(JOB_ID)
+        self.never = self.engine.explain.why_never(JOB_ID)
+        self.steps: list[Step] = []
+        self._note_new()
+        self._hear(self.decided.decisions)
+        self._drained = drained
+        self._seen = (-1, -1)
+        self.empty_in_s: float | None = None
+        self._look()
+        self._note_shrunk()
+        settings = question.settings
+        period_s = settings.loan_period_s
+        next_s = self.began_s + period_s if self.decided.has_loan_pass else question.loan_pass_at_s
+        self.simulation = resumed(
+            self.engine,
+            delays=self.lengths.of,
+            left_s=self._left_s,
+            loan_pass_at_s=next_s,
+            rules=RunRules(restart_s=settings.restart_p99_s, resize_s=settings.resize_p99_s),
+        )
+        self.simulation.hear = self._hear
+        self.simulation.follow(self.decided.last)
+        self.played_s = 0.0
+        self.is_cut = False
+        """The time limit ended it."""
+
+    # --- playing ----------------------------------------------------------------------------
+
+    def play(
+        self, horizon_s: float, *, is_over: Callable[[], bool], is_done: Callable[[Run], bool]
+    ) -> None:
+        """Play on up to a horizon, until it is done, or until the time for it is over."""
+        loop, until_s = self.simulation.loop, self.began_s + horizon_s
+        while True:
+            next_s = loop.next_s()
+            if next_s is None or next_s > until_s:
+                self.played_s = horizon_s
+                return
+            if next_s > loop.now_s:  # an instant is played as a whole
+                self.played_s = loop.now_s - self.began_s
+                if is_done(self):
+                    return
+                if is_over():
+                    self.is_cut = True
+                    return
+            loop.step()
+            self._look()
+
+    @property
+    def drained_is_held(self) -> bool:
+        """Whether something still runs on the node that is drained."""
+        return self._drained is not None and self.empty_in_s is None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no job that was there at the question waits, or is about to."""
+        waiting = (JobState.PENDING, JobState.STARTING, JobState.PREEMPTING)
+        return all(job.state not in waiting for job in self.state.live())
+
+    def _in_s(self) -> float:
+        return self.state.now_s - self.began_s
+
+    # --- notes ------------------------------------------------------------------------------
+
+    def _noted(self, job: JobEntry) -> Noted:
+        left_s, source = estimated_left_s(job, self.began_s)
+        return Noted(
+            job_id=job.job_id,
+            name=submitted(job).name,
+            tenant=job.tenant,
+            was_waiting=job.state == JobState.PENDING,
+            source="" if left_s is None else source,
+            worker_count=_stays(job),
+            preemptions=job.counts.preemptions,
+            nodes=tuple(sorted({worker.node for worker in job.workers.values()})),
+        )
+
+    def _note_new(self) -> None:
+        """The job in question is there now."""
+        for job in self.state.live():
+            if job.job_id not in self.jobs:
+                self.jobs[job.job_id] = self._noted(job)
+
+    def _left_s(self, job: JobEntry) -> float | None:
+        return estimated_left_s(job, self.state.now_s)[0]
+
+    def _hear(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            self.steps.append(Step(in_s=self._in_s(), decision=decision))
+            if isinstance(decision, Start) and decision.job_id in self.jobs:
+                self._note_start(decision)
+
+    def _note_start(self, decision: Start) -> None:
+        noted = self.jobs[decision.job_id]
+        if not noted.starts:
+            job = self.state.jobs[decision.job_id]
+            noted.nodes = tuple(dict.fromkeys(place.node for place in decision.placements))
+            noted.gpus = sum(len(worker.gpu_uuids) for worker in job.workers.values())
+        noted.starts.append(self._in_s())
+
+    def _look(self) -> None:
+        """Note what an event has changed: preemptions, ends, the drained node."""
+        if self._drained is not None and self.empty_in_s is None:
+            node = self.state.nodes.get(self._drained)
+            if node is None or not keys_on(node):
+                self.empty_in_s = self._in_s()
+        seen = (self.state.counters.preemptions, len(self.state.live_jobs))
+        if seen == self._seen:
+            return
+        self._seen = seen
+        for noted in self.jobs.values():
+            job = self.state.jobs.get(noted.job_id)
+            if job is None or job.state in FINAL_JOB_STATES:
+                noted.ended_in_s = self._in_s() if noted.ended_in_s is None else noted.ended_in_s
+            elif job.counts.preemptions > noted.preemptions:
+                noted.preemptions = job.counts.preemptions
+                lost_gpu_s = 0.0 if job.loss is None else job.loss.gpu_s
+                reason = self._reason(job.job_id)
+                noted.stops.append(Stop(in_s=self._in_s(), lost_gpu_s=lost_gpu_s, reason=reason))
+
+    def _note_shrunk(self) -> None:
+        for noted in self.jobs.values():
+            job = self.state.jobs.get(noted.job_id)
+            if job is None:
+                continue
+            released = [one for one in job.workers.values() if one.stop == StopReason.RELEASE]
+            if released and not noted.stops:
+                noted.shrunk_by = max(0, noted.worker_count - _stays(job))
+
+    def _reason(self, job_id: JobId) -> str:
+        """The reason of the last event line of a job."""
+        lines = (line for line in reversed(self.state.stories) if line.subject == job_id)
+        return next((line.reason for line in lines), "")
+
+
+def _stays(job: JobEntry) -> int:
+    """Workers without an order to stop."""
+    return sum(worker.stop is None for worker in job.workers.values())
+
+
+def ends(run: Run, *, before_s: float) -> list[Noted]:
+    """The jobs that ended by their estimates before an instant, in that order."""
+    found = [
+        noted
+        for noted in run.jobs.values()
+        if noted.ended_in_s is not None and noted.ended_in_s <= before_s and noted.source
+    ]
+    return sorted(found, key=lambda noted: (noted.ended_in_s or 0.0, noted.job_id))

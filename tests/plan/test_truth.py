@@ -1,0 +1,282 @@
+"""A plan says what the engine then does, and leaves no trace. Cells come from random stories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole
+from common.plans import PlanKind
+from coordinator.engine.engine import Engine
+from coordinator.engine.record import decision_bytes
+from coordinator.engine.state.events import (
+    JobSubmitted,
+    LoadMeasured,
+    LoanPassDue,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+)
+from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.plan.decide import JOB_ID, Change, change_of
+from coordinator.plan.run import Run
+from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.registry import policy
+from coordinator.sim.run.cluster import Delays
+from coordinator.workloads.shaping import linear
+from tests.builders import make_spec
+from tests.draws import pick, whole
+from tests.engine.house import CHAT, House
+from tests.plan.asking import plan, question
+from tests.properties.test_engine_safety import Op, often, perform, steps
+
+POLICIES = ("aryl", "fifo", "tiresias", "gandiva", "themis")
+PLAYED_S = 3_000.0
+LED_S = (0.0, 1.0, 5.0, 200.0)
+"""How long the policy leads before the question: loans, stops and starts of its own are under way,
+and jobs have ended.
+"""
+ORDERS = {
+    25: (OperatorAction.RECALL, CHAT),
+    45: (OperatorAction.DRAIN, "t0"),
+}
+RESTING = (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
+
+
+def lived(name: str, ops: list[Op], delays: Delays) -> House:
+    """A cell after a story, with loans under way and nodes that are silent; a policy takes over."""
+    service = ServiceSettings(
+        name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=300.0, min_serving=0
+    )
+    cell = House(
+        delays=delays,
+        settings=EngineSettings(policy=name, services=(service,), min_runtime_s=0.0),
+    )
+    for op in ops:
+        perform(cell, op)
+    cell.engine.policy = policy(name)
+    cell.sim.ask_pass()
+    cell.wait(LED_S[len(ops) % len(LED_S)])
+    return cell
+
+
+def asked(kind: PlanKind, number: int) -> dict[str, Any]:
+    """A question of a kind."""
+    low = 1 + number % 2
+    spec = make_spec("new", workers=(low, low + number % 3), gpus_per_worker=(8, 4, 2)[number % 3])
+    match kind:
+        case PlanKind.JOB:
+            return {"spec": spec}
+        case PlanKind.DRAIN:
+            deadline_s = 20.0 if number % 3 == 0 else None
+            return {"target": ("t0", "t1", "i0", "i1")[number % 4], "deadline_s": deadline_s}
+        case PlanKind.RECALL:
+            return {"target": ("", CHAT)[number % 2]}
+        case PlanKind.LOAN:
+            return {"target": CHAT}
+        case PlanKind.TENANT:
+            return {"target": ("trace", "other")[number % 2], "guarantee_gpus": 8 * (number % 3)}
+        case PlanKind.POLICY:
+            return {"target": POLICIES[number % len(POLICIES)]}
+
+
+def really(engine: Engine, kind: PlanKind, request: dict[str, Any]) -> tuple[Decision, ...]:
+    """The decisions of the live loop when the change really comes now."""
+    now_s, target = engine.state.now_s, request.get("target", "")
+    match kind:
+        case PlanKind.JOB:
+            spec = request["spec"]
+            event: JobSubmitted | OperatorAsked = JobSubmitted(
+                job_id=JobId(JOB_ID),
+                spec=spec,
+                tenant="ops",
+                user="ada",
+            )
+        case PlanKind.DRAIN:
+            event = OperatorAsked(
+                action=OperatorAction.DRAIN,
+                by="ops/ada",
+                target=target,
+                deadline_s=request["deadline_s"],
+            )
+        case PlanKind.LOAN:
+            event = OperatorAsked(
+                action=OperatorAction.SET_MODE, by="ops/ada", target=target, value=Mode.ACT
+            )
+        case _:
+            event = OperatorAsked(action=OperatorAction.RECALL, by="ops/ada", target=target)
+    outcomes = [engine.handle(event, now_s=now_s)]
+    if outcomes[0].needs_loan_pass:
+        outcomes.append(engine.handle(LoanPassDue(), now_s=now_s))
+    outcomes.append(engine.handle(PassDue(), now_s=now_s))
+    return tuple(decision for outcome in outcomes for decision in outcome.decisions)
+
+
+def stuck(run: Run) -> list[str]:
+    """Jobs and nodes that are still on their way to something, though all nodes that they need
+    answer."""
+    nodes = run.simulation.nodes
+    up = {name for name, node in nodes.items() if node.is_up}
+    jobs = [
+        f"{job.job_id} is {job.state}"
+        for job in run.state.live()
+        if (job.state not in RESTING or job.after_vacating is not None)
+        and {worker.node for worker in job.workers.values()} <= up
+    ]
+    on_way = (NodeRole.DRAINING, NodeRole.VACATING, NodeRole.WARMING)
+    return jobs + [
+        f"{name} is {nodes[name].role}" for name in sorted(up) if nodes[name].role in on_way
+    ]
+
+
+DELAYS = st.builds(
+    Delays,
+    ready_s=pick(0.0, 2.0),
+    stop_s=pick(0.0, 7.0),
+    drain_s=pick(0.0, 3.0),
+    warm_up_s=pick(0.0, 5.0),
+    report_s=pick(0.0, 1.0),
+)
+EVENTS = pick(PlanKind.JOB, PlanKind.DRAIN, PlanKind.RECALL, PlanKind.LOAN)
+
+
+@pytest.mark.slow
+@settings(often, max_examples=25)
+@given(steps(), DELAYS, pick(*POLICIES), EVENTS, whole(0, 11))
+def test_a_plan_decides_what_the_engine_then_decides(
+    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+) -> None:
+    """At the same instant: byte for byte the same first decisions, from the live part alone."""
+    cell = lived(name, ops, delays)
+    request = asked(kind, number)
+    put = question(cell.engine, kind=kind, **request)
+    run = Run(put, change_of(put))
+    expected = really(cell.engine, kind, request)
+    assert decision_bytes(run.decided.decisions) == decision_bytes(expected)
+
+
+@pytest.mark.slow
+@settings(often, max_examples=25)
+@given(steps(), DELAYS, pick(*POLICIES), pick(*PlanKind), whole(0, 11))
+def test_a_played_cell_keeps_the_rules_and_the_real_one_keeps_its_state(
+    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+) -> None:
+    """However the cell was found, playing it ahead breaks no invariant; the state is untouched."""
+    cell = lived(name, ops, delays)
+    before = cell.engine.encode_state()
+    put = question(cell.engine, kind=kind, **asked(kind, number))
+    plan(cell.engine, kind=kind, horizon_s=PLAYED_S, limit_s=60.0, **asked(kind, number))
+    assert cell.engine.encode_state() == before
+    for change in (change_of(put), Change(settings=put.settings)):
+        run = Run(put, change)
+        run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: False)
+        assert run.engine.check() == []
+        assert stuck(run) == []
+
+
+def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
+    """Asked in each second of loans, starts, a recall, a drain and a way home: no step is lost."""
+    service = ServiceSettings(
+        name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=300.0, min_serving=0
+    )
+    service = replace(service, hold_off_s=0.0, headroom_ratio=0.0)
+    slow = Delays(
+        report_s=1.0, ready_s=3.0, start_s=2.0, stop_s=4.0, drain_s=3.0, device_free_s=3.0,
+        warm_up_s=4.0,
+    )  # fmt: skip
+    cell = House(delays=slow, settings=EngineSettings(services=(service,), min_runtime_s=0.0))
+    cell.engine.policy = policy("aryl")
+    cell.sim.handle(LoadMeasured(service=CHAT, load=0.0))
+    for name in "abcd":
+        cell.submit(name, work_s=600.0, workers=(1, 2), launcher=Launcher.TORCHRUN)
+    seen: set[str] = set()
+    for second in range(60):
+        if second in ORDERS:
+            action, target = ORDERS[second]
+            cell.sim.handle(OperatorAsked(action=action, by="ops/ada", target=target))
+        seen |= {node.role for node in cell.engine.state.nodes.values()}
+        seen |= {
+            f"{w.phase} {w.stop}" for j in cell.engine.state.live() for w in j.workers.values()
+        }
+        put = question(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.RECALL)
+        run = Run(put, Change(settings=put.settings))
+        run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: False)
+        assert run.engine.check() == []
+        assert stuck(run) == [], f"asked after {second} s"
+        assert run.state.counters.gang_timeouts == 0, f"asked after {second} s"
+        cell.wait(1.0)
+    assert seen >= {*NodeRole} - {NodeRole.LOST, NodeRole.QUARANTINED}, seen
+    phases = ("reserving None", "ready None", "running None", "stopping preempt")
+    assert seen >= set(phases), seen
+
+
+def test_a_job_starts_when_and_where_the_plan_says() -> None:
+    """In a cell whose jobs run as long as they declare, the plan's start is the real one."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    for name, work_s in (("a", 500.0), ("b", 900.0)):
+        cell.submit(name, work_s=work_s)
+    cell.sim.ask_pass()
+    cell.wait(100.0)
+    found = plan(
+        cell.engine,
+        now_s=cell.sim.loop.now_s,
+        kind=PlanKind.JOB,
+        spec=make_spec("new", gpus_per_worker=8),
+    )
+    assert found.start is not None
+    assert found.start.in_s is not None
+    assert [end.name for end in found.start.after] == ["a"]
+    assert found.start.waits_for
+    began_s = cell.sim.loop.now_s
+    job = cell.submit("new", work_s=100.0)
+    cell.wait(found.start.in_s + 5.0)
+    assert job.started_at_s == pytest.approx(began_s + found.start.in_s, abs=5.0)
+    assert {worker.node for worker in job.workers.values()} == set(map(NodeName, found.start.nodes))
+
+
+def test_who_pays_for_a_drain_is_named() -> None:
+    """The job on the node is stopped with its loss, and starts again where the plan says so."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo", min_runtime_s=0.0))
+    cell.engine.policy = policy("fifo")
+    job = cell.submit("a", work_s=500.0)
+    cell.sim.ask_pass()
+    cell.wait(100.0)
+    [node] = {worker.node for worker in job.workers.values()}
+    found = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.DRAIN, target=node)
+    [effect] = found.effects
+    assert (effect.job_id, effect.what, effect.in_s) == (job.job_id, "preempted", 0.0)
+    assert effect.lost_gpu_s == pytest.approx(800.0, rel=0.05)
+    assert effect.again_in_s is not None
+    assert [(step.action, step.subject) for step in found.now] == [("stop", job.job_id)]
+    assert found.has_changes
+    idle = ({"t0", "t1"} - {node}).pop()
+    assert not plan(
+        cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.DRAIN, target=idle
+    ).effects
+
+
+def test_a_job_behind_one_without_an_estimate_has_no_start() -> None:
+    """Where only the default would say the end of the jobs that run, the start is unknown."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None)
+    cell.sim.runtime.add(JobId("mute"), work_s=1e9, speedup=linear(spec.workers), gpus_per_worker=8)
+    cell.sim.handle(JobSubmitted(job_id=JobId("mute"), spec=spec, tenant="trace", user="u"))
+    cell.wait(10.0)
+    found = plan(
+        cell.engine,
+        now_s=cell.sim.loop.now_s,
+        kind=PlanKind.JOB,
+        spec=make_spec("new", gpus_per_worker=8),
+    )
+    assert found.start is not None
+    assert (found.start.in_s, found.start.unknown) == (
+        None,
+        "no running job has an estimate of its end",
+    )
+    assert not found.has_changes
