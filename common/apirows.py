@@ -24,6 +24,28 @@ class WorkerRow(Part, frozen=True, kw_only=True):
     stop_reason: str = ""
 
 
+class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """What a job asked for, and where its latest attempt ran.
+
+    title, comment: the variables `SLURM_JOB_NAME` and `SLURM_JOB_COMMENT` of its request. A title
+        has no rules, as the name of a job has.
+    ran_on, ran_workers: nodes and workers of its latest attempt that ran; also of an ended job.
+    """
+
+    priority: int
+    time_limit_s: float | None
+    deadline_s: float | None
+    grace_s: float
+    gpu_types: tuple[str, ...]
+    cpus_per_worker: int
+    memory_bytes_per_worker: int
+    workdir: str
+    title: str
+    comment: str
+    ran_on: tuple[str, ...] = ()
+    ran_workers: int = 0
+
+
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One job."""
 
@@ -63,6 +85,10 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     one was measured, as above."""
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
+    number: int | UnsetType = UNSET
+    """Its number in the cell. Only for a caller that asked for rows in full, as above."""
+    request: RequestRow | UnsetType = UNSET
+    """What it asked for. Only for a caller that asked for rows in full, as above."""
 
 
 class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -124,6 +150,10 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
     """Only while it takes no new work by itself, for the same reason."""
+    cpus: int | UnsetType = UNSET
+    """Logical CPUs, and memory below; 0: not reported. Only for a caller that asked for rows in
+    full, as above."""
+    memory_bytes: int | UnsetType = UNSET
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

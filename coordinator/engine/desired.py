@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from msgspec import UNSET, Struct, UnsetType, field
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, StopReason
+from common.model import GpuUuid, JobId, JobSpec, JobState, NodeName, NodeRole, StopReason
+from coordinator.engine.jobs import numbers
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.nodes import rebuilt_gangs
 from coordinator.engine.state.context import Context
@@ -22,6 +23,7 @@ class _Gang(Struct):
 
     worker_count: int
     nodes: tuple[NodeName, ...]
+    spec: JobSpec
     orders: dict[int, WorkerOrder] = field(default_factory=dict[int, WorkerOrder])
 
 
@@ -47,7 +49,8 @@ class Orders:
         for job, worker in placed:
             gang = self._gangs.get(job.job_id)
             if gang is None:
-                gang = _Gang(max(1, job.running_workers), rebuilt_gangs.gang_nodes(job))
+                nodes = rebuilt_gangs.gang_nodes(job)
+                gang = _Gang(max(1, job.running_workers), nodes, numbers.ordered(job))
                 self._gangs[job.job_id] = gang
             order = gang.orders.get(worker.key.worker_index)
             is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)
@@ -110,7 +113,7 @@ def _order(job: JobEntry, worker: WorkerEntry, gang: _Gang, *, is_sharing: bool)
     is_to_run = worker.order == OrderPhase.RUN
     return WorkerOrder(
         key=worker.key,
-        spec=job.spec,
+        spec=gang.spec,
         tenant=job.tenant,
         user=job.user,
         submitted_at_s=job.submitted_at_s,

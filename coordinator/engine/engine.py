@@ -69,6 +69,7 @@ from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
     deadlines,
     gpu_sharing,
+    numbers,
     progress,
     stalls,
 )
@@ -442,6 +443,8 @@ def decode_state(blob: bytes) -> ClusterState:
             by `older_forms`.
     """
     try:
-        return msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
+        state = msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
     except UNREADABLE as error:
         raise ProtocolError(f"snapshot: {error}") from error
+    numbers.give_missing(state)
+    return state

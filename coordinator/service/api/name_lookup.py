@@ -10,6 +10,7 @@ from msgspec import Struct
 from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
+from coordinator.engine.jobs import numbers
 from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
 
@@ -55,12 +56,12 @@ def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
 
 
 def job(state: ClusterState, name: str) -> JobEntry:
-    """A job by id, or by a name that only one live job has, or else only one job at all.
+    """A job by id, by number, or by a name that only one live job has, or else only one job at all.
 
     Raises:
         Refusal: no job has it, or several have.
     """
-    found = state.jobs.get(JobId(name))
+    found = state.jobs.get(JobId(name)) or _of_number(state, name)
     if found is not None:
         return found
     named = [job for job in state.live() if job.spec.name == name]
@@ -74,6 +75,26 @@ def job(state: ClusterState, name: str) -> JobEntry:
         )
     ended = [job_id for job_id in reversed(state.jobs) if job_id not in state.live_jobs]
     raise unknown("job", name, [*state.live_jobs, *ended])
+
+
+def _of_number(state: ClusterState, text: str) -> JobEntry | None:
+    """A job by its number.
+
+    Raises:
+        Refusal: the number is the name of another job that has not ended.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    found = numbers.of_number(state, int(text))
+    others = [job for job in state.live() if job.spec.name == text and job is not found]
+    if found is None or not others:
+        return found
+    named = ", ".join(job.job_id for job in others[-5:])
+    raise Refusal(
+        ApiErrorCode.CONFLICT,
+        f"{text!r} is the number of job {found.job_id} and the name of {named}: give an id",
+        "job_id",
+    )
 
 
 def node(state: ClusterState, name: str) -> NodeEntry:

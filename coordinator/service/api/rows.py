@@ -12,6 +12,7 @@ from common.api import (
     LoanRow,
     NodeRow,
     NodeTelemetry,
+    RequestRow,
     SaveRow,
     ServiceRow,
     Status,
@@ -21,10 +22,10 @@ from common.api import (
     WorkerRow,
 )
 from common.messages import CommandReport, NodeReport
-from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import JobSpec, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
+from coordinator.engine.jobs import ended_workers, prerun_spec, stalls
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
-from coordinator.engine.jobs import stalls
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
@@ -42,11 +43,14 @@ from coordinator.service.nodes.report_folding import Folder
 FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
-_copied_of_job = copier(JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s"))
+_copied_of_job = copier(
+    JobRow, JobEntry, groups=("spec",), computed=("attempt", "lost_gpu_s", "number", "request")
+)
+_copied_of_request = copier(RequestRow, JobSpec)
 
 
-def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
-    """One job."""
+def job_row(engine: Engine, job: JobEntry, *, now_s: float, in_full: bool = False) -> JobRow:
+    """One job; `in_full` for a caller that asked for its number and its request."""
     return JobRow(
         **_copied_of_job(job),
         attempt=job.attempt.number,
@@ -65,6 +69,22 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         stalled_s=_set(stalls.quiet_s(job, now_s)),
         resize_cost_s=_set(job.resizes.cost_s),
         lost_gpu_s=job.lost_gpu_s or UNSET,
+        number=job.number if in_full else UNSET,
+        request=_request(job) if in_full else UNSET,
+    )
+
+
+def _request(job: JobEntry) -> RequestRow:
+    spec = prerun_spec.submitted(job)
+    ran = [one for one in ended_workers.of_attempt(job, None).values() if not one.key.is_store]
+    return RequestRow(
+        **_copied_of_request(spec),
+        grace_s=spec.checkpoint.grace_s,
+        gpu_types=spec.gpu.types,
+        title=spec.env.get("SLURM_JOB_NAME", ""),
+        comment=spec.env.get("SLURM_JOB_COMMENT", ""),
+        ran_on=tuple(sorted({one.node for one in ran})),
+        ran_workers=len(ran),
     )
 
 
@@ -160,8 +180,9 @@ def node_row(
     drain_left_s: float | None = None,
     unknown_load: UnknownLoadRow | UnsetType = UNSET,
     closed: ClosedRow | UnsetType = UNSET,
+    in_full: bool = False,
 ) -> NodeRow:
-    """One node."""
+    """One node; `in_full` for a caller that asked for its CPUs and memory."""
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
     holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
@@ -188,6 +209,8 @@ def node_row(
         load_unknown=unknown_load,
         gpus_out=gpu_faults.out_count(node) or UNSET,
         closed=closed,
+        cpus=node.cpus if in_full else UNSET,
+        memory_bytes=node.memory_bytes if in_full else UNSET,
     )
 
 
