@@ -1,0 +1,143 @@
+"""How the commands reach a cell: environment, connection and clock come in here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from common.api import (
+    Describe,
+    Description,
+    JobRow,
+    Jobs,
+    ListJobs,
+    ListNodes,
+    NodeRow,
+    Nodes,
+    RequestRow,
+)
+from common.clock import Clock, SystemClock
+from common.errors import Unavailable
+from common.model import FINAL_JOB_STATES
+from common.slurm.options import Kind, Option, OptionError, read
+from common.terminal import visible
+from common.version import version
+from coordinator.cli import connect, registry
+from coordinator.cli.connect import Choice, Connect, Target
+from coordinator.client import Client
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+POLL_S = 1.0
+NO_REQUEST = RequestRow(
+    priority=0, time_limit_s=None, deadline_s=None, grace_s=0.0, gpu_types=(), cpus_per_worker=0,
+    memory_bytes_per_worker=0, workdir="", title="", comment="",
+)  # fmt: skip
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """The surroundings of a command; tests pass their own."""
+
+    environ: Mapping[str, str]
+    connect: Connect
+    clock: Clock
+
+    @classmethod
+    def real(cls) -> Place:
+        """This process's own."""
+        return cls(environ=os.environ, connect=connect.over_nats, clock=SystemClock())
+
+    def target(self, *, tenant: str | None = None) -> Target:
+        """The cell and the caller; `tenant` wins over the configuration."""
+        directory = registry.home(self.environ)
+        flags = Choice(tenant=tenant)
+        return connect.resolve(flags, self.environ, lambda: registry.find(directory))
+
+    def run(self, work: Callable[[Client], Awaitable[T]], *, tenant: str | None = None) -> T:
+        """Connect, do the work, leave. Errors are those of `Client.ask` and `connect.over_nats`."""
+        return asyncio.run(self._run(work, tenant))
+
+    async def _run(self, work: Callable[[Client], Awaitable[T]], tenant: str | None) -> T:
+        target = self.target(tenant=tenant)
+        async with self.connect(target) as bus:
+            caller = {"cell": target.cell, "tenant": target.tenant, "user": target.user}
+            return await work(Client(bus, **caller, timeout_s=TIMEOUT_S))
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return self.clock.wall_s()
+
+
+def put(text: str) -> None:
+    """One line of data."""
+    sys.stdout.write(visible(text) + "\n")
+
+
+def note(command: str, text: str) -> None:
+    """A message to the person: stderr, so that data stays clean."""
+    sys.stderr.write(f"{command}: {visible(text)}\n")
+
+
+def options_of(
+    words: list[str], table: Iterable[Option], *, mixed: bool = True
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """The options of a command line by name, and its other words.
+
+    Raises:
+        OptionError: an option that does not exist or is refused; the text names it.
+    """
+    found, others = read(words, table, mixed=mixed)
+    for option, _ in found:
+        if option.kind == Kind.REFUSED:
+            raise OptionError(f"--{option.name} is not supported: {option.why}")
+    return [(option.name, value) for option, value in found], others
+
+
+def put_version() -> int:
+    """Answer `--version`, without a claim to be Slurm."""
+    put(f"aryl {version() or 'from source'}: commands of Slurm's form")
+    return 0
+
+
+def request_of(row: JobRow) -> RequestRow:
+    """What a job asked for."""
+    return row.request if isinstance(row.request, RequestRow) else NO_REQUEST
+
+
+def number_of(row: JobRow) -> str:
+    """The number of a job as Slurm shows it."""
+    return str(row.number) if isinstance(row.number, int) else row.job_id
+
+
+async def jobs(client: Client, *, live_only: bool) -> list[JobRow]:
+    """All jobs, or those that have not ended, oldest first."""
+    request = ListJobs(is_live_only=live_only, in_full=True)
+    return list((await client.ask(request, Jobs)).rows)
+
+
+async def nodes(client: Client) -> list[NodeRow]:
+    """All nodes, by name."""
+    return list((await client.ask(ListNodes(in_full=True), Nodes)).rows)
+
+
+async def described(client: Client, name: str) -> Description:
+    """Everything about a job, by its number or its id."""
+    return await client.ask(Describe(kind="job", name=name, in_full=True), Description)
+
+
+async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
+    """The job once it has ended. A coordinator that is away meanwhile is waited for."""
+    while True:
+        try:
+            row = (await described(client, job_id)).job
+        except Unavailable:
+            row = None
+        if row is not None and row.state in FINAL_JOB_STATES:
+            return row
+        await clock.sleep(POLL_S)
