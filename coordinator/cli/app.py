@@ -29,6 +29,7 @@ from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exi
 LATE = {
     "policies": "coordinator.cli.policies",
     "simulate": "coordinator.cli.simulate.command",
+    "slurm": "coordinator.cli.slurm.link",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",
     "web": "coordinator.cli.web",

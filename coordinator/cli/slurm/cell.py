@@ -42,16 +42,17 @@ NO_REQUEST = RequestRow(
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """The surroundings of a command; tests pass their own."""
+    """The surroundings of a command; tests pass their own. command: its name in messages."""
 
+    command: str
     environ: Mapping[str, str]
     connect: Connect
     clock: Clock
 
     @classmethod
-    def real(cls) -> Place:
+    def real(cls, command: str) -> Place:
         """This process's own."""
-        return cls(environ=os.environ, connect=connect.over_nats, clock=SystemClock())
+        return cls(command=command, environ=os.environ, connect=connect.over_nats, clock=SystemClock())
 
     def target(self, *, tenant: str | None = None) -> Target:
         """The cell and the caller; `tenant` wins over the configuration."""
@@ -97,6 +98,11 @@ def options_of(
         if option.kind == Kind.REFUSED:
             raise OptionError(f"--{option.name} is not supported: {option.why}")
     return [(option.name, value) for option, value in found], others
+
+
+def stray(words: list[str]) -> OptionError:
+    """The error of words that are no options, where a command takes none."""
+    return OptionError(f"Unrecognized option: {words[0]}")
 
 
 def put_version() -> int:

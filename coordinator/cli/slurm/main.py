@@ -26,7 +26,7 @@ def main(command: str, words: list[str], place: Place | None = None) -> int:
     try:
         with importing():
             module = import_module(f"coordinator.cli.slurm.{command}")
-        return int(module.run(words, place or Place.real()))
+        return int(module.run(words, place or Place.real(command)))
     except (ArylError, OptionError) as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"{command}: error: {visible(line)}\n")

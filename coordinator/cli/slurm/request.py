@@ -7,6 +7,7 @@ memory of a node are those of a worker. The tasks of a node are processes that `
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -71,7 +72,12 @@ class Submitter(Struct, frozen=True, kw_only=True):
 
 
 def request(
-    script: str, arguments: Sequence[str], asked: Mapping[str, str], by: Submitter, *, name: str
+    script: str,
+    arguments: Sequence[str],
+    asked: Mapping[str, str],
+    by: Submitter,
+    *,
+    name: str,
 ) -> Request:
     """The job of a script and its options.
 
@@ -99,6 +105,7 @@ def request(
         )
     directory = _joined(by.directory, asked.get("chdir") or by.directory)
     env |= _own_variables(asked, by, shape, title, directory)
+    env["ARYL_BATCH_COMMAND"] = shlex.join([name, *arguments])
     values: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9_-]", "_", title)[:64] or "sbatch",
         "command": ["/bin/sh", "-c", RUN, script, *arguments],
@@ -160,7 +167,7 @@ def _own_variables(
 ) -> dict[str, str]:
     """Slurm's variables that are known at submission, and what the runner of the script needs."""
     is_array = "array" in asked
-    output = asked.get("output") or ("slurm-%A_%a.out" if is_array else "slurm-%j.out")
+    output = asked.get("output", "slurm-%A_%a.out" if is_array else "slurm-%j.out")
     own = {
         "SLURM_JOB_NAME": title,
         "SLURM_JOB_USER": by.user,
@@ -170,8 +177,9 @@ def _own_variables(
         "SLURM_SUBMIT_HOST": by.host,
         "SLURM_CLUSTER_NAME": by.cell,
         "ARYL_BATCH_TASKS": str(shape.tasks),
-        "ARYL_BATCH_OUTPUT": _file("output", output, directory),
     }
+    if output:  # without a file it goes into the log of the worker
+        own["ARYL_BATCH_OUTPUT"] = _file("output", output, directory)
     if asked.get("error"):
         own["ARYL_BATCH_ERROR"] = _file("error", asked["error"], directory)
     if asked.get("comment"):

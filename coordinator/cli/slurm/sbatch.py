@@ -16,7 +16,7 @@ from common.model import JobSpec, JobState
 from common.slurm.options import Kind, Option, OptionError, read
 from coordinator.cli.slurm import cell, script, words
 from coordinator.cli.slurm.cell import Place, note, put
-from coordinator.cli.slurm.request import Request, Submitter, request
+from coordinator.cli.slurm.request import Submitter, request
 from coordinator.cli.slurm.sbatch_options import FROM_ENVIRONMENT, TABLE
 from coordinator.client import Client
 
@@ -43,9 +43,11 @@ def run(arguments: list[str], place: Place) -> int:
         return cell.put_version()
     wrap = next((value for option, value in flags if option.name == "wrap"), None)
     found, name, others = _script(wrap, rest, place)
-    asked = _asked(found, flags, place)
-    tenant = asked.get("account") or None
-    return place.run(lambda client: _submit(client, place, found, others, name, asked), tenant=tenant)
+    options = asked(found, flags, place)
+    tenant = options.get("account") or None
+    return place.run(
+        lambda client: _submit(client, place, found, others, name, options), tenant=tenant
+    )
 
 
 def _script(
@@ -68,7 +70,7 @@ def _script(
     return script.parsed(text), path.name, list(rest[1:])
 
 
-def _asked(
+def asked(
     found: script.Script, flags: Iterable[tuple[Option, str]], place: Place
 ) -> dict[str, str]:
     """The options by name: those of the script, of the environment, and of the command line.
@@ -76,33 +78,65 @@ def _asked(
     Raises:
         ConfigError: an option that is refused; names it, and its line in the script.
     """
-    asked: dict[str, str] = {}
+    options: dict[str, str] = {}
     for number, line in found.lines:
         try:
-            options, others = read(line, TABLE, mixed=True)
+            of_line, others = read(line, TABLE, mixed=True)
             if others:
                 raise OptionError(f"{others[0]!r} is no option")
-            _take(asked, options)
+            _take(options, of_line, place.command)
         except OptionError as error:
             raise ConfigError(f"line {number} of the script: {error}") from None
     for variable, name in FROM_ENVIRONMENT.items():
         if place.environ.get(variable):
-            asked[name] = place.environ[variable]
-    _take(asked, flags)
-    if asked.get("input", "/dev/null") not in ("/dev/null", "none"):
+            options[name] = place.environ[variable]
+    _take(options, flags, place.command)
+    if options.get("input", "/dev/null") not in ("/dev/null", "none"):
         raise ConfigError("--input is not supported: redirect standard input in the script")
-    return asked
+    return options
 
 
-def _take(asked: dict[str, str], options: Iterable[tuple[Option, str]]) -> None:
-    for option, value in options:
+def _take(options: dict[str, str], found: Iterable[tuple[Option, str]], command: str) -> None:
+    for option, value in found:
         if option.kind == Kind.REFUSED:
             raise OptionError(f"--{option.name} is not supported: {option.why}")
         if option.kind == Kind.HARMLESS:
             if option.why and value.upper() != "NONE":
-                note("sbatch", f"note: --{option.name} changes nothing: {option.why}")
+                note(command, f"note: --{option.name} changes nothing: {option.why}")
             continue
-        asked[option.name] = value
+        options[option.name] = value
+
+
+async def made(
+    client: Client,
+    place: Place,
+    found: script.Script,
+    arguments: Sequence[str],
+    options: dict[str, str],
+    *,
+    name: str,
+) -> JobSpec:
+    """The job of a script, with notes for its user on stderr.
+
+    Raises:
+        ConfigError: an option that does not fit, or a job that is too large.
+    """
+    target = place.target(tenant=options.get("account") or None)
+    by = Submitter(
+        user=target.user,
+        tenant=target.tenant,
+        cell=target.cell,
+        host=socket.gethostname(),
+        directory=_here(place),
+        environ=place.environ,
+        gpu_types=await _gpu_types(client) if _names_type(options) else (),
+        job_ids=await _job_ids(client, options.get("dependency", "")),
+    )
+    wanted = request(found.text, arguments, options, by, name=name)
+    if "quiet" not in options:
+        for text in wanted.notes:
+            note(place.command, f"note: {text}")
+    return parse(wanted.values, source="batch script")
 
 
 async def _submit(
@@ -111,23 +145,10 @@ async def _submit(
     found: script.Script,
     arguments: list[str],
     name: str,
-    asked: dict[str, str],
+    options: dict[str, str],
 ) -> int:
-    target = place.target(tenant=asked.get("account") or None)
-    by = Submitter(
-        user=target.user,
-        tenant=target.tenant,
-        cell=target.cell,
-        host=socket.gethostname(),
-        directory=_here(place),
-        environ=place.environ,
-        gpu_types=await _gpu_types(client) if _names_type(asked) else (),
-        job_ids=await _job_ids(client, asked.get("dependency", "")),
-    )
-    made = request(found.text, arguments, asked, by, name=name)
-    spec = parse(made.values, source="batch script")
-    _note(made, asked)
-    if "test-only" in asked:
+    spec = await made(client, place, found, arguments, options, name=name)
+    if "test-only" in options:
         note("sbatch", "the request is valid; nothing is submitted")
         return 0
     answer = await submitted(client, spec)
@@ -135,12 +156,12 @@ async def _submit(
         note("sbatch", f"warning: {warning}")
     row = (await cell.described(client, answer.job_id)).job
     assert row is not None, "a job's description has its row"
-    if "parsable" in asked:
+    if "parsable" in options:
         put(cell.number_of(row))
-    elif "quiet" not in asked:
+    elif "quiet" not in options:
         put(f"Submitted batch job {cell.number_of(row)}")
     sys.stdout.flush()
-    if "wait" not in asked:
+    if "wait" not in options:
         return 0
     return exit_code(await cell.until_ended(client, place.clock, answer.job_id))
 
@@ -154,11 +175,11 @@ def _here(place: Place) -> str:
     return str(Path.cwd())
 
 
-def _names_type(asked: dict[str, str]) -> bool:
+def _names_type(options: dict[str, str]) -> bool:
     """Whether the types of the cell's GPUs have to be known."""
-    wanted = [asked.get(name, "") for name in ("gpus", "gpus-per-node", "gpus-per-task")]
+    wanted = [options.get(name, "") for name in ("gpus", "gpus-per-node", "gpus-per-task")]
     has_kind = any(not text.isdecimal() for text in wanted if text)
-    return bool(asked.get("partition") or asked.get("gres") or has_kind)
+    return bool(options.get("partition") or options.get("gres") or has_kind)
 
 
 async def _gpu_types(client: Client) -> tuple[str, ...]:
@@ -173,12 +194,6 @@ async def _job_ids(client: Client, dependency: str) -> dict[str, str]:
     for number in dict.fromkeys(numbers):
         found[number] = (await cell.described(client, number)).name
     return found
-
-
-def _note(made: Request, asked: dict[str, str]) -> None:
-    if "quiet" not in asked:
-        for text in made.notes:
-            note("sbatch", f"note: {text}")
 
 
 async def submitted(client: Client, spec: JobSpec) -> Submitted:
