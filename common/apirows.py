@@ -44,6 +44,9 @@ class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     comment: str
     ran_on: tuple[str, ...] = ()
     ran_workers: int = 0
+    array_number: int | None = None
+    """For a task of a job array: the number of the array, and below its index."""
+    array_index: int | None = None
 
 
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -18,13 +18,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 if CHECKOUT not in sys.path:
-    sys.path.insert(0, CHECKOUT)  # a script has only its own folder on its path, and -I not even that
+    sys.path.insert(
+        0, CHECKOUT
+    )  # a script has only its own folder on its path, and -I not even that
 
 from agent.batch import variables  # noqa: E402 - behind the path
 from common.slurm import patterns  # noqa: E402 - the same
@@ -40,6 +43,9 @@ CLIENTS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "sacct")
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT)
 TAIL_BYTES = 64 << 10
+KILL_WAIT_S = 30.0
+"""What a cancelled script has at most, as with Slurm's KillWait; `--signal` may give it more
+before a preemption or the end of its time."""
 POLL_S = 0.2
 
 
@@ -71,13 +77,13 @@ def _run(
         DIRECTORY: str(directory),
         "PATH": f"{directory / 'bin'}:{environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
     }
+    output, error = _files(environ, host)
     try:
-        output, error = _files(environ, host)
+        out = _opened(output, environ)
+        err = out if error in (None, output) else _opened(error, environ)
     except OSError as failure:
         sys.stderr.write(f"batch: {failure.filename}: {failure.strerror}\n")
         return 1
-    out = _opened(output, environ)
-    err = out if error in (None, output) else _opened(error, environ)
     argv = [*interpreter(script), str(path), *arguments]
     try:
         child = subprocess.Popen(
@@ -177,6 +183,7 @@ class Supervisor:
         self._steps = steps
         self._signal = environ.get(SIGNAL, "")
         self._was_signalled = False
+        self._give_up_at_s = float("inf")
         self._control: socket.socket | None = None
         if self._signal:
             self._connect(environ.get("ARYL_CONTROL_SOCKET", ""))
@@ -199,17 +206,25 @@ class Supervisor:
                 self._control.sendall(json.dumps(line).encode() + b"\n")
 
     def wait(self) -> int:
-        """The exit code of the script; negative: the signal that ended it."""
+        """The exit code of the script; negative: the signal that ended it.
+
+        A process that is left behind is ended with the worker.
+        """
         while self._child.poll() is None or self._is_group_alive():
-            sources = [self._awake] if self._control is None else [self._awake, self._control]
+            sources: list[int | socket.socket] = [self._awake]
+            if self._control is not None:
+                sources.append(self._control)
             # A program that outlives its shell after a signal saves: nothing reports its end.
-            ready, _, _ = select.select(sources, (), (), POLL_S if self._was_signalled else None)
+            is_leaving = self._was_signalled or self._give_up_at_s < float("inf")
+            ready, _, _ = select.select(sources, (), (), POLL_S if is_leaving else None)
             if self._awake in ready:
                 for number in os.read(self._awake, 256):
                     if number != signal.SIGCHLD:
                         self._pass_on(signal.Signals(number))
             if self._control in ready:
                 self._hear()
+            if time.monotonic() > self._give_up_at_s:
+                return -signal.SIGKILL
         return self._child.returncode
 
     def _is_group_alive(self) -> bool:
@@ -236,6 +251,8 @@ class Supervisor:
             if message.get("type") == "checkpoint_request":
                 self._say(type="checkpoint", stage="working", eta_s=message.get("grace_s", 0.0))
                 self._ask()
+            elif message.get("type") == "stop" and message.get("reason") == "cancel":
+                self._give_up_at_s = time.monotonic() + KILL_WAIT_S
 
     def _ask(self) -> None:
         """The signal of `--signal`, as the job has to leave."""

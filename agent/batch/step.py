@@ -22,7 +22,9 @@ from typing import IO
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 if CHECKOUT not in sys.path:
-    sys.path.insert(0, CHECKOUT)  # a script has only its own folder on its path, and -I not even that
+    sys.path.insert(
+        0, CHECKOUT
+    )  # a script has only its own folder on its path, and -I not even that
 
 from agent.batch import variables  # noqa: E402 - behind the path
 from agent.batch.run import DIRECTORY, OPEN_MODE, PASSED_ON  # noqa: E402 - the same
@@ -58,8 +60,6 @@ def main(words: list[str]) -> int:
     try:
         options, command = _read(words)
         shape = _shape(options, environ)
-        if not command:
-            raise StepError("no command given to execute")
         node = variables.node_index(environ)
         if node >= shape.nodes:
             return 0  # a step on fewer nodes than the job has
@@ -86,6 +86,8 @@ def _read(words: list[str]) -> tuple[dict[str, str], list[str]]:
     options = {option.name: value for option, value in found}
     if options.get("mpi", "none") != "none":
         raise StepError("--mpi: expected none; Aryl starts no MPI daemons (use PyTorch's launcher)")
+    if not command:
+        raise StepError("no command given to execute")
     return options, command
 
 
@@ -193,8 +195,10 @@ class Step:
         """Start all tasks and wait for them; the highest exit code."""
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
-        for index in range(self._shape.each):
-            self._tasks.append(self._start(index))
+        every = range(self._shape.each)
+        gpus = [self._own_gpus(index) for index in every]  # before any of them starts
+        for index in every:
+            self._tasks.append(self._start(index, gpus[index]))
         running = {task.pid: index for index, task in enumerate(self._tasks)}
         codes: list[int] = []
         while running:  # in the order in which they end: one that failed may have to end the rest
@@ -213,10 +217,9 @@ class Step:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, number)
 
-    def _start(self, index: int) -> subprocess.Popen[bytes]:
+    def _start(self, index: int, gpus: dict[str, str]) -> subprocess.Popen[bytes]:
         rank = variables.node_index(self._environ) * self._shape.each + index
-        environ = self._environ | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(index)}
-        environ |= self._own_gpus(index)
+        environ = self._environ | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(index)} | gpus
         out = self._file("output", environ)
         err = self._file("error", environ)
         is_labelled = "label" in self._options and out is None

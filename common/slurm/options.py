@@ -84,9 +84,7 @@ def _long(word: str, by_name: dict[str, Option], rest: list[str]) -> tuple[Optio
     return option, value
 
 
-def _short(
-    letters: str, by_short: dict[str, Option], rest: list[str]
-) -> list[tuple[Option, str]]:
+def _short(letters: str, by_short: dict[str, Option], rest: list[str]) -> list[tuple[Option, str]]:
     found: list[tuple[Option, str]] = []
     while letters:
         letter, letters = letters[0], letters[1:]

@@ -128,7 +128,9 @@ def _day(text: str, today: datetime) -> datetime:
         packed = found["packed"]
         year, month, day = packed[4:], packed[:2], packed[2:4]
     number = int(year) if year else today.year
-    return today.replace(year=number + (2000 if number < 100 else 0), month=int(month), day=int(day))
+    return today.replace(
+        year=number + (2000 if number < 100 else 0), month=int(month), day=int(day)
+    )
 
 
 def _on(day: datetime, text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""How the commands reach a cell: environment, connection and clock come in here and nowhere else."""
+"""How the commands reach a cell. Environment, connection and clock come in here alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def real(cls, command: str) -> Place:
         """This process's own."""
-        return cls(command=command, environ=os.environ, connect=connect.over_nats, clock=SystemClock())
+        return cls(
+            command=command, environ=os.environ, connect=connect.over_nats, clock=SystemClock()
+        )
 
     def target(self, *, tenant: str | None = None) -> Target:
         """The cell and the caller; `tenant` wins over the configuration."""
@@ -117,7 +119,10 @@ def request_of(row: JobRow) -> RequestRow:
 
 
 def number_of(row: JobRow) -> str:
-    """The number of a job as Slurm shows it."""
+    """The number of a job as Slurm shows it; `17_3` for a task of an array."""
+    asked = request_of(row)
+    if asked.array_number is not None:
+        return f"{asked.array_number}_{asked.array_index}"
     return str(row.number) if isinstance(row.number, int) else row.job_id
 
 

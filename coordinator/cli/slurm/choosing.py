@@ -40,7 +40,7 @@ class Choice:
 
     def passes(self, row: JobRow) -> bool:
         """Whether a job is meant."""
-        own = {number_of(row), row.job_id}
+        own = {main_number(number_of(row)), str(row.number), row.job_id}
         return (
             (not self.numbers or not own.isdisjoint(map(main_number, self.numbers)))
             and (not self._users or row.user in self._users)
@@ -79,7 +79,9 @@ def states(names: Iterable[str]) -> frozenset[str]:
             return frozenset(words.COMPACT)
         if long not in words.COMPACT:
             known = ",".join(words.COMPACT)
-            raise OptionError(f"Invalid job state specified: {name}\nValid job states include: {known}")
+            raise OptionError(
+                f"Invalid job state specified: {name}\nValid job states include: {known}"
+            )
         found.add(long)
     return frozenset(found)
 

@@ -123,9 +123,9 @@ def table(pieces: Sequence[Piece[T]], rows: Iterable[T], *, has_heading: bool) -
     if has_heading:
         lines.append(_joined(piece.put(piece.field.heading) for piece in pieces))
         lines.append(_joined("-" * piece.size for piece in pieces))
-    for row in rows:
-        lines.append(_joined(_marked(piece, piece.field.text(row)) for piece in pieces))
-    return lines
+    return lines + [
+        _joined(_marked(piece, piece.field.text(row)) for piece in pieces) for row in rows
+    ]
 
 
 def _marked(piece: Piece[T], text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +37,7 @@ def link(
     programs = {name: _program(name) for name in COMMANDS}
     for name in programs:
         path = directory / name
-        if path.is_symlink() and Path(os.readlink(path)).name == PREFIX + name:
+        if path.is_symlink() and path.readlink().name == PREFIX + name:
             continue
         if path.exists() or path.is_symlink():
             raise ConfigError(f"{path} exists and is no link of Aryl's: choose another directory")

@@ -126,7 +126,7 @@ def request(
     if "dependency" in asked:
         values["depends_on"] = dependencies(asked["dependency"], by.job_ids)
     if "array" in asked:
-        values["array"] = asked["array"]
+        values["array"] = array(asked["array"])
     if "hold" in asked:
         values["is_held"] = True
     return Request(values=values, notes=tuple(notes))
@@ -272,9 +272,7 @@ def _types(asked: Mapping[str, str], shape: Shape, known: Sequence[str]) -> tupl
             raise ConfigError(f"GPUs: {_no_type(shape.gpu_kind, known)}")
         both = [kind for kind in of_kind if not wanted or kind in wanted]
         if not both:
-            raise ConfigError(
-                f"partition {','.join(names)} has no GPUs of type {shape.gpu_kind!r}"
-            )
+            raise ConfigError(f"partition {','.join(names)} has no GPUs of type {shape.gpu_kind!r}")
         wanted = both
     return tuple(dict.fromkeys(wanted))
 
@@ -282,6 +280,14 @@ def _types(asked: Mapping[str, str], shape: Shape, known: Sequence[str]) -> tupl
 def _no_type(name: str, known: Sequence[str]) -> str:
     names = ", ".join([DEFAULT_PARTITION, *sorted({partition(kind) for kind in known})])
     return f"{name!r} is no GPU type of the cell; expected one of {names}"
+
+
+def array(text: str) -> dict[str, object]:
+    """`0-99%5` as the field `array`; ConfigError names the option."""
+    indices, percent, throttle = text.partition("%")
+    if percent and not (throttle.isascii() and throttle.isdecimal() and int(throttle)):
+        raise ConfigError(f"--array: {text!r}, expected indices such as 0-99%5")
+    return {"indices": indices, **({"throttle": int(throttle)} if percent else {})}
 
 
 def dependencies(text: str, job_ids: Mapping[str, str]) -> list[dict[str, str]]:

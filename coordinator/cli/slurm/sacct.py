@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from common.api import JobRow
-
 from common.slurm import times
 from common.slurm.nodelists import compress
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError
@@ -95,7 +94,9 @@ def _tres(line: Line) -> str:
 
 def _requested(line: Line) -> str:
     row = line.row
-    return f"cpu={_cpus(line)},gres/gpu={row.min_workers * row.gpus_per_worker},node={row.min_workers}"
+    return (
+        f"cpu={_cpus(line)},gres/gpu={row.min_workers * row.gpus_per_worker},node={row.min_workers}"
+    )
 
 
 def _cpus(line: Line) -> str:
@@ -133,7 +134,10 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "Cluster": (10, Field("Cluster", _empty)),
     "Comment": (14, Field("Comment", lambda line: request_of(line.row).comment)),
     "CPUTime": (10, Field("CPUTime", lambda line: times.full(_elapsed_s(line) * int(_cpus(line))))),
-    "CPUTimeRAW": (10, Field("CPUTimeRAW", lambda line: f"{_elapsed_s(line) * int(_cpus(line)):.0f}")),
+    "CPUTimeRAW": (
+        10,
+        Field("CPUTimeRAW", lambda line: f"{_elapsed_s(line) * int(_cpus(line)):.0f}"),
+    ),
     "DerivedExitCode": (15, Field("DerivedExitCode", lambda line: words.exit_code(line.row))),
     "Elapsed": (10, Field("Elapsed", lambda line: times.full(_elapsed_s(line)))),
     "ElapsedRaw": (10, Field("ElapsedRaw", lambda line: f"{_elapsed_s(line):.0f}")),
@@ -142,7 +146,7 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "ExitCode": (8, Field("ExitCode", lambda line: words.exit_code(line.row))),
     "Group": (9, Field("Group", _empty)),
     "JobID": (-12, Field("JobID", lambda line: number_of(line.row))),
-    "JobIDRaw": (-12, Field("JobIDRaw", lambda line: number_of(line.row))),
+    "JobIDRaw": (-12, Field("JobIDRaw", lambda line: str(line.row.number))),
     "JobName": (10, Field("JobName", lambda line: words.title(line.row))),
     "MaxRSS": (10, Field("MaxRSS", _empty)),
     "MaxVMSize": (10, Field("MaxVMSize", _empty)),
@@ -225,7 +229,7 @@ def _pieces(options: Mapping[str, str]) -> list[Piece[Line]]:
     for part in (options.get("format") or default).split(","):
         name, _, size = part.strip().partition("%")
         found = by_name.get(name.lower())
-        if found is None or not size.removeprefix("-").isdecimal() and size:
+        if found is None or (not size.removeprefix("-").isdecimal() and size):
             raise OptionError(f"Invalid field requested: {part!r}; --helpformat lists the fields")
         width = int(size) if size else found[0]
         pieces.append(Piece(found[1], "", abs(width), width > 0))

@@ -80,13 +80,14 @@ def asked(
     """
     options: dict[str, str] = {}
     for number, line in found.lines:
+        where = f"line {number} of the script"
         try:
             of_line, others = read(line, TABLE, mixed=True)
-            if others:
-                raise OptionError(f"{others[0]!r} is no option")
             _take(options, of_line, place.command)
         except OptionError as error:
-            raise ConfigError(f"line {number} of the script: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
+        if others:
+            raise ConfigError(f"{where}: {others[0]!r} is no option")
     for variable, name in FROM_ENVIRONMENT.items():
         if place.environ.get(variable):
             options[name] = place.environ[variable]

@@ -110,7 +110,9 @@ TABLE = (
     Option("container", "", kind=Kind.REFUSED, why="start the container in the script"),
     Option("container-id", "", kind=Kind.REFUSED, why="start the container in the script"),
     Option("export-file", "", kind=Kind.REFUSED, why="use --export"),
-    Option("get-user-env", "", MAYBE, Kind.REFUSED, "use --export, or a login shell (#!/bin/bash -l)"),
+    Option(
+        "get-user-env", "", MAYBE, Kind.REFUSED, "use --export, or a login shell (#!/bin/bash -l)"
+    ),
     Option("uid", "", kind=Kind.REFUSED, why="a job runs as the job user of its node"),
     Option("gid", "", kind=Kind.REFUSED, why="a job runs as the job user of its node"),
     Option("propagate", "", MAYBE, Kind.HARMLESS, _HERE),
@@ -123,7 +125,7 @@ TABLE = (
     Option("het-group", "", kind=Kind.REFUSED, why=_ONE_KIND),
     Option("stepmgr", "", FLAG, Kind.REFUSED, _ONE_KIND),
 )
-"""A harmless option with a reason is named in a note as it is passed over; without, it is silent."""
+"""A note names a harmless option that has a reason; one without is passed over in silence."""
 
 FROM_ENVIRONMENT = {
     "SBATCH_ACCOUNT": "account",

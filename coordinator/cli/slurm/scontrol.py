@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from common.api import Describe, Description, GetStatus, JobRow, NodeRow, Status
@@ -12,7 +13,7 @@ from common.model import JobSpec
 from common.slurm import times
 from common.slurm.nodelists import compress, expand
 from common.slurm.options import FLAG, Kind, Option, OptionError
-from coordinator.cli.slurm import cell, words
+from coordinator.cli.slurm import cell, scontrol_orders, words
 from coordinator.cli.slurm.cell import Place, number_of, put, request_of
 from coordinator.cli.slurm.sinfo import by_partition
 from coordinator.cli.slurm.squeue import tres_per_node
@@ -36,6 +37,8 @@ TABLE = (
 )
 HELP = """usage: scontrol [-o] show job [JOB] | node [NODE] | partition [NAME] | config
        scontrol show hostnames [LIST] | hostlist LIST
+       scontrol hold | release | requeue | requeuehold JOB...
+       scontrol update JobId=JOB KEY=VALUE...
        scontrol write batch_script JOB [FILE]
        scontrol ping
 
@@ -62,7 +65,11 @@ def run(arguments: list[str], place: Place) -> int:
         return _write(rest, place)
     if command == "ping":
         return place.run(_ping)
-    known = "show, write, ping"
+    if command in scontrol_orders.ORDERS:
+        return scontrol_orders.order(command, rest, place)
+    if command == "update":
+        return scontrol_orders.update(rest, place)
+    known = ", ".join(("show", "write", "ping", *scontrol_orders.ORDERS, "update"))
     raise OptionError(f"invalid keyword: {command}; expected one of {known}")
 
 
@@ -90,8 +97,7 @@ def _show(rest: list[str], place: Place, *, one_line: bool) -> int:
     }
     for keywords, show in blocks.items():
         if kind in keywords:
-            found = place.run(lambda client, show=show: show(client, names, place))
-            for block in found:
+            for block in place.run(partial(show, names=names, place=place)):
                 _put(block, one_line=one_line or kind == "config")
             return 0
     raise OptionError(f"invalid entity: {kind}; expected job, node, partition, config or hostnames")
@@ -196,8 +202,10 @@ def _where(row: JobRow) -> list[Pairs]:
     memory = f",mem={asked.memory_bytes_per_worker * count >> 20}M" * bool(
         asked.memory_bytes_per_worker
     )
-    spread = f"{count}" if row.min_workers == row.max_workers else (
-        f"{row.min_workers}-{row.max_workers}"
+    spread = (
+        f"{count}"
+        if row.min_workers == row.max_workers
+        else (f"{row.min_workers}-{row.max_workers}")
     )
     return [
         [("Partition", words.partitions(row))],

@@ -33,7 +33,9 @@ def parsed(text: str) -> Script:
             "by the path to an interpreter. For instance: #!/bin/sh"
         )
     if "\r\n" in text:
-        raise ConfigError("Batch script contains DOS line breaks (\\r\\n) instead of UNIX ones (\\n)")
+        raise ConfigError(
+            "Batch script contains DOS line breaks (\\r\\n) instead of UNIX ones (\\n)"
+        )
     return Script(text=text, lines=tuple(_directives(text)))
 
 

@@ -85,9 +85,7 @@ def _tasks(asked: Mapping[str, str], nodes: tuple[int, int]) -> int:
     return tasks // nodes[0]
 
 
-def _gpus(
-    asked: Mapping[str, str], nodes: tuple[int, int], tasks: int
-) -> tuple[str, int | None]:
+def _gpus(asked: Mapping[str, str], nodes: tuple[int, int], tasks: int) -> tuple[str, int | None]:
     """GPU type and GPUs of one node; None: no option asks for any.
 
     Raises:

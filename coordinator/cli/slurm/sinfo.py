@@ -189,17 +189,16 @@ def _chosen(rows: Iterable[NodeRow], options: Mapping[str, str]) -> list[NodeRow
         names = set(expand(options.get("nodes", "")))
     except ValueError as error:
         raise OptionError(f"--nodes: {error}") from None
-    found: list[NodeRow] = []
-    for row in rows:
-        state = words.node_state(row)
-        is_chosen = (not states or state in states) and (not names or row.node in names)
-        is_down = state == "down"
-        if "list-reasons" in options and state not in ("down", "drained", "draining"):
-            continue
-        if is_chosen and not ("responding" in options and is_down):
-            if "dead" not in options or is_down:
-                found.append(row)
-    return found
+    allowed = states or set(words.NODE_COMPACT)
+    if "list-reasons" in options:
+        allowed &= {"down", "drained", "draining"}
+    if "responding" in options:
+        allowed -= {"down"}
+    if "dead" in options:
+        allowed &= {"down"}
+    return [
+        row for row in rows if words.node_state(row) in allowed and (not names or row.node in names)
+    ]
 
 
 def _state(name: str) -> str:

@@ -113,12 +113,12 @@ def tres_per_node(row: JobRow) -> str:
 
 
 LETTERS: Mapping[str, Field[Line]] = {
-    "A": Field("JOBID", lambda line: number_of(line.row)),
+    "A": Field("JOBID", lambda line: str(line.row.number)),
     "B": Field("EXEC_HOST", lambda line: next(iter(words.nodes_of(line.row)), "n/a")),
     "C": Field("CPUS", _cpus),
     "D": Field("NODES", lambda line: str(words.node_count(line.row))),
-    "F": Field("ARRAY_JOB_ID", lambda line: number_of(line.row)),
-    "K": Field("ARRAY_TASK_ID", lambda line: "N/A"),
+    "F": Field("ARRAY_JOB_ID", lambda line: number_of(line.row).partition("_")[0]),
+    "K": Field("ARRAY_TASK_ID", lambda line: number_of(line.row).partition("_")[2] or "N/A"),
     "L": Field("TIME_LEFT", _left),
     "M": Field("TIME", lambda line: times.short(words.elapsed_s(line.row, line.now_s))),
     "N": Field("NODELIST", lambda line: compress(words.nodes_of(line.row))),
@@ -220,7 +220,9 @@ def _format(options: Mapping[str, str], place: Place) -> Format[Line]:
     if "Format" in options:
         return of_names(options["Format"], NAMES)
     default = LONG if "long" in options else START if "start" in options else DEFAULT
-    return of_letters(options.get("format") or place.environ.get("SQUEUE_FORMAT") or default, LETTERS)
+    return of_letters(
+        options.get("format") or place.environ.get("SQUEUE_FORMAT") or default, LETTERS
+    )
 
 
 def _place(row: JobRow) -> int:

@@ -73,7 +73,11 @@ def run(arguments: list[str], place: Place) -> int:
 
 
 async def _run(
-    client: Client, place: Place, found: script.Script, command: Sequence[str], asked: dict[str, str]
+    client: Client,
+    place: Place,
+    found: script.Script,
+    command: Sequence[str],
+    asked: dict[str, str],
 ) -> int:
     made = await sbatch.made(client, place, found, command, asked, name="srun")
     answer = await sbatch.submitted(client, made)

@@ -1,4 +1,4 @@
-"""Slurm's words for what Aryl shows: states of jobs and nodes, reasons, partitions, GPU counts. Pure.
+"""Slurm's words for what Aryl shows: states, reasons, partitions, GPU counts. Pure.
 
 A state or a reason that Slurm has no word for gets the nearest one; the sentence of Aryl's own
 stands beside it where a format has room.
@@ -53,28 +53,33 @@ _BY_STATE = {
 OUT_OF_MEMORY = frozenset({"cpu_out_of_memory"})
 """A GPU that is full is the program's own error, which Slurm calls FAILED."""
 
+_BY_GATE = {
+    "held": "JobHeldUser",
+    "dependency": "Dependency",
+    "never": "DependencyNeverSatisfied",
+}
 _REASONS = (
-    (r"held by an operator|hold by", "JobHeldAdmin"),
-    (r"\bheld\b|is_held|until it is released", "JobHeldUser"),
-    (r"can never (hold|be met)|never hold", "DependencyNeverSatisfied"),
-    (r"depends on|dependency", "Dependency"),
-    (r"throttle|array", "JobArrayTaskLimit"),
-    (r"user_max|of one user|limit of user", "AssocMaxGRESPerJob"),
+    (r"^needs \d|can be placed|has no room", "Resources"),
+    (r"throttle", "JobArrayTaskLimit"),
+    (r"user_max|one user", "AssocMaxGRESPerJob"),
     (r"the cell is frozen", "PartitionDown"),
-    (r"tenant .*(limit|guarantee|borrow|lend|quota)|limit of (its )?tenant", "AssocGrpGRES"),
-    (r"deadline", "JobDeadline"),
-    (r"tried again|next try|rests|backs? off|failed on", "BeginTime"),
-    (r"largest node|no node (has|of)|has no node|not enough GPUs in the fleet", "PartitionConfig"),
-    (r"cordon|drain|lost|quarantin|closed|is out|not heard", "ReqNodeNotAvail"),
-    (r"behind|ahead|before it|priority|its turn|first in|queue|in line|waits for job", "Priority"),
+    (r"share by weight|go first|behind|which waits with priority", "Priority"),
+    (r"tenant .*(limit|guarantee|borrow|lend|quota)", "AssocGrpGRES"),
+    (r"can never run|not present", "PartitionConfig"),
+    (r"tried again|tries again|rest", "BeginTime"),
+    (r"cordoned|lost|quarantined|closed|left alone|not lent", "ReqNodeNotAvail"),
+    (r"deadline", "DeadLine"),
+    (r"priority|turn|queue", "Priority"),
 )
 """Words of a pending reason, and Slurm's code for it; the first that fits. Else `Resources`."""
+_ENDING = re.compile(r"when its workers have left")
 
 
 def state(row: JobRow) -> str:
     """The state of a job in Slurm's long form."""
     if row.state != JobState.FAILED:
-        return _BY_STATE[row.state]
+        is_ending = bool(row.blockers) and _ENDING.search(row.blockers[0]) is not None
+        return "COMPLETING" if is_ending else _BY_STATE[row.state]
     if row.error.startswith("ran into its time_limit_s"):
         return "TIMEOUT"
     if row.failure is not None and row.failure.reason in OUT_OF_MEMORY:
@@ -97,7 +102,9 @@ def sentence(row: JobRow) -> str:
 def reason(row: JobRow) -> str:
     """Slurm's code for why a job waits or ended."""
     if row.state == JobState.PENDING:
-        why = sentence(row)
+        why, gate = sentence(row), str(getattr(row, "gate", ""))
+        if gate in _BY_GATE:
+            return _BY_GATE[gate]
         if not why:
             return "None"
         found = (code for words, code in _REASONS if re.search(words, why, re.IGNORECASE))
