@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
-from common.model import JobState, NodeRole, Pool, is_mig
+from common.model import FINAL_JOB_STATES, JobState, NodeRole, Pool, is_mig
 from coordinator.cli.slurm.cell import request_of
 
 COMPACT = {
@@ -136,10 +136,10 @@ def nodes_of(row: JobRow) -> tuple[str, ...]:
 
 
 def node_count(row: JobRow) -> int:
-    """Slurm's number of nodes: one for each worker."""
-    if row.state in (JobState.PENDING, JobState.STARTING):
-        return row.min_workers
-    return row.worker_count or request_of(row).ran_workers or row.min_workers
+    """Slurm's number of nodes: one for each worker, also for those that are done."""
+    if row.state in FINAL_JOB_STATES:
+        return request_of(row).ran_workers or row.min_workers
+    return max(row.worker_count, row.min_workers)
 
 
 def elapsed_s(row: JobRow, now_s: float) -> float:

@@ -118,14 +118,14 @@ def test_states_have_slurm_s_words(changes: dict[str, Any], state: str) -> None:
 @each_row(
     "sentence, code",
     [
-        ("needs 8 GPUs of type H100, 1 worker of 8; 0 free and 3 held by flexible workers", "Resources"),
+        ("needs 8 GPUs; 0 free and 3 held by flexible workers", "Resources"),
         ("it is its turn, but of 2 workers of 4 GPUs only 1 can be placed", "Resources"),
         ("behind j1, which does not fit (the order is strict)", "Priority"),
         ("t0 is kept for j1, which waits with priority 5 and can have it in 9 s", "Priority"),
         ("tenant a uses 8 GPUs, and its share by weight is 4.0: jobs of tenants below", "Priority"),
         ("tenant a: 4 GPUs on top of the 8 that it uses exceeds its guarantee of 8 and its borrow "
          "limit of 0", "AssocGrpGRES"),
-        ("can never run here: no node of type H100 has 16 GPUs; the largest has 8", "PartitionConfig"),
+        ("can never run here: no node of type H100 has 16 GPUs", "PartitionConfig"),
         ("can never run here: needs 9 GPUs at one time, and tenant a may use 8: its guarantee of 8",
          "AssocGrpGRES"),
         ("GPU type H200 not present", "PartitionConfig"),
