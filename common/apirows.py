@@ -88,9 +88,9 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     one was measured, as above."""
     lost_gpu_s: float | UnsetType | None = UNSET
     """GPU-seconds that its preemptions and resizes cost. Only where there are any, as above."""
-    number: int | UnsetType = UNSET
+    number: int | UnsetType | None = UNSET
     """Its number in the cell. Only for a caller that asked for rows in full, as above."""
-    request: RequestRow | UnsetType = UNSET
+    request: RequestRow | UnsetType | None = UNSET
     """What it asked for. Only for a caller that asked for rows in full, as above."""
 
 
@@ -153,10 +153,10 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
     """Only while it takes no new work by itself, for the same reason."""
-    cpus: int | UnsetType = UNSET
+    cpus: int | UnsetType | None = UNSET
     """Logical CPUs, and memory below; 0: not reported. Only for a caller that asked for rows in
     full, as above."""
-    memory_bytes: int | UnsetType = UNSET
+    memory_bytes: int | UnsetType | None = UNSET
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

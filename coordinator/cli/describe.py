@@ -34,7 +34,7 @@ Pairs = list[tuple[str, str]]
 
 def ask(session: Session, kind: str, name: str) -> Description:
     """Everything about one thing; errors as `Client.ask`."""
-    return session.ask(Describe(kind=kind, name=name), Description)
+    return session.ask(Describe(kind=kind, name=name, in_full=True), Description)
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
@@ -137,6 +137,7 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
 def _job(row: JobRow, now_s: float) -> Pairs:
     return [
         ("job", row.job_id),
+        ("number", str(row.number) if isinstance(row.number, int) else ""),
         ("name", row.name),
         ("owner", f"{row.tenant}/{row.user}"),
         ("state", _state(row)),

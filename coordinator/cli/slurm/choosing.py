@@ -25,7 +25,9 @@ class Choice:
 
     def __init__(self, given: list[tuple[str, str]], *, user: str, live_only: bool) -> None:
         self.numbers = _many(given, "jobs") | _many(given, "job") | _many(given, "jobid")
-        self._users = _many(given, "user") | ({user} if ("me", "") in given else set())
+        self._users = _many(given, "user")
+        if ("me", "") in given:
+            self._users.add(user)
         self._names = _many(given, "name")
         self._accounts = {name.lower() for name in _many(given, "account")}
         self._partitions = {name.lower() for name in _many(given, "partition")}

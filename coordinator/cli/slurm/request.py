@@ -25,6 +25,8 @@ RUN = (
     'exec "$ARYL_PYTHON" -I -S "$ARYL_BATCH" "$0" "$@"'
 )
 """Hands the script to the node's agent's runner (agent/batch/run.py)."""
+SCRIPT_PLACE = 3
+"""Where the text of the script stands in the command of its job."""
 SIGNAL_LEAD_S = 60.0
 """Slurm's own lead of `--signal` without `@`."""
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_KEY", re.IGNORECASE)
@@ -139,8 +141,8 @@ def _joined(base: str, path: str) -> str:
 def exported(asked: str, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """What `--export` makes of the submitter's variables, and the secrets that it leaves out.
 
-    Every user of a cell can read the variables of a job. So `ALL` leaves out what is named like a
-    secret, and an address that has a password.
+    Every user of a cell can read the variables of a job. So `ALL` leaves out variables named like
+    a secret, and an address that has a password.
     """
     names = [name for name in asked.split(",") if name]
     given = dict(name.split("=", 1) for name in names if "=" in name)

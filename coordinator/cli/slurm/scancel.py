@@ -36,7 +36,7 @@ TABLE = (
     Option("nodelist", "w", kind=Kind.REFUSED, why="name the jobs"),
     Option("qos", "q", kind=Kind.REFUSED, why="a tenant has the limits"),
     Option("reservation", "R", kind=Kind.REFUSED, why="Aryl keeps no reservations"),
-    Option("wckey", "", kind=Kind.REFUSED, why="Aryl keeps no such keys"),
+    Option("wckey", "", kind=Kind.REFUSED, why="Aryl keeps no keys of that kind"),
     Option("clusters", "M", kind=Kind.REFUSED, why="a command talks to one cell: set ARYL_CELL"),
     Option("sibling", "", kind=Kind.REFUSED, why="a command talks to one cell: set ARYL_CELL"),
 )

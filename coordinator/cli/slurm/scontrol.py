@@ -15,6 +15,7 @@ from common.slurm.nodelists import compress, expand
 from common.slurm.options import FLAG, Kind, Option, OptionError
 from coordinator.cli.slurm import cell, scontrol_orders, words
 from coordinator.cli.slurm.cell import Place, number_of, put, request_of
+from coordinator.cli.slurm.request import SCRIPT_PLACE
 from coordinator.cli.slurm.sinfo import by_partition
 from coordinator.cli.slurm.squeue import tres_per_node
 from coordinator.client import Client
@@ -236,8 +237,8 @@ def _what(row: JobRow, spec: JobSpec, why: Iterable[str]) -> list[Pairs]:
 
 def batch_script(spec: JobSpec) -> str:
     """The text of a job's batch script; empty where `sbatch` did not submit it."""
-    has_script = "ARYL_BATCH_TASKS" in spec.env and len(spec.command) > 3
-    return spec.command[3] if has_script else ""
+    texts = spec.command[SCRIPT_PLACE : SCRIPT_PLACE + 1]
+    return "".join(texts) if "ARYL_BATCH_TASKS" in spec.env else ""
 
 
 def _write(rest: list[str], place: Place) -> int:

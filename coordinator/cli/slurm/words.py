@@ -95,7 +95,7 @@ def compact(row: JobRow) -> str:
 
 
 def sentence(row: JobRow) -> str:
-    """Why a job is where it is, in Aryl's words; empty where nothing is to be said."""
+    """Why a job is where it is, in Aryl's words; empty where there is nothing to report."""
     return row.blockers[0] if row.blockers else row.error
 
 
