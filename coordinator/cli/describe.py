@@ -34,7 +34,7 @@ Pairs = list[tuple[str, str]]
 
 def ask(session: Session, kind: str, name: str) -> Description:
     """Everything about one thing; errors as `Client.ask`."""
-    return session.ask(Describe(kind=kind, name=name, in_full=True), Description)
+    return session.ask(Describe(kind=kind, name=name, in_full=kind == "job"), Description)
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
