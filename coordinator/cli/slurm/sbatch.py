@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.api import JobRow, Submit, Submitted
 from common.errors import ConfigError, Unavailable
-from common.jobspec import parse
+from common.jobspec import MAX_SPEC_BYTES, parse
 from common.model import JobSpec, JobState
 from common.slurm.options import Kind, Option, OptionError, read
 from coordinator.cli.slurm import cell, script, words
@@ -137,7 +137,12 @@ async def made(
     if "quiet" not in options:
         for text in wanted.notes:
             note(place.command, f"note: {text}")
-    return parse(wanted.values, source="batch script")
+    try:
+        return parse(wanted.values, source="batch script")
+    except ConfigError as error:
+        if str(MAX_SPEC_BYTES) not in str(error):
+            raise
+        raise ConfigError(f"{error}; --export=NAME,... exports fewer variables") from None
 
 
 async def _submit(

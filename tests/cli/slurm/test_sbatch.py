@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 from common.model import JobState
@@ -186,6 +188,7 @@ def test_every_refused_option_says_why() -> None:
         ("#!/bin/sh\n#SBATCH --comment='open\n", "line 2 of the script"),
         ("#!/bin/sh\n#SBATCH word\n", "'word' is no option"),
         ("#!/bin/sh\n" + "x" * 20_000, "keep scripts and data in files"),
+        ("#!/bin/sh\n" + "x" * 20_000, "--export=NAME,... exports fewer variables"),
     ],
 )
 def test_a_text_that_is_no_batch_script_is_refused(script: str, says: str) -> None:
@@ -216,3 +219,17 @@ def test_help_and_version_need_no_cell() -> None:
         assert slurm(of, command, "--help").out.startswith(f"usage: {command}")
         assert slurm(of, command, "--version").out.startswith("aryl ")
         assert of.asked == []
+
+
+def test_the_commands_load_no_package_of_the_terminal() -> None:
+    """They are called in loops, and each import counts; a GPU node has none of these packages."""
+    program = (
+        "import sys, coordinator.cli.slurm.main as main\n"
+        "import importlib\n"
+        "for name in main.COMMANDS: importlib.import_module('coordinator.cli.slurm.' + name)\n"
+        "print(sorted({'typer', 'rich', 'numpy', 'yaml'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"
