@@ -142,13 +142,20 @@ async def described(client: Client, name: str) -> Description:
     return await client.ask(Describe(kind="job", name=name, in_full=True), Description)
 
 
-async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
-    """The job once it has ended. A coordinator that is away meanwhile is waited for."""
+async def until(
+    client: Client, clock: Clock, job_id: str, is_so: Callable[[JobRow], bool]
+) -> JobRow:
+    """The job once it is so. A coordinator that is away meanwhile is waited for."""
     while True:
         try:
             row = (await described(client, job_id)).job
         except Unavailable:
             row = None
-        if row is not None and row.state in FINAL_JOB_STATES:
+        if row is not None and is_so(row):
             return row
         await clock.sleep(POLL_S)
+
+
+async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
+    """The job once it has ended; as `until`."""
+    return await until(client, clock, job_id, lambda row: row.state in FINAL_JOB_STATES)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from common.api import Cancel, Done, GetLogs, Logs
 from common.errors import ArylError
+from common.model import JobState
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError, read
 from common.terminal import visible_log
 from coordinator.cli.slurm import cell, sbatch, script
@@ -37,6 +38,7 @@ TABLE = (
     Option("mpi", "", kind=Kind.REFUSED, why="Aryl starts no MPI daemons"),
     Option("multi-prog", "", FLAG, Kind.REFUSED, "start one step for each program"),
 )
+WAITS = frozenset({JobState.PENDING, JobState.STARTING})
 IN_JOB = "ARYL_BATCH_DIR"
 """A batch script has it: the directory with the `srun` of its steps."""
 HELP = """usage: srun [OPTION...] PROGRAM [ARGUMENT...]
@@ -89,6 +91,10 @@ async def _run(
     note("srun", f"job {number} queued and waiting for resources")
     is_over = False
     try:
+        row = await cell.until(
+            client, place.clock, answer.job_id, lambda row: row.state not in WAITS
+        )
+        note("srun", f"job {number} has been allocated resources")
         await _print_log(client, place, answer.job_id)
         row = await cell.until_ended(client, place.clock, answer.job_id)
         is_over = True

@@ -9,6 +9,8 @@ So agents of an older version pass it on, and a ledger gives the number back to 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from msgspec.structs import replace
 
 from common.model import JobSpec
@@ -17,7 +19,13 @@ from coordinator.engine.state.tables import ClusterState, JobEntry
 VARIABLE = "ARYL_JOB_NUMBER"
 
 
-def give(state: ClusterState, job: JobEntry, *, wanted: int | None = None) -> None:
+class Numbered(Protocol):
+    """What has a number; 0: none yet."""
+
+    number: int
+
+
+def give(state: ClusterState, job: Numbered, *, wanted: int | None = None) -> None:
     """Give a job its number: the next one, or the `wanted` one where no other job has it."""
     if wanted is not None and of_number(state, wanted) is None:
         job.number = wanted
