@@ -21,9 +21,9 @@ STALE_GRACE_S = 10.0
 class _Gang(Struct):
     """The common part of all orders of a job, and the orders made from it."""
 
+    spec: JobSpec
     worker_count: int
     nodes: tuple[NodeName, ...]
-    spec: JobSpec
     orders: dict[int, WorkerOrder] = field(default_factory=dict[int, WorkerOrder])
 
 
@@ -49,8 +49,8 @@ class Orders:
         for job, worker in placed:
             gang = self._gangs.get(job.job_id)
             if gang is None:
-                nodes = rebuilt_gangs.gang_nodes(job)
-                gang = _Gang(max(1, job.running_workers), nodes, numbers.ordered(job))
+                count, nodes = max(1, job.running_workers), rebuilt_gangs.gang_nodes(job)
+                gang = _Gang(numbers.ordered(job.spec, job.number), count, nodes)
                 self._gangs[job.job_id] = gang
             order = gang.orders.get(worker.key.worker_index)
             is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)

@@ -47,9 +47,9 @@ def of_number(state: ClusterState, number: int) -> JobEntry | None:
     return next((job for job in state.jobs.values() if job.number == number), None)
 
 
-def ordered(job: JobEntry) -> JobSpec:
-    """The spec of a job as the orders of its workers carry it."""
-    return replace(job.spec, env=job.spec.env | {VARIABLE: str(job.number)})
+def ordered(spec: JobSpec, number: int) -> JobSpec:
+    """The spec of a job with its number, as the orders of its workers carry it."""
+    return replace(spec, env=spec.env | {VARIABLE: str(number)})
 
 
 def recovered(spec: JobSpec) -> tuple[JobSpec, int | None]:
