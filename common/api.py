@@ -17,6 +17,7 @@ from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
 from common.apirows import NodeRow as NodeRow
 from common.apirows import NodeTelemetry as NodeTelemetry
+from common.apirows import RequestRow as RequestRow
 from common.apirows import SaveRow as SaveRow
 from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
@@ -141,16 +142,24 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 class ListJobs(Message, frozen=True, kw_only=True, tag="list_jobs"):
-    """All jobs behind `after`, newest last; `is_live_only` leaves out the ended ones."""
+    """All jobs behind `after`, newest last; `is_live_only` leaves out the ended ones.
+
+    in_full: rows have `number` and `request` too, which a caller of an older version refuses.
+    """
 
     is_live_only: bool = False
     after: str = ""
+    in_full: bool = False
 
 
 class ListNodes(Message, frozen=True, kw_only=True, tag="list_nodes"):
-    """All nodes behind `after`."""
+    """All nodes behind `after`.
+
+    in_full: rows have `cpus` and `memory_bytes` too, which a caller of an older version refuses.
+    """
 
     after: str = ""
+    in_full: bool = False
 
 
 class ListServices(Message, frozen=True, kw_only=True, tag="list_services"):
@@ -169,10 +178,14 @@ class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
 
 
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
-    """Everything about one job, node, service or loan, and the reasons for its state."""
+    """Everything about one job, node, service or loan, and the reasons for its state.
+
+    in_full: as of `ListJobs`, for the row of a job.
+    """
 
     kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]
     name: str
+    in_full: bool = False
 
 
 class Operate(Order, frozen=True, kw_only=True, tag="operate"):

@@ -43,6 +43,31 @@ class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     ranges: dict[str, str] = field(default_factory=dict[str, str])
 
 
+class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """What a job asked for, and where its latest attempt ran.
+
+    title, comment: the variables `SLURM_JOB_NAME` and `SLURM_JOB_COMMENT` of its request. A title
+        has no rules, as the name of a job has.
+    ran_on, ran_workers: nodes and workers of its latest attempt that ran; also of an ended job.
+    """
+
+    priority: int
+    time_limit_s: float | None
+    deadline_s: float | None
+    grace_s: float
+    gpu_types: tuple[str, ...]
+    cpus_per_worker: int
+    memory_bytes_per_worker: int
+    workdir: str
+    title: str
+    comment: str
+    ran_on: tuple[str, ...] = ()
+    ran_workers: int = 0
+    array_number: int | None = None
+    """For a task of a job array: the number of the array, and below its index."""
+    array_index: int | None = None
+
+
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One job."""
 
@@ -90,6 +115,10 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     Only where there are any, as above."""
     array_id: str | UnsetType | None = UNSET
     array_index: int | UnsetType | None = UNSET
+    number: int | UnsetType | None = UNSET
+    """Its number in the cell. Only for a caller that asked for rows in full, as above."""
+    request: RequestRow | UnsetType | None = UNSET
+    """What it asked for. Only for a caller that asked for rows in full, as above."""
 
 
 class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -151,6 +180,10 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
     closed: ClosedRow | UnsetType | None = UNSET
     """Only while it takes no new work by itself, for the same reason."""
+    cpus: int | UnsetType | None = UNSET
+    """Logical CPUs, and memory below; 0: not reported. Only for a caller that asked for rows in
+    full, as above."""
+    memory_bytes: int | UnsetType | None = UNSET
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

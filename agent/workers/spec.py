@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import sys
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,6 +18,8 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOG_MAX_BYTES = 64 << 20
 TORCH_STORE = Path(__file__).parents[1] / "shim/torch_store.py"
 TORCH_LAUNCHER = Path(__file__).parents[1] / "shim/torch_launcher.py"
+BATCH = Path(__file__).parents[1] / "batch/run.py"
+"""Runs a batch script; `ARYL_PYTHON` runs it, which needs no package."""
 RENDEZVOUS = (
     "is_host=0",  # otherwise the launcher on the store's node would try to host another one
     "last_call_timeout=2",  # those that start together have met before: 30 s would be idle
@@ -102,6 +105,9 @@ def worker_environment(
         "ARYL_GRACE_SECONDS": f"{order.spec.checkpoint.grace_s:g}",
         "ARYL_CHECKPOINT_PATH": checkpoint_path(order),
         "ARYL_RENDEZVOUS_ENDPOINT": endpoint,
+        "ARYL_NODES": ",".join(order.gang_nodes),
+        "ARYL_PYTHON": sys.executable,
+        "ARYL_BATCH": str(BATCH),
         "ARYL_IS_FLEXIBLE": str(int(order.is_flexible)),
         "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_uuids),
     }

@@ -35,6 +35,7 @@ LATE = {
     "replay": "coordinator.cli.replay",
     "report": "coordinator.cli.report",
     "simulate": "coordinator.cli.simulate.command",
+    "slurm": "coordinator.cli.slurm.link",
     "top": "coordinator.cli.top",
     "up": "coordinator.cli.up",
     "web": "coordinator.cli.web",

@@ -35,6 +35,7 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
     """Columns that people know from squeue, in our words. `now_s`: for relative times."""
     return [
         Column("JOB", job_id),
+        Column("NUMBER", lambda r: str(r.number or ""), is_wide=True, is_number=True),
         Column("NAME", lambda r: r.name, is_elastic=True),
         Column("TENANT", lambda r: r.tenant, is_wide=True),
         Column("USER", lambda r: r.user, is_wide=True),

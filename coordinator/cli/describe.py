@@ -35,7 +35,7 @@ Pairs = list[tuple[str, str]]
 
 def ask(session: Session, kind: str, name: str) -> Description:
     """Everything about one thing; errors as `Client.ask`."""
-    return session.ask(Describe(kind=kind, name=name), Description)
+    return session.ask(Describe(kind=kind, name=name, in_full=kind == "job"), Description)
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
@@ -180,6 +180,7 @@ def _job(row: JobRow, now_s: float) -> Pairs:
 def _job_facts(row: JobRow, now_s: float) -> Pairs:
     return [
         ("job", row.job_id),
+        ("number", str(row.number) if isinstance(row.number, int) else ""),
         *_array(row),
         ("name", row.name),
         ("owner", f"{row.tenant}/{row.user}"),

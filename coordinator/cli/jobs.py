@@ -53,7 +53,7 @@ WATCH_PERIOD_S = 2.0
 SUBMIT_ATTEMPTS = 3
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="Id or name.", autocompletion=complete_jobs)
+    str, typer.Argument(metavar="JOB", help="Id, number or name.", autocompletion=complete_jobs)
 ]
 
 _COMMAND = "aryl.command"
@@ -272,7 +272,7 @@ def list_(
     async def work(client: Client) -> None:
         patience = Patience()
         while True:
-            request = ListJobs(is_live_only=not is_all)
+            request = ListJobs(is_live_only=not is_all, in_full=True)
             found = await patience.answer(client.ask(request, Jobs))
             if found is not None:
                 if watch:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
 from common.model import GpuUuid, JobId, JobSpec, JobState, NodeName, NodeRole, StopReason
+from coordinator.engine.jobs import numbers
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.nodes import rebuilt_gangs
 from coordinator.engine.state.context import Context
@@ -51,7 +52,7 @@ class Orders:
             gang = self._gangs.get(job.job_id)
             if gang is None:
                 count, nodes = max(1, job.running_workers), rebuilt_gangs.gang_nodes(job)
-                gang = _Gang(_begun(job.spec), count, nodes)
+                gang = _Gang(numbers.ordered(_begun(job.spec), job.number), count, nodes)
                 self._gangs[job.job_id] = gang
             order = gang.orders.get(worker.key.worker_index)
             is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)

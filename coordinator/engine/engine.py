@@ -71,6 +71,7 @@ from coordinator.engine.jobs import (
     changes,
     deadlines,
     gpu_sharing,
+    numbers,
     person_orders,
     progress,
     stalls,
@@ -481,6 +482,8 @@ def decode_state(blob: bytes) -> ClusterState:
             by `older_forms`.
     """
     try:
-        return msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
+        state = msgspec.msgpack.decode(older_forms.brought_up(blob), type=ClusterState)
     except UNREADABLE as error:
         raise ProtocolError(f"snapshot: {error}") from error
+    numbers.give_missing(state)
+    return state

@@ -25,7 +25,7 @@ _MANY = 5
 
 def command_reference() -> str:
     """Every command with its arguments and options, in the order of the help texts."""
-    root: Any = _root()
+    root = _root()
     sections = [_section(PROGRAM, root, root.help)]
     shared = "\n".join(f"- {line}" for line in _shared_options().values())
     sections.append(f"Options of many commands, named below where a command has them:\n\n{shared}")
@@ -63,6 +63,12 @@ def exit_code_table() -> str:
     names |= {EXIT_CODES[code]: meaning for code, meaning in meanings.items()}
     lines = ["| exit code | meaning |", "|---|---|"]
     return "\n".join(lines + [f"| {code} | {names[code]} |" for code in sorted(names)])
+
+
+@cache
+def _root() -> Any:
+    """The command with all its subcommands, also those that it would load late."""
+    return whole()
 
 
 def _walk(group: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -104,7 +110,7 @@ def _options(command: Any) -> list[Any]:
 @cache
 def _shared_options() -> dict[str, str]:
     """Options that many commands have alike, by name: how they are written."""
-    root: Any = _root()
+    root = _root()
     found = Counter(
         (one.name, _option(one)) for _, command in _walk(root, PROGRAM) for one in _options(command)
     )
@@ -135,5 +141,5 @@ def _kind(option: Any) -> str:
 @cache
 def _context() -> Any:
     """Made once: Typer reads every function of the app anew for each of its commands."""
-    root: Any = _root()
+    root = _root()
     return root.make_context(PROGRAM, ["status"])

@@ -209,8 +209,8 @@ def test_ended_jobs_and_loans_are_asked_for_on_request(cell: FakeCell) -> None:
     for words in (["job", "list"], ["job", "list", "--all"], ["loan", "list", "--all"]):
         aryl(cell, *words)
     assert cell.asked == [
-        ListJobs(is_live_only=True),
-        ListJobs(is_live_only=False),
+        ListJobs(is_live_only=True, in_full=True),
+        ListJobs(is_live_only=False, in_full=True),
         ListLoans(is_live_only=False),
     ]
 
@@ -224,7 +224,7 @@ def test_a_description_as_json_has_every_field(cell: FakeCell, kind: str) -> Non
     assert found["kind"] == kind
     others = {"job", "node", "service", "loan"} - {kind}
     assert all(found[other] is None for other in others)
-    assert cell.asked == [Describe(kind=kind, name="x")]
+    assert cell.asked == [Describe(kind=kind, name="x", in_full=kind == "job")]
 
 
 @pytest.mark.parametrize("kind", ["job", "node", "service", "loan"])

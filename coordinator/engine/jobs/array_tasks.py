@@ -33,6 +33,7 @@ def task_spec(array: ArrayEntry, place: int) -> JobSpec:
     index = str(every.at(place))
     variables = {
         "ARYL_ARRAY_ID": str(array.array_id),
+        "ARYL_ARRAY_NUMBER": str(array.number),
         "ARYL_ARRAY_INDEX": index,
         "ARYL_ARRAY_COUNT": str(len(every)),
         "ARYL_ARRAY_MIN": str(every.first),

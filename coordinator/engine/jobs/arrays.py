@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from common import arrays as array_text
 from common.model import ArraySpec, JobId, JobState
-from coordinator.engine.jobs import array_tasks
+from coordinator.engine.jobs import array_tasks, numbers
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.context import Context
@@ -45,6 +45,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
     )
     count = len(array.indices)
     array.waiting.add(0, count - 1)
+    numbers.give(ctx.state, array)
     ctx.state.arrays[array.array_id] = array
     ctx.state.live_arrays[array.array_id] = None
     ctx.changed_arrays[array.array_id] = None

@@ -24,6 +24,7 @@ from coordinator.engine.jobs import (
     ended_workers,
     estimates,
     gang_reservations,
+    numbers,
     preemption_loss,
     prerun_spec,
     rendezvous,
@@ -227,7 +228,7 @@ def submit(
     if event.job_id in ctx.state.jobs:
         return
     work_s, source = estimates.whole_work(ctx.state, ctx.settings, event.tenant, event.spec)
-    ctx.state.jobs[event.job_id] = JobEntry(
+    job = JobEntry(
         job_id=event.job_id,
         spec=prerun_spec.begun(ctx, event.tenant, event.spec),
         tenant=event.tenant,
@@ -237,6 +238,8 @@ def submit(
         wait=WaitEntry(pending_since_s=ctx.now_s),
         estimate=WorkEstimate(expected_work_s=work_s, source=source),
     )
+    numbers.give(ctx.state, job)
+    ctx.state.jobs[event.job_id] = job
     ctx.state.live_jobs[event.job_id] = None
     ctx.changed_jobs[event.job_id] = None
     ctx.state.counters.jobs_submitted += 1

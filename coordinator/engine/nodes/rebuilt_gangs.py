@@ -18,12 +18,15 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 
 
 def gang_nodes(job: JobEntry) -> tuple[NodeName, ...]:
-    """Nodes of a job's workers, and the missing nodes that it waits for."""
+    """Nodes of a job's workers, and the missing nodes that it waits for.
+
+    The node of its first worker comes first: programs take it for the meeting place of the gang.
+    """
     if len(job.workers) == 1 and not job.attempt.awaited_nodes:
         return tuple([worker.node for worker in job.workers.values()])
-    return tuple(
-        sorted({*(worker.node for worker in job.workers.values()), *job.attempt.awaited_nodes})
-    )
+    names = {*(worker.node for worker in job.workers.values()), *job.attempt.awaited_nodes}
+    first = job.workers[min(job.workers)].node if job.workers else ""
+    return tuple(sorted(names, key=lambda name: (name != first, name)))
 
 
 def adopted(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:

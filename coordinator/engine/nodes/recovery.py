@@ -8,6 +8,7 @@ from common.model import FINAL_JOB_STATES, JobState, WorkerKey
 from coordinator.engine.jobs import (
     arrays,
     gpu_sharing,
+    numbers,
     preemption_loss,
     rendezvous,
     start_gate,
@@ -76,12 +77,13 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
 
 def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
     """A job rebuilt from one worker's order, without workers yet."""
+    spec, number = numbers.recovered(order.spec)
     # the gang that owns the work, also during a pre-run
-    gang = order.spec.prerun.gang or order.spec
-    runtime_s = order.spec.expected_runtime_s or ctx.settings.default_expected_runtime_s
-    return JobEntry(
+    gang = spec.prerun.gang or spec
+    runtime_s = spec.expected_runtime_s or ctx.settings.default_expected_runtime_s
+    job = JobEntry(
         job_id=order.key.job_id,
-        spec=order.spec,
+        spec=spec,
         tenant=order.tenant,
         user=order.user,
         submitted_at_s=order.submitted_at_s,
@@ -94,6 +96,12 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
         estimate=WorkEstimate(expected_work_s=runtime_s * gang.workers.min, source=Source.LEDGER),
         is_recovered=True,
     )
+    known = ctx.state.jobs.get(job.job_id)
+    if known is not None:
+        job.number = known.number
+    else:
+        numbers.give(ctx.state, job, wanted=number)
+    return job
 
 
 def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:

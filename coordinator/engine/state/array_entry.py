@@ -85,6 +85,7 @@ class ArrayEntry(Struct, kw_only=True):
     """A job array.
 
     spec: as its user gave it; a task has its own, see `jobs.arrays.task_spec`.
+    number: its number in the cell, see `jobs.numbers`; each task has one of its own.
     throttle: the most tasks at once now; None: no bound.
     waiting: places of tasks that have not entered the line.
     live: the jobs of its tasks that have not ended, each with its place, in order of entering.
@@ -101,6 +102,7 @@ class ArrayEntry(Struct, kw_only=True):
     tenant: str
     user: str
     submitted_at_s: float
+    number: int = 0
     throttle: int | None = None
     waiting: Places = field(default_factory=Places)
     live: dict[JobId, int] = field(default_factory=dict[JobId, int])

@@ -542,6 +542,8 @@ class JobEntry(Struct, kw_only=True):
     tenant: str
     user: str
     submitted_at_s: float
+    number: int = 0
+    """Its number in the cell, for people and for Slurm's clients; see `jobs.numbers`."""
     state: JobState = JobState.PENDING
     attempt: AttemptEntry = field(default_factory=AttemptEntry)
     workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
@@ -710,6 +712,7 @@ class ClusterState(Struct, kw_only=True):
     """
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
+    next_job_number: int = 1
     least_generation: int = 0
     """The highest generation of a removed node: a node that joins gets no older order."""
     pass_id: int = 0

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from itertools import islice
 
+from msgspec import UNSET
+
 from common.api import ArrayRow, Description, JobRow
 from common.model import JobState
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
+from coordinator.service.api.rows import array_request
 
 FAILED_NAMED = 8
 """Failed tasks that a row names."""
 
 
-def row(engine: Engine, array: ArrayEntry, *, now_s: float, has_ranges: bool = False) -> JobRow:
-    """One array as a job that sums up its tasks; `now_s`: engine time."""
+def row(
+    engine: Engine,
+    array: ArrayEntry,
+    *,
+    now_s: float,
+    has_ranges: bool = False,
+    in_full: bool = False,
+) -> JobRow:
+    """One array as a job that sums up its tasks; times are engine time."""
     jobs = [engine.state.jobs[job_id] for job_id in array.live]
     until_s = next(at_s for at_s in (array.started_at_s, array.finished_at_s, now_s)
                    if at_s is not None)  # fmt: skip
@@ -41,7 +51,9 @@ def row(engine: Engine, array: ArrayEntry, *, now_s: float, has_ranges: bool = F
         exit_code=_exit_code(array),
         error=_error(array),
         blockers=_blockers(engine, array) if array.state == JobState.PENDING else (),
-        array=_counts(array, has_ranges=has_ranges),
+        array=_counts(array, has_ranges=has_ranges or in_full),
+        number=array.number if in_full else UNSET,
+        request=array_request(array) if in_full else UNSET,
     )
 
 
@@ -126,12 +138,14 @@ def why(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
     return tuple(said)
 
 
-def described(engine: Engine, array: ArrayEntry, *, now_s: float) -> Description:
+def described(
+    engine: Engine, array: ArrayEntry, *, now_s: float, in_full: bool = False
+) -> Description:
     """Everything about an array, but its story."""
     return Description(
         kind="job",
         name=array.array_id,
-        job=row(engine, array, now_s=now_s, has_ranges=True),
+        job=row(engine, array, now_s=now_s, has_ranges=True, in_full=in_full),
         why=why(engine, array),
         spec=array.spec,
     )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
+from coordinator.engine.jobs import numbers
 from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
@@ -58,7 +59,7 @@ def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
 
 
 def job(state: ClusterState, name: str) -> JobEntry:
-    """A job by id, or by a name that only one live job has, or else only one job at all.
+    """A job by id, by number, or by a name that only one live job has, or else only one job at all.
 
     Raises:
         Refusal: no job has it, or several have, or it is an array.
@@ -80,7 +81,7 @@ def job_or_array(state: ClusterState, name: str) -> JobEntry | ArrayEntry:
     Raises:
         Refusal: no job has it, or several have; or it is a task that is no job now.
     """
-    found = state.jobs.get(JobId(name)) or state.arrays.get(JobId(name))
+    found = state.jobs.get(JobId(name)) or state.arrays.get(JobId(name)) or _of_number(state, name)
     if found is not None:
         return found
     named = _named(state, name)
@@ -125,6 +126,9 @@ def tasks_of(state: ClusterState, name: str) -> tuple[ArrayEntry | None, str]:
         return None, ""
     array = state.arrays.get(JobId(match["array"]))
     if array is None:
+        numbered = _of_number(state, match["array"])
+        array = numbered if isinstance(numbered, ArrayEntry) else None
+    if array is None:
         named = _named(state, match["array"])
         array = named[0] if len(named) == 1 and isinstance(named[0], ArrayEntry) else None
     return array, match["one"] or match["many"] or ""
@@ -152,6 +156,26 @@ def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
     elif place in array.cancelled:
         where = "was cancelled before it entered the line, or is not kept any more"
     raise Refusal(ApiErrorCode.NOT_FOUND, f"task {text} of {array.array_id} {where}", "job_id")
+
+
+def _of_number(state: ClusterState, text: str) -> JobEntry | ArrayEntry | None:
+    """A job or an array by its number.
+
+    Raises:
+        Refusal: the number is the name of another job that has not ended.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    found = numbers.of_number(state, int(text))
+    others = [one for one in _named(state, text) if one.finished_at_s is None and one is not found]
+    if found is None or not others:
+        return found
+    named = ", ".join(id_of(one) for one in others[-5:])
+    raise Refusal(
+        ApiErrorCode.CONFLICT,
+        f"{text!r} is the number of job {id_of(found)} and the name of {named}: give an id",
+        "job_id",
+    )
 
 
 def node(state: ClusterState, name: str) -> NodeEntry:

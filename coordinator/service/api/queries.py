@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -204,7 +205,9 @@ class Looks:
                 return self._jobs(request)
             case ListNodes():
                 names = sorted(name for name in state.nodes if name > request.after)
-                nodes, has_more = self._page(self._node_row(state.nodes[name]) for name in names)
+                nodes, has_more = self._page(
+                    self._node_row(state.nodes[name], in_full=request.in_full) for name in names
+                )
                 return Nodes(rows=nodes, has_more=has_more)
             case ListServices():
                 served = sorted(s.name for s in c.engine.settings.services)
@@ -250,9 +253,9 @@ class Looks:
         live_ids = engine.state.live_jobs | engine.state.live_arrays
         both: dict[JobId, JobEntry | ArrayEntry] = {**engine.state.arrays, **engine.state.jobs}
         found, has_more = self._page(
-            array_rows.row(engine, one, now_s=now_s)
+            array_rows.row(engine, one, now_s=now_s, in_full=request.in_full)
             if isinstance(one, ArrayEntry)
-            else rows.job_row(engine, one, now_s=now_s)
+            else rows.job_row(engine, one, now_s=now_s, in_full=request.in_full)
             for one in after(both, request.after)
             if not request.is_live_only or name_lookup.id_of(one) in live_ids
         )
@@ -270,7 +273,7 @@ class Looks:
             return Loans(rows=found, has_more=True)
         return Loans(rows=(*found, *recommended), has_more=has_more)
 
-    def _node_row(self, node: NodeEntry) -> NodeRow:
+    def _node_row(self, node: NodeEntry, *, in_full: bool = False) -> NodeRow:
         c = self._coordinator
         drain = c.engine.state.drains.get(node.name)
         return rows.node_row(
@@ -280,6 +283,7 @@ class Looks:
             drain_left_s=None if drain is None else max(0.0, drain.until_s - self._now_s()),
             unknown_load=rows.unknown_load(c.engine, node, now_s=self._now_s()),
             closed=rows.closed(c.engine, node, now_s=self._now_s()),
+            in_full=in_full,
         )
 
     def _now_s(self) -> float:
@@ -292,7 +296,7 @@ class Looks:
             Refusal: the name is unknown.
         """
         describers: dict[str, Callable[[str], Description]] = {
-            "job": self._describe_job,
+            "job": partial(self._describe_job, in_full=request.in_full),
             "node": self._describe_node,
             "service": self._describe_service,
             "loan": self._describe_loan,
@@ -303,17 +307,17 @@ class Looks:
             story = story[-explain_service.STORY_LINES :]
         return structs.replace(found, story=story)
 
-    def _describe_job(self, name: str) -> Description:
+    def _describe_job(self, name: str, *, in_full: bool) -> Description:
         engine = self._coordinator.engine
         job = name_lookup.job_or_array(engine.state, name)
         now_s = self._now_s()
         if isinstance(job, ArrayEntry):
-            return array_rows.described(engine, job, now_s=now_s)
+            return array_rows.described(engine, job, now_s=now_s, in_full=in_full)
         is_over = job.state in FINAL_JOB_STATES
         return Description(
             kind="job",
             name=job.job_id,
-            job=rows.job_row(engine, job, now_s=now_s),
+            job=rows.job_row(engine, job, now_s=now_s, in_full=in_full),
             workers=rows.worker_rows(job),
             saves=rows.save_rows(job),
             why=explain.job(engine, job, now_s=now_s),

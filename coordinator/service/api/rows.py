@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -15,6 +15,7 @@ from common.api import (
     LoanRow,
     NodeRow,
     NodeTelemetry,
+    RequestRow,
     SaveRow,
     ServiceRow,
     Status,
@@ -25,14 +26,15 @@ from common.api import (
 )
 from common.history import TOLD, AttemptRecord, HistoryLine, OrderRecord
 from common.messages import CommandReport, NodeReport
-from common.model import Gate, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import Gate, JobId, JobSpec, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine.engine import Engine
-from coordinator.engine.jobs import arrays, stalls, start_gate
+from coordinator.engine.jobs import arrays, ended_workers, prerun_spec, stalls, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.copied_fields import copier
 from coordinator.engine.state.settings import TenantSettings
@@ -56,12 +58,16 @@ FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze -
 
 
 _copied_of_job = copier(
-    JobRow, JobEntry, groups=("spec",), computed=("attempt", "gate", "lost_gpu_s", "array")
+    JobRow,
+    JobEntry,
+    groups=("spec",),
+    computed=("attempt", "gate", "lost_gpu_s", "array", "number", "request"),
 )
+_copied_of_request = copier(RequestRow, JobSpec)
 
 
-def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
-    """One job."""
+def job_row(engine: Engine, job: JobEntry, *, now_s: float, in_full: bool = False) -> JobRow:
+    """One job; `in_full` for a caller that asked for its number and its request."""
     return JobRow(
         **_copied_of_job(job),
         attempt=job.attempt.number,
@@ -83,7 +89,42 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         gate=start_gate.kind(job) or UNSET,
         array_id=job.array_task.array_id if job.array_task else UNSET,
         array_index=job.array_task.index if job.array_task else UNSET,
+        number=job.number if in_full else UNSET,
+        request=_request(engine, job) if in_full else UNSET,
     )
+
+
+def _request(engine: Engine, job: JobEntry) -> RequestRow:
+    ran = [one for one in ended_workers.of_attempt(job, None).values() if not one.key.is_store]
+    return RequestRow(
+        **_asked(prerun_spec.submitted(job)),
+        ran_on=tuple(sorted({one.node for one in ran})),
+        ran_workers=len(ran),
+        array_number=_array_number(engine, job),
+        array_index=job.array_task.index if job.array_task else None,
+    )
+
+
+def array_request(array: ArrayEntry) -> RequestRow:
+    """What the tasks of an array ask for."""
+    return RequestRow(**_asked(array.spec))
+
+
+def _asked(spec: JobSpec) -> dict[str, Any]:
+    return {
+        **_copied_of_request(spec),
+        "grace_s": spec.checkpoint.grace_s,
+        "gpu_types": spec.gpu.types,
+        "title": spec.env.get("SLURM_JOB_NAME", ""),
+        "comment": spec.env.get("SLURM_JOB_COMMENT", ""),
+    }
+
+
+def _array_number(engine: Engine, job: JobEntry) -> int | None:
+    if job.array_task is None:
+        return None
+    array = engine.state.arrays.get(job.array_task.array_id)
+    return None if array is None else array.number
 
 
 def _set(value: N | None) -> N | UnsetType:
@@ -178,8 +219,9 @@ def node_row(
     drain_left_s: float | None = None,
     unknown_load: UnknownLoadRow | UnsetType = UNSET,
     closed: ClosedRow | UnsetType = UNSET,
+    in_full: bool = False,
 ) -> NodeRow:
-    """One node."""
+    """One node; `in_full` for a caller that asked for its CPUs and memory."""
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
     holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
@@ -206,6 +248,8 @@ def node_row(
         load_unknown=unknown_load,
         gpus_out=gpu_faults.out_count(node) or UNSET,
         closed=closed,
+        cpus=node.cpus if in_full else UNSET,
+        memory_bytes=node.memory_bytes if in_full else UNSET,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.workers.spec import (
+    BATCH,
     TORCH_LAUNCHER,
     Account,
     shim_spec,
@@ -112,6 +114,9 @@ def test_the_environment_of_a_worker() -> None:
         "ARYL_CHECKPOINT_PATH": "/srv/job/saves",
         "ARYL_RENDEZVOUS_ENDPOINT": "node-1:29400",
         "ARYL_IS_FLEXIBLE": "1",
+        "ARYL_NODES": "",
+        "ARYL_PYTHON": sys.executable,
+        "ARYL_BATCH": str(BATCH),
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
         "MASTER_ADDR": "node-1",
         "MASTER_PORT": "29400",

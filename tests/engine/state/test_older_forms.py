@@ -69,6 +69,7 @@ def job() -> JobEntry:
         tenant="team",
         user="ada",
         submitted_at_s=1.0,
+        number=1,
         state=JobState.SUSPENDED,
         attempt=AttemptEntry(
             number=3,
@@ -179,6 +180,7 @@ def test_a_state_of_version_1_is_read_whole() -> None:
         jobs={JOB: job()},
         nodes={NODE: node()},
         live_jobs={JOB: None},
+        next_job_number=2,
         policy_memory=b"\xc1\x00",
     )
 

@@ -1,0 +1,65 @@
+"""The options of `srun`: those of a step within a batch script, and those of a job of its own."""
+
+from __future__ import annotations
+
+from common.slurm.options import FLAG, MAYBE, Kind, Option
+
+_WHOLE = "a step has the CPUs and the memory of its worker"
+_NO_PLACE = "the tasks of a node run on that node"
+
+STEP_OPTIONS = (
+    Option("ntasks", "n"),
+    Option("nodes", "N"),
+    Option("ntasks-per-node"),
+    Option("gpus-per-task"),
+    Option("cpus-per-task", "c"),
+    Option("output", "o"),
+    Option("error", "e"),
+    Option("input", "i"),
+    Option("open-mode"),
+    Option("chdir", "D"),
+    Option("export"),
+    Option("job-name", "J"),
+    Option("jobid"),
+    Option("label", "l", FLAG),
+    Option("kill-on-bad-exit", "K", MAYBE),
+    Option("quiet", "Q", FLAG),
+    Option("unbuffered", "u", FLAG, Kind.HARMLESS, "output is never held back"),
+    Option("verbose", "v", FLAG, Kind.HARMLESS),
+    Option("overlap", "", FLAG, Kind.HARMLESS, "steps always share the job's resources"),
+    Option("oversubscribe", "s", FLAG, Kind.HARMLESS, "steps always share the job's resources"),
+    Option("overcommit", "O", FLAG, Kind.HARMLESS, "steps always share the job's resources"),
+    Option("exact", "", FLAG, Kind.HARMLESS, _WHOLE),
+    Option("exclusive", "", MAYBE, Kind.HARMLESS, _WHOLE),
+    Option("mem", "", kind=Kind.HARMLESS, why=_WHOLE),
+    Option("mem-per-cpu", "", kind=Kind.HARMLESS, why=_WHOLE),
+    Option("mem-per-gpu", "", kind=Kind.HARMLESS, why=_WHOLE),
+    Option("cpus-per-gpu", "", kind=Kind.HARMLESS, why=_WHOLE),
+    Option("gpus", "G", kind=Kind.HARMLESS, why="a step sees the GPUs of its worker"),
+    Option("gpus-per-node", "", kind=Kind.HARMLESS, why="a step sees the GPUs of its worker"),
+    Option("gres", "", kind=Kind.HARMLESS, why="a step sees the GPUs of its worker"),
+    Option("cpu-bind", "", kind=Kind.HARMLESS, why="Aryl binds no CPUs"),
+    Option("mem-bind", "", kind=Kind.HARMLESS, why="Aryl binds no memory"),
+    Option("accel-bind", "", kind=Kind.HARMLESS, why="Aryl binds no devices"),
+    Option("hint", "", kind=Kind.HARMLESS, why="Aryl binds no CPUs"),
+    Option("threads-per-core", "", kind=Kind.HARMLESS, why="Aryl binds no CPUs"),
+    Option("distribution", "m", kind=Kind.HARMLESS, why=_NO_PLACE),
+    Option("wait", "W", kind=Kind.HARMLESS, why="srun waits for all tasks"),
+    Option("no-kill", "k", MAYBE, Kind.HARMLESS),
+    Option("time", "t", kind=Kind.HARMLESS, why="the time limit of the job holds"),
+    Option("account", "A", kind=Kind.HARMLESS, why="a step belongs to its job"),
+    Option("partition", "p", kind=Kind.HARMLESS, why="a step belongs to its job"),
+    Option("mpi", ""),
+    Option("nodelist", "w", kind=Kind.REFUSED, why="each node starts the tasks of its own"),
+    Option("relative", "r", kind=Kind.REFUSED, why="each node starts the tasks of its own"),
+    Option("exclude", "x", kind=Kind.REFUSED, why="each node starts the tasks of its own"),
+    Option("multi-prog", "", FLAG, Kind.REFUSED, "start one step for each program"),
+    Option("pty", "", MAYBE, Kind.REFUSED, "a worker has no terminal"),
+    Option("het-group", "", kind=Kind.REFUSED, why="a job has workers of one kind"),
+    Option("container", "", kind=Kind.REFUSED, why="Aryl starts no containers"),
+    Option("container-image", "", kind=Kind.REFUSED, why="Aryl starts no containers"),
+    Option("container-mounts", "", kind=Kind.REFUSED, why="Aryl starts no containers"),
+    Option("gpu-bind", "", kind=Kind.REFUSED, why="use --gpus-per-task"),
+    Option("ntasks-per-gpu", "", kind=Kind.REFUSED, why="use --ntasks-per-node"),
+)
+"""Options of a step. A harmless one changes nothing on a worker, for the reason beside it."""

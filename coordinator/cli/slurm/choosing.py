@@ -1,0 +1,94 @@
+"""Which jobs a command means: by number, user, state, name, account, partition. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from common.api import JobRow
+from common.slurm.options import OptionError
+from coordinator.cli.slurm import words
+from coordinator.cli.slurm.cell import number_of
+
+_JOB = re.compile(r"(?P<number>\d+)(?:_(?P<tasks>\d+|\[[\d,%:-]+\]))?(?:\.\w+)?", re.ASCII)
+_LIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING")
+
+
+class Choice:
+    """The filters of a command; a job passes if all of them let it pass.
+
+    Args:
+        given: options by name, each with the values that it was given, in order.
+        user: the user who calls, for `--me`.
+        live_only: without `--states`, jobs that have ended do not pass.
+    """
+
+    def __init__(self, given: list[tuple[str, str]], *, user: str, live_only: bool) -> None:
+        self.numbers = _many(given, "jobs") | _many(given, "job") | _many(given, "jobid")
+        self._users = _many(given, "user")
+        if ("me", "") in given:
+            self._users.add(user)
+        self._names = _many(given, "name")
+        self._accounts = {name.lower() for name in _many(given, "account")}
+        self._partitions = {name.lower() for name in _many(given, "partition")}
+        self.states = states(_many(given, "states") | _many(given, "state"))
+        if not self.states and live_only:
+            self.states = frozenset(_LIVE)
+
+    @property
+    def wants_ended(self) -> bool:
+        """Whether jobs that have ended may pass."""
+        return not self.states or bool(self.states - set(_LIVE))
+
+    def passes(self, row: JobRow) -> bool:
+        """Whether a job is meant."""
+        own = {main_number(number_of(row)), str(row.number), row.job_id}
+        return (
+            (not self.numbers or not own.isdisjoint(map(main_number, self.numbers)))
+            and (not self._users or row.user in self._users)
+            and (not self._names or not {row.name, words.title(row)}.isdisjoint(self._names))
+            and (not self._accounts or row.tenant.lower() in self._accounts)
+            and (not self._partitions or self._is_in(row))
+            and (not self.states or words.state(row) in self.states)
+        )
+
+    def _is_in(self, row: JobRow) -> bool:
+        return not self._partitions.isdisjoint(words.partitions(row).lower().split(","))
+
+
+def _many(given: Iterable[tuple[str, str]], option: str) -> set[str]:
+    """The values of an option that may be repeated, and has commas between."""
+    texts = [value for name, value in given if name == option]
+    return {part.strip() for text in texts for part in _split(text) if part.strip()}
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas; those in brackets belong to an array."""
+    return re.split(r",(?![^\[]*\])", text)
+
+
+def states(names: Iterable[str]) -> frozenset[str]:
+    """States by their long or short names; `all` is none.
+
+    Raises:
+        OptionError: a name that Slurm does not know.
+    """
+    by_short = {short: long for long, short in words.COMPACT.items()}
+    found: set[str] = set()
+    for name in names:
+        long = by_short.get(name.upper(), name.upper())
+        if long == "ALL":
+            return frozenset(words.COMPACT)
+        if long not in words.COMPACT:
+            known = ",".join(words.COMPACT)
+            raise OptionError(
+                f"Invalid job state specified: {name}\nValid job states include: {known}"
+            )
+        found.add(long)
+    return frozenset(found)
+
+
+def main_number(text: str) -> str:
+    """The number of a job or of an array, without its task or its step."""
+    found = _JOB.fullmatch(text)
+    return text if found is None else found["number"]

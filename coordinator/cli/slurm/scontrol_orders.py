@@ -1,0 +1,118 @@
+"""`scontrol`'s orders: hold, release, requeue, and `update` of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from common.api import REQUESTS, Done
+from common.errors import ConfigError
+from common.messages import Message
+from common.slurm import times
+from common.slurm.options import OptionError
+from coordinator.cli.slurm import cell, sizes
+from coordinator.cli.slurm.cell import Place
+from coordinator.cli.slurm.request import dependencies
+from coordinator.client import Client
+
+ORDERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "hold": ("hold", {}),
+    "uhold": ("hold", {}),
+    "release": ("release", {}),
+    "requeue": ("requeue", {}),
+    "requeuehold": ("requeue", {"is_held": True}),
+    "cancel": ("cancel", {}),
+}
+"""The verb of the API for each order, and its further fields."""
+UPDATED = "Priority, Nice, TimeLimit, NumNodes, Dependency"
+
+
+def order(command: str, names: Sequence[str], place: Place) -> int:
+    """Carry out an order for some jobs."""
+    jobs = [part for name in names for part in name.removeprefix("JobId=").split(",") if part]
+    if not jobs:
+        raise OptionError(f"{command}: expected a job")
+    verb, values = ORDERS[command]
+
+    async def work(client: Client) -> int:
+        found = [(await cell.described(client, job)).name for job in jobs]
+        if verb == "cancel":
+            for job_id in found:
+                await client.ask(_request(verb, {"job_id": job_id}), Done)
+        else:
+            await client.ask(_request(verb, {"job_ids": found, **values}), Done)
+        return 0
+
+    return place.run(work)
+
+
+def update(words: Sequence[str], place: Place) -> int:
+    """`update JobId=17 TimeLimit=2:00:00`: change a job that has not ended."""
+    pairs = dict(_pair(word) for word in words)
+    job = pairs.pop("jobid", pairs.pop("job", None))
+    if job is None:
+        raise OptionError("update: expected JobId=JOB; nodes and partitions belong to operators")
+    if not pairs:
+        raise OptionError(f"update: nothing to change; expected some of {UPDATED}")
+
+    async def work(client: Client) -> int:
+        found = await cell.described(client, job)
+        values: dict[str, Any] = {"job_id": found.name}
+        for key, text in pairs.items():
+            values |= await _changed(client, key, text)
+        await client.ask(_request("change", values), Done)
+        return 0
+
+    return place.run(work)
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise OptionError(f"update: {word!r}, expected KEY=VALUE with a key of {UPDATED}")
+    return key.lower(), value
+
+
+async def _changed(client: Client, key: str, text: str) -> dict[str, Any]:
+    """The field of the API for one key.
+
+    Raises:
+        OptionError: a key that cannot be changed.
+        ConfigError: a value that does not fit.
+    """
+    try:
+        match key:
+            case "timelimit":
+                return {"time_limit_s": times.limit_s(text)}
+            case "priority":
+                return {"priority": int(text)}
+            case "nice":
+                return {"priority": -int(text)}
+            case "numnodes":
+                low, high = sizes.count_range("NumNodes", text)
+                return {"workers": {"min": low, "max": high}}
+            case "dependency":
+                parts = [part for one in text.split(",") for part in one.split(":")[1:]]
+                ids = {part: (await cell.described(client, part)).name for part in parts}
+                return {"depends_on": dependencies(text, ids) if text else []}
+            case _:
+                raise OptionError(f"update: {key} cannot be changed; expected one of {UPDATED}")
+    except ValueError as error:
+        raise ConfigError(f"update: {key}: {error}") from None
+
+
+def _request(verb: str, values: Mapping[str, object]) -> Message:
+    """A request of the API by its verb.
+
+    Raises:
+        ConfigError: this version has no such verb, or a field does not fit.
+    """
+    kinds = {str(kind.__struct_config__.tag): kind for kind in REQUESTS}
+    if verb not in kinds:
+        raise ConfigError(f"this version of Aryl cannot {verb} a job")
+    try:
+        return msgspec.convert({"type": verb, **values}, kinds[verb])
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,200 @@
+"""A batch script on a worker: real processes, without an agent around them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.batch import variables
+from agent.workers.spec import BATCH
+
+PATIENCE_S = 30.0
+WORKER = {
+    "PATH": os.environ["PATH"],
+    "ARYL_JOB_ID": "jabc",
+    "ARYL_JOB_NUMBER": "17",
+    "ARYL_ATTEMPT": "1",
+    "ARYL_WORKER_COUNT": "1",
+    "ARYL_WORKER_INDEX": "0",
+    "ARYL_NODES": "gpu-1",
+    "ARYL_BATCH_TASKS": "2",
+    "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+    "RANK": "0",
+    "SLURM_JOB_NAME": "train",
+}
+
+
+def begun(script: str, *arguments: str, tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
+    """The runner of a script; its own temporary files lie below the test's."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(BATCH), script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**WORKER, "TMPDIR": str(tmp_path), **variables},
+    )
+
+
+def ran(script: str, *arguments: str, tmp_path: Path, **variables: str) -> tuple[int, str]:
+    """Exit code and log of a script."""
+    with begun(script, *arguments, tmp_path=tmp_path, **variables) as process:
+        log, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, log
+
+
+def test_a_script_runs_once_with_its_interpreter_its_arguments_and_slurm_s_variables(
+    tmp_path: Path,
+) -> None:
+    """As slurmd starts it; nothing is left of its files."""
+    script = '#!/bin/bash -e\necho "$SLURM_JOB_ID $SLURM_JOB_NODELIST $SLURM_NTASKS $1 ${RANK-no}"'
+    code, log = ran(script, "a b", tmp_path=tmp_path)
+    assert (code, log) == (0, "17 gpu-1 2 a b no\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_goes_to_the_files_of_the_patterns_and_the_log_names_them(tmp_path: Path) -> None:
+    """The end of the errors is in the log where a script fails: the reason is read there."""
+    code, log = ran(
+        "#!/bin/sh\necho out; echo err >&2; exit 3",
+        tmp_path=tmp_path,
+        ARYL_BATCH_OUTPUT=str(tmp_path / "%x-%j.out"),
+        ARYL_BATCH_ERROR=str(tmp_path / "%j.err"),
+    )
+    assert code == 3
+    assert (tmp_path / "train-17.out").read_text() == "out\n"
+    assert (tmp_path / "17.err").read_text() == "err\n"
+    assert log.endswith("17.err:\nerr\n")
+
+
+def test_an_attempt_after_a_preemption_adds_to_the_output_and_the_first_begins_it(
+    tmp_path: Path,
+) -> None:
+    """What a job wrote before it lost its node is not lost."""
+    out = tmp_path / "out"
+    out.write_text("older job\n")
+    script = "#!/bin/sh\necho $SLURM_RESTART_COUNT."
+    for attempt in ("1", "2"):
+        ran(script, tmp_path=tmp_path, ARYL_BATCH_OUTPUT=str(out), ARYL_ATTEMPT=attempt)
+    assert out.read_text() == ".\n1.\n"
+
+
+def test_a_file_that_cannot_be_written_fails_the_job_with_its_name(tmp_path: Path) -> None:
+    """In Slurm it fails as well, and says nothing."""
+    code, log = ran(
+        "#!/bin/sh\ntouch ran", tmp_path=tmp_path, ARYL_BATCH_OUTPUT=str(tmp_path / "no/such")
+    )
+    assert code == 1
+    assert "no/such: No such file or directory" in log
+    assert not (tmp_path / "ran").exists()
+
+
+def test_srun_starts_the_tasks_of_the_node_each_with_its_own_gpus(tmp_path: Path) -> None:
+    """Ranks count over all nodes, and the exit code is the highest."""
+    task = 'echo "$SLURM_PROCID/$SLURM_NTASKS $SLURM_LOCALID $CUDA_VISIBLE_DEVICES"; '
+    script = (
+        "#!/bin/sh\nsrun --gpus-per-task=1 -o %t.out -- "
+        f"sh -c '{task} exit $SLURM_PROCID'\necho code $?"
+    )
+    code, log = ran(script, tmp_path=tmp_path, ARYL_WORKER_COUNT="2", ARYL_WORKER_INDEX="1")
+    assert code == 0
+    assert (tmp_path / "2.out").read_text() == "2/4 0 GPU-a\n"
+    assert (tmp_path / "3.out").read_text() == "3/4 1 GPU-b\n"
+    assert log.endswith("code 3\n")
+
+
+def test_a_step_on_one_node_runs_on_the_first_alone(tmp_path: Path) -> None:
+    """Each node runs the script, so `srun -N1 -n1` is how something is done once."""
+    script = "#!/bin/sh\nsrun -N1 -n1 echo here"
+    logs = [
+        ran(script, tmp_path=tmp_path, ARYL_WORKER_COUNT="2", ARYL_WORKER_INDEX=index)[1]
+        for index in ("0", "1")
+    ]
+    assert logs == ["here\n", ""]
+
+
+def test_srun_works_without_slurm_s_variables(tmp_path: Path) -> None:
+    """Snakemake takes most of them away before it calls srun."""
+    step = "srun -n1 --cpu-bind=q sh -c 'echo $SLURM_NTASKS'"
+    script = f"#!/bin/sh\nunset SLURM_NTASKS SLURM_NNODES\n{step}"
+    assert ran(script, tmp_path=tmp_path)[1] == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("-n3", "3 tasks do not spread evenly over 2 nodes"),
+        ("-N3", "the job has 2"),
+        ("--pty", "--pty is not supported: a worker has no terminal"),
+        ("-w gpu-1", "--nodelist is not supported"),
+        ("--jobid=9", "this is job 17, not 9"),
+        ("--nosuch", "unrecognized option '--nosuch'"),
+        ("--gpus-per-task=3", "this node has 2"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused_in_words(
+    options: str, error: str, tmp_path: Path
+) -> None:
+    """Nothing starts."""
+    script = f"#!/bin/sh\nsrun {options} touch ran"
+    code, log = ran(script, tmp_path=tmp_path, ARYL_WORKER_COUNT="2", ARYL_WORKER_INDEX="0")
+    assert code == 1
+    assert error in log
+    assert not (tmp_path / "ran").exists()
+
+
+def test_sigterm_reaches_the_tasks_of_a_step_and_the_script_goes_on(tmp_path: Path) -> None:
+    """A task saves and leaves; the line behind srun still runs within the grace."""
+    script = (
+        '#!/bin/sh\nsrun -n1 bash -c \'trap "echo saved; exit 5" TERM; '
+        "echo ready; while :; do sleep 0.1; done'\necho code $?"
+    )
+    with begun(script, tmp_path=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        log, _ = process.communicate(timeout=PATIENCE_S)
+    assert "saved\n" in log
+    assert log.endswith("code 5\n")
+
+
+def test_sigterm_reaches_a_program_of_a_script_without_steps(tmp_path: Path) -> None:
+    """The shell dies of it, and the runner stays until the program has saved."""
+    script = (
+        '#!/bin/sh\nbash -c \'trap "sleep 0.3; echo saved; exit 5" TERM; '
+        "echo ready; while :; do sleep 0.1; done'\necho never"
+    )
+    with begun(script, tmp_path=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        log, _ = process.communicate(timeout=PATIENCE_S)
+    assert log == "saved\n"
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_the_end_by_a_signal_is_the_worker_s_end_by_it(tmp_path: Path) -> None:
+    """So that its exit code says which signal it was."""
+    assert ran("#!/bin/bash\nkill -USR1 $$", tmp_path=tmp_path)[0] == -signal.SIGUSR1
+
+
+def test_the_variables_of_a_task_of_an_array() -> None:
+    """Aryl's variables under Slurm's names."""
+    found = variables.of_script(
+        {
+            **WORKER,
+            "ARYL_ARRAY_INDEX": "7",
+            "ARYL_ARRAY_NUMBER": "12",
+            "ARYL_ARRAY_COUNT": "10",
+            "ARYL_ARRAY_MIN": "0",
+            "ARYL_ARRAY_MAX": "9",
+        },
+        host="h",
+    )
+    assert (found["SLURM_ARRAY_JOB_ID"], found["SLURM_ARRAY_TASK_ID"]) == ("12", "7")
+    assert (found["SLURM_ARRAY_TASK_MIN"], found["SLURM_ARRAY_TASK_MAX"]) == ("0", "9")

@@ -1,0 +1,319 @@
+"""`squeue`, `sinfo`, `sacct`, `scontrol`, `scancel`: the lines that Slurm's clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.api import ApiErrorCode, Cancel, Describe
+from common.failures import Failure, RetryClass
+from common.model import JobSpec, JobState, NodeRole, Pool, WorkerRange
+from coordinator.cli.slurm import words
+from tests.cli.fake_cell import NOW_S, FakeCell, node_row, refusal
+from tests.cli.slurm.place import A100, H100, asked, cell, row, slurm
+from tests.tables import each_row
+
+RUNNING = row(17)
+WAITING = row(
+    18,
+    name="b",
+    user="bob",
+    state=JobState.PENDING,
+    nodes=(),
+    worker_count=0,
+    started_at_s=None,
+    blockers=("needs 16 GPUs of type H100, 2 workers of 8; 0 free on 0 nodes",),
+    request=asked(title="b(1)", gpu_types=(H100,), time_limit_s=None),
+)
+ENDED = row(
+    16,
+    state=JobState.FAILED,
+    exit_code=3,
+    nodes=(),
+    worker_count=0,
+    finished_at_s=NOW_S - 60.0,
+    request=asked(ran_on=("t0",), ran_workers=1),
+)
+ALL = (ENDED, RUNNING, WAITING)
+
+
+def failure(reason: str) -> Failure:
+    """Why a worker failed, by its log."""
+    return Failure(reason=reason, title="title", retry=RetryClass.NEVER)
+
+
+def test_squeue_shows_slurm_s_columns() -> None:
+    """Jobs that run come first; ended ones are left out."""
+    assert slurm(cell(*ALL), "squeue").out.splitlines() == [
+        "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)",
+        "                17       all train.sh      ada  R       3:00      2 i0,t0",
+        "                18 H100_80GB     b(1)      bob PD       0:00      2 (Resources)",
+    ]
+
+
+PENDING_FORMAT = "%i|%r|%L|%l|%b|%a"
+
+
+@each_row(
+    "words_, lines",
+    [
+        (["--noheader", "-o", "%i %t", "-t", "all", "-u", "ada"], ["17 R", "16 F"]),
+        (["-h", "--format=%i|%T", "--states=all", "--name", "train"], ["17|RUNNING", "16|FAILED"]),
+        (["-h", "-j", "16,18", "-t", "all", "-o", "%i"], ["18", "16"]),
+        (["-h", "-j", "17_[0-3]", "-o", "%A"], ["17"]),
+        (["--me", "-h", "-o", "%i:%u"], ["17:ada"]),
+        (
+            ["-h", "-t", "PD", "-o", PENDING_FORMAT],
+            ["18|Resources|UNLIMITED|UNLIMITED|gres/gpu:H100_80GB_HBM3:8|lab"],
+        ),
+        (
+            ["-h", "-p", "h100_80gb_hbm3", "-O", "JobID:4,State:.10,UserName"],
+            ["18     PENDINGbob"],
+        ),
+    ],
+)
+def test_squeue_filters_and_formats(words_: list[str], lines: list[str]) -> None:
+    """The calls of Nextflow and Snakemake among them."""
+    assert slurm(cell(*ALL), "squeue", *words_).out.splitlines() == lines
+
+
+def test_squeue_asks_for_ended_jobs_only_where_they_are_wanted() -> None:
+    """A cell may remember thousands."""
+    for options, live_only in (((), True), (("-t", "all"), False), (("-t", "R"), True)):
+        of = cell(*ALL)
+        slurm(of, "squeue", *options)
+        [request] = of.asked
+        assert getattr(request, "is_live_only", None) == live_only
+
+
+def test_squeue_prints_json_with_slurm_s_words() -> None:
+    """Beside them stands the whole reason."""
+    found = slurm(cell(*ALL), "squeue", "--json").json["jobs"]
+    assert [job["job_state"] for job in found] == [["RUNNING"], ["PENDING"]]
+    assert found[1]["state_description"].startswith("needs 16 GPUs")
+
+
+@each_row(
+    "changes, state",
+    [
+        ({"state": JobState.STARTING}, "CONFIGURING"),
+        ({"state": JobState.RESIZING}, "RUNNING"),
+        ({"state": JobState.SUSPENDED}, "SUSPENDED"),
+        ({"state": JobState.PREEMPTING}, "COMPLETING"),
+        ({"blockers": ("cancelled by a/b: it ends when its workers have left t0",)}, "COMPLETING"),
+        ({"state": JobState.SUCCEEDED}, "COMPLETED"),
+        ({"state": JobState.CANCELLED}, "CANCELLED"),
+        ({"state": JobState.FAILED, "exit_code": 1}, "FAILED"),
+        ({"state": JobState.FAILED, "error": "ran into its time_limit_s of 60 s"}, "TIMEOUT"),
+        ({"state": JobState.FAILED, "failure": failure("cpu_out_of_memory")}, "OUT_OF_MEMORY"),
+        ({"state": JobState.FAILED, "error": "node fault: t0 was lost"}, "NODE_FAIL"),
+    ],
+)
+def test_states_have_slurm_s_words(changes: dict[str, Any], state: str) -> None:
+    """A preempted job is not over: it completes, and waits again."""
+    found = row(**changes)
+    assert words.state(found) == state
+    assert words.compact(found) in words.COMPACT.values()
+
+
+@each_row(
+    "sentence, code",
+    [
+        ("needs 8 GPUs; 0 free and 3 held by flexible workers", "Resources"),
+        ("it is its turn, but of 2 workers of 4 GPUs only 1 can be placed", "Resources"),
+        ("behind j1, which does not fit (the order is strict)", "Priority"),
+        ("t0 is kept for j1, which waits with priority 5 and can have it in 9 s", "Priority"),
+        ("tenant a uses 8 GPUs, and its share by weight is 4.0: jobs of tenants below", "Priority"),
+        ("tenant a: 4 GPUs on top of the 8 that it uses exceeds its guarantee of 8 and its borrow "
+         "limit of 0", "AssocGrpGRES"),
+        ("can never run here: no node of type H100 has 16 GPUs", "PartitionConfig"),
+        ("can never run here: needs 9 GPUs at one time, and tenant a may use 8: its guarantee of 8",
+         "AssocGrpGRES"),
+        ("GPU type H200 not present", "PartitionConfig"),
+        ("tries again in 20 s (restart 1 of 3): exit code 1 on t0", "BeginTime"),
+        ("2 nodes of type H100 cordoned", "ReqNodeNotAvail"),
+        ("the cell is frozen: nothing is started, resized or lent", "PartitionDown"),
+    ],
+)  # fmt: skip
+def test_pending_reasons_have_slurm_s_codes(sentence: str, code: str) -> None:
+    """The nearest code; the sentence itself stands in `Sentence` and `ArylReason`."""
+    assert words.reason(row(state=JobState.PENDING, blockers=(sentence,))) == code
+
+
+NODES = (
+    node_row("t1", gpu_type=H100, gpus_held=0),
+    node_row("t2", gpu_type=H100, gpus_held=3),
+    node_row("t3", gpu_type=A100),
+    node_row("t4", gpu_type=A100, is_cordoned=True, gpus_held=0, detail="fan"),
+    node_row("i1", gpu_type=H100, home_pool=Pool.INFERENCE, role=NodeRole.SERVING, service="chat"),
+    node_row("i2", gpu_type=H100, home_pool=Pool.INFERENCE, role=NodeRole.ON_LOAN, service="chat"),
+    node_row("i3", gpu_type=H100, role=NodeRole.LOST),
+)
+
+
+def test_sinfo_groups_nodes_by_partition_and_state() -> None:
+    """The default partition has a star; nodes that serve are reserved, lent ones are not."""
+    lines = slurm(cell(nodes=NODES), "sinfo", "-h", "-o", "%P %t %D %N").out.splitlines()
+    assert lines == [
+        "all* idle 1 t1",
+        "all* mix 1 t2",
+        "all* alloc 2 t3,i2",
+        "all* drain 1 t4",
+        "all* resv 1 i1",
+        "all* down 1 i3",
+        "A100-SXM4-80GB alloc 1 t3",
+        "A100-SXM4-80GB drain 1 t4",
+        "H100_80GB_HBM3 idle 1 t1",
+        "H100_80GB_HBM3 mix 1 t2",
+        "H100_80GB_HBM3 resv 1 i1",
+        "H100_80GB_HBM3 alloc 1 i2",
+        "H100_80GB_HBM3 down 1 i3",
+    ]
+
+
+def test_sinfo_by_node_shows_what_is_lent_and_why_a_node_is_closed() -> None:
+    """`%f` and `%E` have Aryl's words."""
+    of = cell(nodes=NODES)
+    lines = slurm(of, "sinfo", "-N", "-h", "-p", "all", "-n", "i2,t4", "-o", "%N %G %f %E").out
+    assert lines.splitlines() == [
+        "t4 gpu:A100-SXM4-80GB:8 training fan",
+        "i2 gpu:H100_80GB_HBM3:8 lent,chat none",
+    ]
+    assert slurm(of, "sinfo", "-o", "%P").out.split()[:2] == ["PARTITION", "all*"]
+    assert slurm(of, "sinfo", "-R", "-h", "-o", "%N|%E").out.splitlines()[:2] == [
+        "t4|fan",
+        "i3|none",
+    ]
+
+
+def test_sacct_answers_submitit_and_snakemake() -> None:
+    """Their very calls."""
+    of = cell(*ALL)
+    call = "-o JobID,State,NodeList --parsable2 -j 16 -j 17 -j 99"
+    assert slurm(of, "sacct", *call.split()).out.splitlines() == [
+        "JobID|State|NodeList",
+        "16|FAILED|t0",
+        "17|RUNNING|i0,t0",
+    ]
+    call = (
+        "-X --parsable2 --clusters all --noheader --format=JobIdRaw,State "
+        "--starttime 2023-11-12T22:00 --endtime now --name train"
+    )
+    assert slurm(of, "sacct", *call.split()).out.splitlines() == ["16|FAILED", "17|RUNNING"]
+
+
+def test_sacct_shows_a_table_with_its_defaults() -> None:
+    """Widths, dashes, and a `+` where a text is cut."""
+    lines = slurm(cell(*ALL), "sacct", "-j", "16").out.splitlines()
+    assert lines == [
+        "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode ",
+        "------------ ---------- ---------- ---------- ---------- ---------- -------- ",
+        "16             train.sh        all        lab          4     FAILED      3:0 ",
+    ]
+    found = slurm(
+        cell(*ALL), "sacct", "-P", "-n", "-j", "16", "-o", "Elapsed,AllocTRES,MaxRSS,JobName%4"
+    )
+    assert found.out == "00:02:00|billing=8,cpu=4,gres/gpu=8,mem=8192M,node=1||train.sh\n"
+
+
+def test_sacct_leaves_out_others_jobs_and_other_days_unless_it_is_asked() -> None:
+    """Without -j: one's own, of today."""
+    of = cell(*ALL)
+    assert slurm(of, "sacct", "-n", "-P", "-o", "JobID").out.split() == ["16", "17"]
+    assert slurm(of, "sacct", "-a", "-n", "-P", "-o", "JobID").out.split() == ["16", "17", "18"]
+    late = slurm(of, "sacct", "-n", "-P", "-o", "JobID", "-S", "now+1hour", "-E", "now+2hours")
+    assert late.out.split() == ["17"]
+    assert slurm(of, "sacct", "-s", "F", "-n", "-P", "-o", "JobID").out.split() == ["16"]
+
+
+def test_scontrol_shows_a_job_in_slurm_s_form() -> None:
+    """One line with -o; unknown keys are Aryl's own, with its name before them."""
+    spec = JobSpec(
+        name="b",
+        command=("/bin/sh", "-c", "run", "#!/bin/sh\ntrue\n", "x"),
+        workers=WorkerRange(min=2, max=4),
+        env={"ARYL_BATCH_TASKS": "1", "ARYL_BATCH_OUTPUT": "/w/slurm-%j.out"},
+    )
+    of = cell(*ALL, spec=spec)
+    [line] = slurm(of, "scontrol", "-o", "show", "job", "17").out.splitlines()
+    pairs = dict(part.split("=", 1) for part in line.split() if "=" in part)
+    assert (pairs["JobId"], pairs["JobState"], pairs["NodeList"]) == ("17", "RUNNING", "i0,t0")
+    assert (pairs["TimeLimit"], pairs["RunTime"]) == ("01:00:00", "00:03:00")
+    assert (pairs["StdOut"], pairs["ArylJobId"]) == ("/w/slurm-17.out", "j17")
+    assert slurm(of, "scontrol", "write", "batch_script", "17", "-").out == "#!/bin/sh\ntrue\n"
+
+
+def test_scontrol_shows_partitions_as_snakemake_reads_them() -> None:
+    """The name alone on its line, then pairs."""
+    lines = slurm(cell(nodes=NODES), "scontrol", "show", "partition").out.splitlines()
+    assert lines[0] == "PartitionName=all"
+    assert "MaxTime=UNLIMITED" in " ".join(lines)
+    assert "TotalNodes=7" in " ".join(lines)
+
+
+def test_scontrol_expands_and_makes_node_lists_without_a_cell() -> None:
+    """Batch scripts call it to find their first node."""
+    of = cell()
+    environ = {"SLURM_JOB_NODELIST": "n[1-2],m"}
+    assert slurm(of, "scontrol", "show", "hostnames", environ=environ).out == "n1\nn2\nm\n"
+    assert slurm(of, "scontrol", "show", "hostlist", "n1,n2,m").out == "n[1-2],m\n"
+    assert of.asked == []
+
+
+def test_scontrol_names_what_it_does_not_know() -> None:
+    """A command, a thing, a node."""
+    of = cell(nodes=NODES)
+    for line, says in (
+        ("reconfigure", "invalid keyword: reconfigure"),
+        ("show topology", "invalid entity: topology"),
+        ("show node nosuch", "Node nosuch not found"),
+        ("update NodeName=t1 State=DRAIN", "expected JobId=JOB"),
+        ("update JobId=17 Nosuch=1", "nosuch cannot be changed"),
+    ):
+        found = slurm(of, "scontrol", *line.split())
+        assert found.code == 1
+        assert says in found.err, line
+
+
+def cancelled(of: FakeCell) -> list[str]:
+    """The jobs that were asked to end."""
+    return [each.job_id for each in of.asked if isinstance(each, Cancel)]
+
+
+@each_row(
+    "options, jobs",
+    [
+        ("17", ["j17"]),
+        ("17 18", ["j17", "j18"]),
+        ("17,18 -Q", ["j17", "j18"]),
+        ("--me", ["j17"]),
+        ("-u bob -t PENDING", ["j18"]),
+        ("--name=train --state=R", ["j17"]),
+        ("-A other", []),
+        ("--signal=KILL 17", ["j17"]),
+    ],
+)
+def test_scancel_ends_the_jobs_that_are_meant(options: str, jobs: list[str]) -> None:
+    """By number, or all that every filter lets pass."""
+    of = cell(*ALL)
+    assert slurm(of, "scancel", *options.split()).code == 0
+    assert cancelled(of) == jobs
+
+
+def test_scancel_refuses_what_would_end_too_much_or_nothing() -> None:
+    """No job named, a signal that is none to end, a number that no job has."""
+    for options, says in (
+        ("", "No job identification"),
+        ("--signal=USR2 17", "--signal=USR2 is not supported"),
+        ("-b 17", "--batch is not supported"),
+    ):
+        of = cell(*ALL)
+        found = slurm(of, "scancel", *options.split())
+        assert (found.code, cancelled(of)) == (1, [])
+        assert says in found.err
+    of = cell()
+    of.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no job '99'", "job")
+    found = slurm(of, "scancel", "99")
+    assert (found.code, found.err) == (
+        1,
+        "scancel: error: Kill job error on job id 99: Invalid job id specified\n",
+    )

@@ -1,0 +1,183 @@
+"""Slurm's commands on a real cell, and a real program that calls them: submitit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.model import JobState
+from coordinator.demo.plan import CELL
+from tests.live.cell.house import House, running_cell
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+PROGRAM = """\
+import sys
+import time
+
+import submitit
+
+
+def tenfold(value):
+    environment = submitit.JobEnvironment()
+    return 10 * value + environment.global_rank, environment.num_tasks
+
+
+def fails():
+    raise ValueError("no such luck")
+
+
+executor = submitit.AutoExecutor(folder=sys.argv[1], cluster="slurm")
+executor.update_parameters(timeout_min=5, gpus_per_node=2, tasks_per_node=2, slurm_job_name="sub")
+print(executor.submit(tenfold, 4).results())
+try:
+    executor.submit(fails).result()
+except submitit.core.utils.FailedJobError as error:
+    print("no such luck" in str(error))
+job = executor.submit(time.sleep, 600)
+while job.state != "RUNNING":
+    time.sleep(0.5)
+    job.watcher.update()
+job.cancel()
+print(job.job_id)
+"""
+"""What a user of submitit writes: results of two tasks, an error, and a job that is cancelled."""
+
+SAVES = """\
+#!/bin/bash
+#SBATCH --gpus=1 --signal=USR2@20 --open-mode=append --output=save-%j.out
+srun bash -c 'trap "echo saved; exit 0" USR2; touch began-$SLURM_RESTART_COUNT
+              [ "$SLURM_RESTART_COUNT" ] && exit 0
+              while :; do sleep 0.1; done'
+echo "srun ended with $?"
+"""
+"""A job that saves at its signal, and ends by itself at its second start."""
+
+NODES = """\
+#!/bin/sh
+#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=4 --output=nodes-%j.out
+srun sh -c 'echo "$SLURM_PROCID of $SLURM_NTASKS on $SLURM_NODEID"' | sort
+[ "$SLURM_NODEID" = 0 ] || exit 0
+scontrol show hostnames
+squeue --noheader -j "$SLURM_JOB_ID" -o '%i %T %D'
+"""
+
+
+class Shell:
+    """A login node: Slurm's commands on its PATH, and a directory that all nodes see."""
+
+    def __init__(self, house: House, directory: Path) -> None:
+        self.house = house
+        self.directory = directory
+        self.environ = {
+            **os.environ,
+            "ARYL_NATS_URL": house.cell.nats.url,
+            "ARYL_CELL": CELL,
+            "ARYL_TENANT": "ops",
+            "ARYL_USER": "test",
+            "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
+        }
+
+    async def run(self, *argv: str, types: str = "", code: int = 0) -> str:
+        """Standard output of a command."""
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self.directory,
+            env=self.environ,
+        )
+        out, err = await process.communicate(types.encode())
+        assert process.returncode == code, (argv, process.returncode, out, err)
+        return out.decode()
+
+    async def until_ended(self, number: str, state: JobState) -> None:
+        """Wait until a job is over."""
+        await self.house.until_job(
+            await self.job_id(number), f"is {state}", lambda row: row.state == state
+        )
+
+    async def job_id(self, number: str) -> str:
+        """Aryl's own id of a job."""
+        shown = await self.run("scontrol", "-o", "show", "job", number)
+        return shown.split("ArylJobId=")[1].split()[0]
+
+
+async def test_slurm_s_commands_on_a_real_cell(tmp_path: Path) -> None:
+    """Batch scripts, steps, signals, `srun` and submitit, by Slurm's own names."""
+    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
+        shell = Shell(house, tmp_path / "out")
+        await shell.run(sys.executable, "-m", "coordinator.cli.main", "slurm", "link", "bin")
+        # On one cell: it takes longer to start than each of these.
+        await a_script_travels(shell)
+        await steps_of_two_nodes(shell)
+        await a_signal_and_a_drain(shell)
+        await srun_alone(shell)
+        await submitit_works(shell)
+
+
+async def a_script_travels(shell: Shell) -> None:
+    """A file that is edited after sbatch changes nothing; the job's output lies where it ran."""
+    script = shell.directory / "job.sh"
+    script.write_text('#!/bin/sh\necho "first $1 $SLURM_JOB_NAME"\nexit 3\n')
+    out = await shell.run("sbatch", "--gpus=1", "job.sh", "x")
+    script.write_text("#!/bin/sh\necho second\n")
+    number = out.removeprefix("Submitted batch job ").strip()
+    await shell.until_ended(number, JobState.FAILED)
+    assert (shell.directory / f"slurm-{number}.out").read_text() == "first x job.sh\n"
+    shown = await shell.run("sacct", "-nPj", number, "-o", "JobID,State,ExitCode")
+    assert shown == f"{number}|FAILED|3:0\n"
+
+
+async def steps_of_two_nodes(shell: Shell) -> None:
+    """Each node runs the script and its own tasks; the commands work inside."""
+    number = (await shell.run("sbatch", "--parsable", types=NODES)).strip()
+    await shell.until_ended(number, JobState.SUCCEEDED)
+    first = (shell.directory / f"nodes-{number}.out").read_text().splitlines()
+    second = (shell.directory / f"nodes-{number}.out.1").read_text().splitlines()
+    assert (first[:2], second) == (
+        ["0 of 4 on 0", "1 of 4 on 0"],
+        ["2 of 4 on 1", "3 of 4 on 1"],
+    )
+    assert sorted(first[2:-1]) == ["train-1", "train-2"]
+    assert first[-1] == f"{number} RUNNING 2"
+
+
+async def a_signal_and_a_drain(shell: Shell) -> None:
+    """A job that loses its node gets its signal, saves, and starts again elsewhere."""
+    number = (await shell.run("sbatch", "--parsable", types=SAVES)).strip()
+
+    async def began() -> bool:
+        return (shell.directory / "began-").exists()
+
+    await shell.house.until("it runs", began)
+    node = (await shell.run("squeue", "-h", "-j", number, "-o", "%N")).strip()
+    await shell.run(sys.executable, "-m", "coordinator.cli.main", "node", "drain", node, "--yes")
+    await shell.until_ended(number, JobState.SUCCEEDED)
+    await shell.run(sys.executable, "-m", "coordinator.cli.main", "node", "uncordon", node)
+    lines = (shell.directory / f"save-{number}.out").read_text().splitlines()
+    assert lines == ["saved", "srun ended with 0", "srun ended with 0"]
+    assert (shell.directory / "began-1").exists()
+
+
+async def srun_alone(shell: Shell) -> None:
+    """Outside of a job it is a job: its log and its exit code."""
+    out = await shell.run("srun", "-n2", "-l", "--gpus=1", "sh", "-c", "echo hi; exit 4", code=4)
+    assert {"0: hi", "1: hi"} <= set(out.splitlines())
+
+
+async def submitit_works(shell: Shell) -> None:
+    """The whole way of a program that knows nothing of Aryl."""
+    script = shell.directory / "program.py"
+    script.write_text(PROGRAM)
+    out = await shell.run(sys.executable, str(script), str(shell.directory / "logs"))
+    results, has_failed, number = out.splitlines()
+    assert (results, has_failed) == ("[(40, 2), (41, 2)]", "True")
+    await shell.until_ended(number, JobState.CANCELLED)
+    shown = await shell.run("sacct", "-o", "JobID,State", "--parsable2", "-j", number)
+    assert shown == f"JobID|State\n{number}|CANCELLED\n"
