@@ -39,7 +39,7 @@ def test_the_index_is_where_the_site_or_the_unit_says(
     assert own == directory("")
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)
-    with pytest.raises(ConfigError, match="history_index_dir: .* of this user alone"):
+    with pytest.raises(ConfigError, match=r"history_index_dir: .* of this user alone"):
         directory("")
 
 
