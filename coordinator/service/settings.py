@@ -121,7 +121,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Meta(
             description="directory of the index of the history, which is made again if it is gone; "
-            "empty: $CACHE_DIRECTORY, as the unit sets it, or else a temporary one at each start"
+            "empty: $CACHE_DIRECTORY, as the unit sets it, or else a temporary one of this user"
         ),
     ] = ""
     refused_orders_per_s: Annotated[

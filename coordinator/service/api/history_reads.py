@@ -164,14 +164,14 @@ class HistoryReads:
     ) -> Usage:
         """All rows of a report, by key."""
         sums = Sums(asked.by, since_s=asked.since_at_s, until_s=until_s)
-        # First what the state has: a line that enters the index meanwhile must not count twice.
-        number = keeper.number
+        number = await keeper.ask(
+            lambda index: index.usage(sums, tenant=scope.tenant, user=scope.user)
+        )
+        # After it, and all in one moment: each line is either there or here, and what is still
+        # open has no line.
         newer, missing = self._newer(number)
         recent = [fact for line in newer for fact in facts.facts(line)]
-        recent += open_facts(self._state, now_s)
-        await keeper.ask(
-            lambda index: index.usage(sums, tenant=scope.tenant, user=scope.user, up_to=number)
-        )
+        recent += open_facts(self._state, max(now_s, self._now_s()))
         sums.add_facts(
             fact
             for fact in recent

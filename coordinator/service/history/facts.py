@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.history import (
     AttemptRecord,
@@ -55,6 +55,22 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 FACT_FIELDS = Fact.__struct_fields__
+
+
+DAY_S = 86_400.0
+
+
+def by_day(fact: Fact) -> Iterator[tuple[int, Fact]]:
+    """An amount in parts of single days of UTC, each with its day since 1970."""
+    day = int(fact.began_s // DAY_S)
+    if fact.ended_s <= (day + 1) * DAY_S:
+        yield day, fact
+        return
+    began_s = fact.began_s
+    while began_s < fact.ended_s:
+        end_s = min(fact.ended_s, (day + 1) * DAY_S)
+        yield day, structs.replace(fact, began_s=began_s, ended_s=end_s)
+        began_s, day = end_s, day + 1
 
 
 def about(name: str) -> str:

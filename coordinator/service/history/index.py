@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ from common.errors import Unavailable
 from common.history import HistoryLine, JobRecord, StoryKind
 from coordinator.service.history.facts import (
     COMMON,
+    DAY_S,
     FACT_FIELDS,
+    Fact,
     FactKind,
     all_words,
+    by_day,
     facts,
     needed,
 )
@@ -53,6 +57,9 @@ ESTIMATE = 2_000
 DROP_LINES = 2_000
 """Lines that one call of `drop` takes out."""
 
+DAY_FIELDS = ("kind", "tenant", "user", "service", "gpu_type", "pool", "cause")
+"""Columns by which whole days are added up as lines come: months are then a small sum."""
+
 _TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE lines (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL,
@@ -60,9 +67,12 @@ CREATE TABLE lines (number INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NO
 CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT NOT NULL UNIQUE);
 CREATE TABLE places (word INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (word, number))
     WITHOUT ROWID;
-CREATE TABLE facts (number INTEGER NOT NULL, part INTEGER NOT NULL, {", ".join(FACT_FIELDS)},
-    PRIMARY KEY (number, part)) WITHOUT ROWID;
-CREATE INDEX facts_ended ON facts (ended_s);
+CREATE TABLE facts (number INTEGER NOT NULL, part INTEGER NOT NULL, day INTEGER NOT NULL,
+    {", ".join(FACT_FIELDS)}, PRIMARY KEY (number, part)) WITHOUT ROWID;
+CREATE INDEX facts_day ON facts (day);
+CREATE TABLE days (day INTEGER NOT NULL, {", ".join(DAY_FIELDS)}, gpu_s REAL NOT NULL,
+    span_s REAL NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (day, {", ".join(DAY_FIELDS)})) WITHOUT ROWID;
 CREATE TABLE jobs (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL, tenant TEXT NOT NULL,
     user TEXT NOT NULL, ended_s REAL NOT NULL, data BLOB NOT NULL);
 CREATE INDEX jobs_id ON jobs (job_id);
@@ -161,7 +171,7 @@ class HistoryIndex:
     def clear(self, identity: str) -> None:
         """Begin again, for a stream of this identity."""
         with self._writing():
-            for table in ("lines", "words", "places", "facts", "jobs"):
+            for table in ("lines", "words", "places", "facts", "days", "jobs"):
                 self._writer.execute(f"DELETE FROM {table}")
             self._known.clear()
             self._move(Position(identity))
@@ -196,7 +206,8 @@ class HistoryIndex:
             if line.detail is None:
                 continue
             amounts += [
-                (line.number, part, *astuple(fact)) for part, fact in enumerate(facts(line))
+                (line.number, part, day, *astuple(fact))
+                for part, (day, fact) in enumerate(_parts_of(line))
             ]
             if isinstance(line.detail, JobRecord):
                 jobs.append(_job_values(line.number, line.detail))
@@ -208,9 +219,33 @@ class HistoryIndex:
             "INSERT OR IGNORE INTO places VALUES (?, ?)",
             sorted([(ids[word], number) for number, words in found for word in words]),
         )
-        marks = ", ".join("?" * (2 + len(FACT_FIELDS)))
+        self._add_up((line for line, _ in lines), sign=1)
+        marks = ", ".join("?" * (3 + len(FACT_FIELDS)))
         db.executemany(f"INSERT OR REPLACE INTO facts VALUES ({marks})", amounts)
         db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", jobs)
+
+    def _add_up(self, lines: Iterable[HistoryLine], *, sign: int) -> None:
+        """Add the amounts of lines to the sums of their days, or take them out again."""
+        sums: dict[tuple[object, ...], list[float]] = {}
+        for line in lines:
+            for day, fact in _parts_of(line) if line.detail is not None else ():
+                key = (day, *(getattr(fact, name) for name in DAY_FIELDS))
+                row = sums.setdefault(key, [0.0, 0.0, 0])
+                span_s = fact.ended_s - fact.began_s
+                row[0] += sign * (fact.gpu_s + fact.gpus * span_s)
+                row[1] += sign * span_s
+                row[2] += sign
+        marks = ", ".join("?" * (4 + len(DAY_FIELDS)))
+        key_names = ", ".join(("day", *DAY_FIELDS))
+        self._writer.executemany(
+            f"INSERT INTO days VALUES ({marks}) ON CONFLICT ({key_names}) DO UPDATE SET "
+            "gpu_s = gpu_s + excluded.gpu_s, span_s = span_s + excluded.span_s, "
+            "count = count + excluded.count",
+            [(*key, *row) for key, row in sums.items()],
+        )
+        if sign < 0:
+            where = " AND ".join(f"{name} = ?" for name in ("day", *DAY_FIELDS))
+            self._writer.executemany(f"DELETE FROM days WHERE {where} AND count = 0", list(sums))
 
     def _ids(self, words: Iterable[str]) -> dict[str, int]:
         """The ids of words; a new word gets the next one, so that the newest stand together."""
@@ -254,9 +289,13 @@ class HistoryIndex:
         query = f"SELECT number, data FROM lines WHERE {which} LIMIT {DROP_LINES}"
         places: list[tuple[str, int]] = []
         rows = db.execute(query, (number,)).fetchall()
+        gone: list[HistoryLine] = []
         for place, data in rows:
             line = read_line(data)
-            places += [(word, place) for word in ([] if line is None else all_words(line))]
+            if line is not None:
+                gone.append(line)
+                places += [(word, place) for word in all_words(line)]
+        self._add_up(gone, sign=-1)
         ids = self._ids(word for word, _ in places)
         db.executemany(
             "DELETE FROM places WHERE word = ? AND number = ?",
@@ -345,41 +384,44 @@ class HistoryIndex:
         kept = numbers[-asked.limit :] if asked.is_newest else numbers[: asked.limit]
         return [_line_decoder.decode(rows[number]) for number in kept]
 
-    def usage(
-        self,
-        sums: Sums,
-        *,
-        tenant: str | None = None,
-        user: str | None = None,
-        up_to: int | None = None,
-    ) -> None:
-        """Add the amounts of all lines to a report; `up_to`: of lines up to this number only.
+    def usage(self, sums: Sums, *, tenant: str | None = None, user: str | None = None) -> int:
+        """Add the amounts of all lines to a report.
+
+        Returns:
+            The number of the last line that is in it.
 
         Raises:
             Unavailable: it takes too long.
         """
-        columns = (*sums.by, "kind", "pool", "cause")
-        span = "MAX(0.0, MIN(ended_s, :until) - MAX(began_s, :since))"
-        where = "ended_s >= :since AND began_s < :until"
-        where += "" if up_to is None else " AND number <= :up_to"
+        first, end = math.ceil(sums.since_s / DAY_S), math.floor(sums.until_s / DAY_S)
+        spans = [(sums.since_s, sums.until_s)]
+        has_days = first < end and set(sums.by) <= set(DAY_FIELDS)
+        if has_days:
+            spans = [(sums.since_s, first * DAY_S), (end * DAY_S, sums.until_s)]
+        columns = ", ".join((*sums.by, "kind", "pool", "cause"))
+        whose, values = "", {"tenant": tenant, "user": user, "first": first, "end": end}
         for name, value in (("tenant", tenant), ("user", user)):
-            where += f" AND {name} = :{name}" if value is not None else ""
-        query = (
-            f"SELECT {', '.join(columns)}, SUM(gpu_s + gpus * {span}), SUM({span}) FROM facts "
-            f"WHERE {where} GROUP BY {', '.join(columns)}"
-        )
-        values: dict[str, Any] = {
-            "since": sums.since_s,
-            "until": sums.until_s,
-            "tenant": tenant,
-            "user": user,
-            "up_to": up_to,
-        }
+            whose += f" AND {name} = :{name}" if value is not None else ""
+        rows: list[Any] = []
         with self._looking() as db:
-            rows = db.execute(query, values).fetchall()
+            db.execute("BEGIN")  # all of it is of one moment
+            try:
+                number = db.execute("SELECT value FROM meta WHERE key = 'number'").fetchone()
+                if has_days:
+                    query = (
+                        f"SELECT {columns}, SUM(gpu_s), SUM(span_s) FROM days "
+                        f"WHERE day >= :first AND day < :end{whose} GROUP BY {columns}"
+                    )
+                    rows += db.execute(query, values)
+                for since_s, until_s in spans:
+                    if since_s < until_s:
+                        rows += _within(db, columns, whose, values, since_s, until_s)
+            finally:
+                db.execute("ROLLBACK")
         for row in rows:
             *key, kind, pool, cause, gpu_s, span_s = row
             sums.add(tuple(key), FactKind(kind), pool, cause, gpu_s=gpu_s, span_s=span_s)
+        return 0 if number is None else int(number[0])
 
     def ended_jobs(
         self,
@@ -430,6 +472,11 @@ def read_line(data: bytes) -> HistoryLine | None:
         return None
 
 
+def _parts_of(line: HistoryLine) -> list[tuple[int, Fact]]:
+    """The amounts of a line, in parts of single days."""
+    return [part for fact in facts(line) for part in by_day(fact)]
+
+
 def _job_values(number: int, job: JobRecord) -> tuple[object, ...]:
     return number, job.job_id, job.tenant, job.user, job.ended_at_s, _encoder.encode(job)
 
@@ -463,9 +510,30 @@ def _remove(path: Path) -> None:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
+def _within(
+    db: sqlite3.Connection,
+    columns: str,
+    whose: str,
+    values: Mapping[str, object],
+    since_s: float,
+    until_s: float,
+) -> list[Any]:
+    """The sums of single amounts in a span, each as far as it lies there."""
+    span = "MAX(0.0, MIN(ended_s, :until_s) - MAX(began_s, :since_s))"
+    query = (
+        f"SELECT {columns}, SUM(gpu_s + gpus * {span}), SUM({span}) FROM facts "
+        "WHERE day >= :first_day AND day <= :last_day "
+        f"AND ended_s >= :since_s AND began_s < :until_s{whose} GROUP BY {columns}"
+    )
+    days = {"first_day": int(since_s // DAY_S), "last_day": int(until_s // DAY_S)}
+    return db.execute(query, {**values, **days, "since_s": since_s, "until_s": until_s}).fetchall()
+
+
 def _first_since(db: sqlite3.Connection, at_s: float) -> int:
     """The number of the first line that is not before an instant; if none, beyond the last."""
-    row = db.execute("SELECT MIN(number), MAX(number) FROM lines").fetchone()
+    # One aggregate each: of two at once SQLite scans the table.
+    ends = "SELECT (SELECT MIN(number) FROM lines), (SELECT MAX(number) FROM lines)"
+    row = db.execute(ends).fetchone()
     if row[0] is None:
         return 1
     low, high = int(row[0]), int(row[1]) + 1

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -42,9 +43,19 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 def directory(setting: str) -> Path:
-    """Where the index is kept: by the setting, or systemd's cache, or a directory of its own."""
+    """Where the index is kept: by the setting, or systemd's cache, or a temporary directory.
+
+    The temporary one is the same at each start, and this user's alone.
+    """
     found = setting or os.environ.get("CACHE_DIRECTORY", "").split(":")[0]
-    return Path(found) if found else Path(tempfile.mkdtemp(prefix="aryl-history-"))
+    if found:
+        return Path(found)
+    own = Path(tempfile.gettempdir()) / f"aryl-history-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    state = own.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise ConfigError(f"history_index_dir: {own} is not a directory of this user alone")
+    return own
 
 
 class IndexKeeper:

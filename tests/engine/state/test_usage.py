@@ -119,6 +119,8 @@ def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
     assert (account.state, account.attempts, account.preemptions) == ("cancelled", 2, 1)
     assert account.nodes == ("t0",)
     assert account.waited_s == queueing_s(job, house.sim.loop.now_s)
+    end_s = house.sim.loop.now_s + 1.0
+    assert total(amounts(house), 0.0, end_s).waited_s == pytest.approx(account.waited_s)
     assert set(account.held_gpu_s) == {"loan/H100", "training/H100"}
     assert account.lost_gpu_s == {"reclaim": pytest.approx(job.lost_gpu_s)}
     [loan] = records(house, StoryKind.LOAN)

@@ -33,7 +33,12 @@ from coordinator.service.history.usage_sum import DIMENSIONS, Sums
 from tests.draws import pick, whole
 
 JOBS, NODES, TENANTS, USERS = ("j1", "j2", "j3"), ("n1", "n2"), ("a", "b"), ("ann", "bob")
-END_S = 100.0
+SCALE_S = 10_000.0
+"""Spans of some days: they are added up another way than parts of a day."""
+
+
+def scaled(count: int) -> float:
+    return count * SCALE_S
 
 
 def use(node: str, pool: str, gpus: int, began_s: int, length_s: int) -> Use:
@@ -43,8 +48,8 @@ def use(node: str, pool: str, gpus: int, began_s: int, length_s: int) -> Use:
         gpus=float(gpus),
         pool=pool,
         service="chat" if pool == "loan" else "",
-        began_at_s=float(began_s),
-        ended_at_s=float(began_s + length_s),
+        began_at_s=began_s * SCALE_S,
+        ended_at_s=(began_s + length_s) * SCALE_S,
     )
 
 
@@ -59,7 +64,7 @@ def details(draw: st.DrawFn) -> tuple[StoryKind, str, Detail | None, tuple[str, 
     who = (draw(pick(*TENANTS)), draw(pick(*USERS)))
     job, node = draw(pick(*JOBS)), draw(pick(*NODES))
     named: dict[str, Any] = {"job_id": job, "tenant": who[0], "user": who[1]}
-    began_s, length_s = float(draw(whole(0, 90))), float(draw(whole(1, 20)))
+    began_s, length_s = draw(whole(0, 90)) * SCALE_S, draw(whole(1, 20)) * SCALE_S
     match draw(whole(0, 7)):
         case 0:
             order = OrderRecord(tenant=who[0], user=who[1], verb="drain", target=node)
@@ -100,7 +105,7 @@ def histories(draw: st.DrawFn) -> list[HistoryLine]:
     number, at_s = 0, 0.0
     for kind, subject, detail, who in draw(st.lists(details(), max_size=40)):
         number += draw(whole(1, 3))
-        at_s += draw(whole(0, 5))
+        at_s += draw(whole(0, 5)) * SCALE_S
         if isinstance(detail, JobRecord):
             detail = msgspec.structs.replace(detail, ended_at_s=at_s)
         lines.append(
@@ -130,8 +135,8 @@ QUESTIONS = st.builds(
     kinds=st.frozensets(st.sampled_from(list(StoryKind)), max_size=3),
     after=whole(0, 20),
     before=st.none() | whole(1, 60),
-    since_s=st.none() | whole(0, 60).map(float),
-    until_s=st.none() | whole(0, 99).map(float),
+    since_s=st.none() | whole(0, 60).map(scaled),
+    until_s=st.none() | whole(0, 99).map(scaled),
     limit=whole(1, 12),
     is_newest=st.booleans(),
 )
@@ -174,7 +179,7 @@ def rows(sums: Sums) -> dict[tuple[str, ...], object]:
     for key, row in sums.rows.items():
         values = msgspec.to_builtins(row)
         costs = values.pop("lost_by_cause_gpu_s")
-        amounts = {name: round(value, 6) for name, value in (*values.items(), *costs.items())}
+        amounts = {name: round(value, 3) for name, value in (*values.items(), *costs.items())}
         if any(amounts.values()):
             found[key] = amounts
     return found
@@ -198,7 +203,7 @@ def test_it_answers_as_a_scan_of_the_lines_that_are_kept(
     dropped: int,
 ) -> None:
     """Lines, reports and ended jobs: with all lines, and after the oldest are dropped."""
-    since_s, until_s = float(span[0]), float(span[0] + span[1])
+    since_s, until_s = scaled(span[0]), scaled(span[0] + span[1])
     with tempfile.TemporaryDirectory() as directory:
         made = filled(Path(directory) / "index", lines, step=step)
         for kept in (lines, [line for line in lines if line.number >= dropped]):

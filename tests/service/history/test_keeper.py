@@ -12,9 +12,10 @@ import pytest
 
 from common.bus import NatsBus
 from common.clock import SystemClock
+from common.errors import ConfigError
 from coordinator.engine.state.tables import ClusterState
 from coordinator.service.history.index import Asked
-from coordinator.service.history.keeper import IndexKeeper
+from coordinator.service.history.keeper import IndexKeeper, directory
 from coordinator.service.journal.history import Historian
 from coordinator.service.journal.jetstream import History
 from tests.inbox import PATIENCE_S
@@ -22,9 +23,24 @@ from tests.servers import running_nats
 from tests.service.journal.test_history import told
 from tests.service.places import CELL, JetStream
 
-pytestmark = [pytest.mark.nats, pytest.mark.slow]
-
 STREAM = f"ARYL_HISTORY_{CELL}"
+
+
+def test_the_index_is_where_the_site_or_the_unit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else in a temporary directory that is the same at each start, and open to no other user."""
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/one:/var/cache/two")
+    assert directory("/srv/index") == Path("/srv/index")
+    assert directory("") == Path("/var/cache/one")
+    monkeypatch.delenv("CACHE_DIRECTORY")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = directory("")
+    assert own == directory("")
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"history_index_dir: .* of this user alone"):
+        directory("")
 
 
 class Machine:
@@ -62,6 +78,8 @@ async def until(condition: Callable[[], bool], keeper: IndexKeeper) -> None:
             await keeper.caught_up(10**9, within_s=0.01)
 
 
+@pytest.mark.nats
+@pytest.mark.slow
 async def test_it_follows_the_stream_through_changes_of_the_leader(tmp_path: Path) -> None:
     """A standby has what the leader has, and goes on alone; lines that the stream drops by their
     age, or loses with all of JetStream, leave the index as well."""
