@@ -30,7 +30,8 @@ from agent.workers import record as workers_record
 from common import api, encoding, failure_rules, jobspec, messages, settings
 from common.errors import ConfigError, ProtocolError
 from common.monitoring import page as metrics_page
-from coordinator.cli import job_file, registry
+from coordinator.cli import job_file
+from coordinator.client import registry
 from coordinator.engine import record
 from coordinator.engine.engine import decode_state
 from coordinator.engine.state.tables import ClusterState
