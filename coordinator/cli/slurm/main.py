@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from common.errors import ArylError
 from common.slurm.options import OptionError
 from common.terminal import visible
 from coordinator.cli.interrupt import EXIT_INTERRUPTED, importing
-from coordinator.cli.slurm.cell import Place
+
+if TYPE_CHECKING:
+    from coordinator.cli.slurm.cell import Place
 
 EXIT_ERROR = 1
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "sacct", "srun")
@@ -26,6 +29,7 @@ def main(command: str, words: list[str], place: Place | None = None) -> int:
     try:
         with importing():
             module = import_module(f"coordinator.cli.slurm.{command}")
+            from coordinator.cli.slurm.cell import Place
         return int(module.run(words, place or Place.real(command)))
     except (ArylError, OptionError) as error:
         for line in str(error).splitlines():
