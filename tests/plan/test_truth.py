@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from common.messages import WorkerPhase
 from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole
 from common.plans import PlanKind
 from coordinator.engine.engine import Engine
@@ -22,6 +23,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import JobEntry
 from coordinator.plan.decide import JOB_ID, Change, change_of
 from coordinator.plan.run import Run
 from coordinator.policies.contract.decisions import Decision
@@ -116,6 +118,11 @@ def really(engine: Engine, kind: PlanKind, request: dict[str, Any]) -> tuple[Dec
     return tuple(decision for outcome in outcomes for decision in outcome.decisions)
 
 
+def _waits_to_run(job: JobEntry) -> bool:
+    """Whether a job counts as running though a worker of it does not."""
+    return any(worker.phase == WorkerPhase.READY for worker in job.workers.values())
+
+
 def stuck(run: Run) -> list[str]:
     """Jobs and nodes that are still on their way to something, though all nodes that they need
     answer."""
@@ -124,7 +131,7 @@ def stuck(run: Run) -> list[str]:
     jobs = [
         f"{job.job_id} is {job.state}"
         for job in run.state.live()
-        if (job.state not in RESTING or job.after_vacating is not None)
+        if (job.state not in RESTING or job.after_vacating is not None or _waits_to_run(job))
         and {worker.node for worker in job.workers.values()} <= up
     ]
     on_way = (NodeRole.DRAINING, NodeRole.VACATING, NodeRole.WARMING)
