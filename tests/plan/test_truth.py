@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.messages import WorkerPhase
-from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole
+from common.messages import OrderPhase, WorkerPhase
+from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole, WorkerKey
 from common.plans import PlanKind
 from coordinator.engine.engine import Engine
 from coordinator.engine.record import decision_bytes
@@ -23,7 +23,6 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state.tables import JobEntry
 from coordinator.plan.decide import JOB_ID, Change, change_of
 from coordinator.plan.run import Run
 from coordinator.policies.contract.decisions import Decision
@@ -38,6 +37,7 @@ from tests.properties.test_engine_safety import Op, often, perform, steps
 
 POLICIES = ("aryl", "fifo", "tiresias", "gandiva", "themis")
 PLAYED_S = 3_000.0
+SOON_S = 20.0
 LED_S = (0.0, 1.0, 5.0, 200.0)
 """How long the policy leads before the question: loans, stops and starts of its own are under way,
 and jobs have ended.
@@ -118,9 +118,14 @@ def really(engine: Engine, kind: PlanKind, request: dict[str, Any]) -> tuple[Dec
     return tuple(decision for outcome in outcomes for decision in outcome.decisions)
 
 
-def _waits_to_run(job: JobEntry) -> bool:
-    """Whether a job counts as running though a worker of it does not."""
-    return any(worker.phase == WorkerPhase.READY for worker in job.workers.values())
+def told_to_run(run: Run) -> set[WorkerKey]:
+    """Workers that are ready and have their order to run."""
+    return {
+        worker.key
+        for job in run.state.live()
+        for worker in job.workers.values()
+        if (worker.phase, worker.order) == (WorkerPhase.READY, OrderPhase.RUN)
+    }
 
 
 def stuck(run: Run) -> list[str]:
@@ -131,7 +136,7 @@ def stuck(run: Run) -> list[str]:
     jobs = [
         f"{job.job_id} is {job.state}"
         for job in run.state.live()
-        if (job.state not in RESTING or job.after_vacating is not None or _waits_to_run(job))
+        if (job.state not in RESTING or job.after_vacating is not None)
         and {worker.node for worker in job.workers.values()} <= up
     ]
     on_way = (NodeRole.DRAINING, NodeRole.VACATING, NodeRole.WARMING)
@@ -211,6 +216,9 @@ def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
         }
         put = question(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.RECALL)
         run = Run(put, Change(settings=put.settings))
+        ready = told_to_run(run)
+        run.play(SOON_S, is_over=lambda: False, is_done=lambda run: False)
+        assert not ready & told_to_run(run), f"asked after {second} s"
         run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: False)
         assert run.engine.check() == []
         assert stuck(run) == [], f"asked after {second} s"
