@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole
+from common.messages import OrderPhase, WorkerPhase
+from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole, WorkerKey
 from common.plans import PlanKind
 from coordinator.engine.engine import Engine
 from coordinator.engine.record import decision_bytes
@@ -36,6 +37,7 @@ from tests.properties.test_engine_safety import Op, often, perform, steps
 
 POLICIES = ("aryl", "fifo", "tiresias", "gandiva", "themis")
 PLAYED_S = 3_000.0
+SOON_S = 20.0
 LED_S = (0.0, 1.0, 5.0, 200.0)
 """How long the policy leads before the question: loans, stops and starts of its own are under way,
 and jobs have ended.
@@ -114,6 +116,16 @@ def really(engine: Engine, kind: PlanKind, request: dict[str, Any]) -> tuple[Dec
         outcomes.append(engine.handle(LoanPassDue(), now_s=now_s))
     outcomes.append(engine.handle(PassDue(), now_s=now_s))
     return tuple(decision for outcome in outcomes for decision in outcome.decisions)
+
+
+def told_to_run(run: Run) -> set[WorkerKey]:
+    """Workers that are ready and have their order to run."""
+    return {
+        worker.key
+        for job in run.state.live()
+        for worker in job.workers.values()
+        if (worker.phase, worker.order) == (WorkerPhase.READY, OrderPhase.RUN)
+    }
 
 
 def stuck(run: Run) -> list[str]:
@@ -204,6 +216,9 @@ def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
         }
         put = question(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.RECALL)
         run = Run(put, Change(settings=put.settings))
+        ready = told_to_run(run)
+        run.play(SOON_S, is_over=lambda: False, is_done=lambda run: False)
+        assert not ready & told_to_run(run), f"asked after {second} s"
         run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: False)
         assert run.engine.check() == []
         assert stuck(run) == [], f"asked after {second} s"
