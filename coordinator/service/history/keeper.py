@@ -114,6 +114,11 @@ class IndexKeeper:
                     is_passing = isinstance(error, sqlite3.OperationalError | OSError | ConfigError)
                     self._leave(is_broken=not is_passing)
                     pause_s = RETRY_S
+                except Exception:
+                    # The past is worth no lead: this coordinator goes on, with another file.
+                    log.exception("history: its index failed and is made again")
+                    self._leave(is_broken=True)
+                    pause_s = RETRY_S
                 await self._sleep(pause_s)
         finally:
             self._leave()

@@ -14,12 +14,15 @@ from common.bus import NatsBus
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.engine.state.tables import ClusterState
+from coordinator.service.api.rows import history_lines
 from coordinator.service.history.index import Asked
-from coordinator.service.history.keeper import IndexKeeper, directory
-from coordinator.service.journal.history import Historian
+from coordinator.service.history.keeper import RETRY_S, IndexKeeper, directory
+from coordinator.service.journal.history import Historian, Tail
 from coordinator.service.journal.jetstream import History
+from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
+from tests.service.cell import at_once
 from tests.service.journal.test_history import told
 from tests.service.places import CELL, JetStream
 
@@ -41,6 +44,32 @@ def test_the_index_is_where_the_site_or_the_unit_says(
     own.chmod(0o777)
     with pytest.raises(ConfigError, match=r"history_index_dir: .* of this user alone"):
         directory("")
+
+
+class Poisoned(MemoryHistory):
+    """Its first answer makes the reader fail in a way that no code foresees."""
+
+    is_poisoned = True
+
+    async def tail(self, sequence: int, *, most: int) -> Tail:
+        """Messages from a sequence on."""
+        if self.is_poisoned:
+            self.is_poisoned = False
+            raise LookupError("a bug")
+        return await super().tail(sequence, most=most)
+
+
+async def test_a_fault_of_the_index_ends_no_coordinator(tmp_path: Path) -> None:
+    """It is logged, and the index is made again after a while."""
+    clock, state = FakeClock(), ClusterState()
+    told(state, 3)
+    history = Poisoned(list(history_lines(state, state.stories, 0)))
+    keeper = IndexKeeper(history, path=tmp_path / "index", clock=clock, in_thread=at_once)
+    task = asyncio.create_task(keeper.run())
+    await clock.advance(RETRY_S + 5.0)
+    assert keeper.number == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class Machine:
