@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from common.api import REQUESTS, Done
+from common.api import Change, Done, Hold, Release, Requeue
 from common.errors import ConfigError
+from common.jobspec import readable
 from common.messages import Message
 from common.slurm import times
 from common.slurm.options import OptionError
@@ -17,15 +18,14 @@ from coordinator.cli.slurm.cell import Place
 from coordinator.cli.slurm.request import dependencies
 from coordinator.client import Client
 
-ORDERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "hold": ("hold", {}),
-    "uhold": ("hold", {}),
-    "release": ("release", {}),
-    "requeue": ("requeue", {}),
-    "requeuehold": ("requeue", {"is_held": True}),
-    "cancel": ("cancel", {}),
+ORDERS: Mapping[str, Callable[[tuple[str, ...]], Message]] = {
+    "hold": lambda jobs: Hold(job_ids=jobs),
+    "uhold": lambda jobs: Hold(job_ids=jobs),
+    "release": lambda jobs: Release(job_ids=jobs),
+    "requeue": lambda jobs: Requeue(job_ids=jobs),
+    "requeuehold": lambda jobs: Requeue(job_ids=jobs, is_held=True),
 }
-"""The verb of the API for each order, and its further fields."""
+"""The request for each order about jobs."""
 UPDATED = "Priority, Nice, TimeLimit, NumNodes, Dependency"
 
 
@@ -34,15 +34,9 @@ def order(command: str, names: Sequence[str], place: Place) -> int:
     jobs = [part for name in names for part in name.removeprefix("JobId=").split(",") if part]
     if not jobs:
         raise OptionError(f"{command}: expected a job")
-    verb, values = ORDERS[command]
 
     async def work(client: Client) -> int:
-        found = [(await cell.described(client, job)).name for job in jobs]
-        if verb == "cancel":
-            for job_id in found:
-                await client.ask(_request(verb, {"job_id": job_id}), Done)
-        else:
-            await client.ask(_request(verb, {"job_ids": found, **values}), Done)
+        await client.ask(ORDERS[command](tuple(jobs)), Done)
         return 0
 
     return place.run(work)
@@ -58,11 +52,10 @@ def update(words: Sequence[str], place: Place) -> int:
         raise OptionError(f"update: nothing to change; expected some of {UPDATED}")
 
     async def work(client: Client) -> int:
-        found = await cell.described(client, job)
-        values: dict[str, Any] = {"job_id": found.name}
+        values: dict[str, Any] = {"job_id": job}
         for key, text in pairs.items():
             values |= await _changed(client, key, text)
-        await client.ask(_request("change", values), Done)
+        await client.ask(_change(values), Done)
         return 0
 
     return place.run(work)
@@ -103,16 +96,9 @@ async def _changed(client: Client, key: str, text: str) -> dict[str, Any]:
         raise ConfigError(f"update: {key}: {error}") from None
 
 
-def _request(verb: str, values: Mapping[str, object]) -> Message:
-    """A request of the API by its verb.
-
-    Raises:
-        ConfigError: this version has no such verb, or a field does not fit.
-    """
-    kinds = {str(kind.__struct_config__.tag): kind for kind in REQUESTS}
-    if verb not in kinds:
-        raise ConfigError(f"this version of Aryl cannot {verb} a job")
+def _change(values: Mapping[str, object]) -> Change:
+    """A change of a job; ConfigError names a field that does not fit."""
     try:
-        return msgspec.convert({"type": verb, **values}, kinds[verb])
+        return msgspec.convert(values, Change)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(readable(str(error))) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
-from common.model import FINAL_JOB_STATES, JobState, NodeRole, Pool, is_mig
+from common.model import FINAL_JOB_STATES, Gate, JobState, NodeRole, Pool, is_mig
 from coordinator.cli.slurm.cell import request_of
 
 COMPACT = {
@@ -54,9 +54,9 @@ OUT_OF_MEMORY = frozenset({"cpu_out_of_memory"})
 """A GPU that is full is the program's own error, which Slurm calls FAILED."""
 
 _BY_GATE = {
-    "held": "JobHeldUser",
-    "dependency": "Dependency",
-    "never": "DependencyNeverSatisfied",
+    Gate.HELD: "JobHeldUser",
+    Gate.DEPENDENCY: "Dependency",
+    Gate.NEVER: "DependencyNeverSatisfied",
 }
 _REASONS = (
     (r"^needs \d|can be placed|has no room", "Resources"),
@@ -102,9 +102,9 @@ def sentence(row: JobRow) -> str:
 def reason(row: JobRow) -> str:
     """Slurm's code for why a job waits or ended."""
     if row.state == JobState.PENDING:
-        why, gate = sentence(row), str(getattr(row, "gate", ""))
-        if gate in _BY_GATE:
-            return _BY_GATE[gate]
+        if isinstance(row.gate, Gate):
+            return _BY_GATE[row.gate]
+        why = sentence(row)
         if not why:
             return "None"
         found = (code for words, code in _REASONS if re.search(words, why, re.IGNORECASE))

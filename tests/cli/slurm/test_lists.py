@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.api import ApiErrorCode, Cancel, Describe
+from common.api import ApiErrorCode, Cancel
 from common.failures import Failure, RetryClass
 from common.model import JobSpec, JobState, NodeRole, Pool, WorkerRange
 from coordinator.cli.slurm import words
@@ -282,14 +282,15 @@ def cancelled(of: FakeCell) -> list[str]:
 @each_row(
     "options, jobs",
     [
-        ("17", ["j17"]),
-        ("17 18", ["j17", "j18"]),
-        ("17,18 -Q", ["j17", "j18"]),
+        ("17", ["17"]),
+        ("17 18", ["17", "18"]),
+        ("17_3 17_[4-6]", ["17_3", "17_[4-6]"]),
+        ("17,18 -Q", ["17", "18"]),
         ("--me", ["j17"]),
         ("-u bob -t PENDING", ["j18"]),
         ("--name=train --state=R", ["j17"]),
         ("-A other", []),
-        ("--signal=KILL 17", ["j17"]),
+        ("--signal=KILL 17", ["17"]),
     ],
 )
 def test_scancel_ends_the_jobs_that_are_meant(options: str, jobs: list[str]) -> None:
@@ -311,7 +312,7 @@ def test_scancel_refuses_what_would_end_too_much_or_nothing() -> None:
         assert (found.code, cancelled(of)) == (1, [])
         assert says in found.err
     of = cell()
-    of.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no job '99'", "job")
+    of.answers[Cancel] = refusal(ApiErrorCode.NOT_FOUND, "no job '99'", "job")
     found = slurm(of, "scancel", "99")
     assert (found.code, found.err) == (
         1,

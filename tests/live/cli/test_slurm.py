@@ -44,8 +44,11 @@ while job.state != "RUNNING":
     job.watcher.update()
 job.cancel()
 print(job.job_id)
+executor.update_parameters(tasks_per_node=1, gpus_per_node=1, slurm_array_parallelism=2)
+print([job.result()[0] for job in executor.map_array(tenfold, [1, 2, 3])])
 """
-"""What a user of submitit writes: results of two tasks, an error, and a job that is cancelled."""
+"""What a user of submitit writes: results of two tasks, an error, and a job that is cancelled,
+and an array."""
 
 SAVES = """\
 #!/bin/bash
@@ -118,6 +121,7 @@ async def test_slurm_s_commands_on_a_real_cell(tmp_path: Path) -> None:
         await steps_of_two_nodes(shell)
         await a_signal_and_a_drain(shell)
         await srun_alone(shell)
+        await arrays_and_dependencies(shell)
         await submitit_works(shell)
 
 
@@ -171,13 +175,42 @@ async def srun_alone(shell: Shell) -> None:
     assert {"0: hi", "1: hi"} <= set(out.splitlines())
 
 
+async def arrays_and_dependencies(shell: Shell) -> None:
+    """A held array shows one line for its tasks, a task is cancelled, and a job comes after it."""
+    wrap = 'echo "$SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"'
+    array = await shell.run(
+        "sbatch", "--parsable", "--hold", "--gpus=1", "--array=0-3%2", "--output=task-%a.out",
+        "--wrap", wrap,
+    )  # fmt: skip
+    number = array.strip()
+    after = (
+        await shell.run(
+            "sbatch", "--parsable", "--gpus=1", f"--dependency=afterany:{number}", "--wrap", "true"
+        )
+    ).strip()
+    shown = await shell.run("squeue", "-h", "-o", "%i %T %r")
+    assert shown.splitlines() == [
+        f"{number}_[0-3%2] PENDING JobHeldUser",
+        f"{after} PENDING Dependency",
+    ]
+    await shell.run("scancel", f"{number}_3")
+    await shell.run("scontrol", "release", number)
+    await shell.until_ended(after, JobState.SUCCEEDED)
+    texts = [(shell.directory / f"task-{index}.out").read_text() for index in range(3)]
+    assert texts == [f"{index} of 4\n" for index in range(3)]
+    assert not (shell.directory / "task-3.out").exists()
+    ended = await shell.run("sacct", "-nXPj", number, "-o", "JobID,State")
+    assert {f"{number}_{index}|COMPLETED" for index in range(3)} <= set(ended.splitlines())
+
+
 async def submitit_works(shell: Shell) -> None:
     """The whole way of a program that knows nothing of Aryl."""
     script = shell.directory / "program.py"
     script.write_text(PROGRAM)
     out = await shell.run(sys.executable, str(script), str(shell.directory / "logs"))
-    results, has_failed, number = out.splitlines()
+    results, has_failed, number, of_array = out.splitlines()
     assert (results, has_failed) == ("[(40, 2), (41, 2)]", "True")
+    assert of_array == "[10, 20, 30]"
     await shell.until_ended(number, JobState.CANCELLED)
     shown = await shell.run("sacct", "-o", "JobID,State", "--parsable2", "-j", number)
     assert shown == f"JobID|State\n{number}|CANCELLED\n"
