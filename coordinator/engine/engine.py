@@ -67,6 +67,7 @@ from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
+    array_orders,
     arrays,
     changes,
     deadlines,
@@ -246,6 +247,7 @@ class Engine:
                 cancel(ctx, event)
             case JobsHeld() | JobsReleased() | JobsRequeued() | JobChanged():
                 person_orders.act(ctx, event)
+                array_orders.act(ctx, event)
             case ArrayThrottled():
                 arrays.throttle(ctx, event)
             case ProgressReported():
