@@ -402,7 +402,7 @@ class Engine:
 
     def waiting_jobs(self, tenant: str) -> int:
         """How many jobs of a tenant wait; an array counts as its tasks in the line, and as one more
-        while others are behind them.
+        while others are behind them. Behind a shut gate it counts as if that were open.
         """
         in_line = self._line.count_by_tenant.get(tenant, 0)
         return in_line + arrays.waiting_counts(self.state, tenant)

@@ -435,7 +435,8 @@ def gate_faults(state: ClusterState) -> list[str]:
             faults.append(f"job {job.job_id}: its gate is missing from the index, or open")
         if job.gate.is_shut and job.state not in (JobState.PENDING, JobState.PREEMPTING):
             faults.append(f"job {job.job_id} is {job.state} behind a shut gate")
-    for one in (*state.live(), *arrays):
+    both: list[start_gate.Gated] = [*state.live(), *arrays]
+    for one in both:
         own = start_gate.id_of(one)
         for each in one.gate.depends_on:
             of = start_gate.standing(state, each.job)

@@ -77,11 +77,9 @@ def refill(ctx: Context) -> None:
 def _refill(ctx: Context, array: ArrayEntry) -> None:
     if array.gate.is_shut:
         return
-    room = WINDOW - len(array.in_line)
-    if array.throttle is not None:
-        room = min(room, array.throttle - len(array.live))
+    room = _room(array)
     # After a loss of records, a task that the array has as waiting may run on such a node.
-    if room <= 0 or not array.waiting or ctx.state.doubted_nodes:
+    if not room or not array.waiting or ctx.state.doubted_nodes:
         return
     aside = array.waiting.take(_unread(ctx, array))
     while room > 0 and array.waiting:
@@ -234,9 +232,29 @@ def _take_back(ctx: Context, array: ArrayEntry, job: JobEntry, why: str) -> None
 
 
 def waiting_counts(state: ClusterState, tenant: str) -> int:
-    """Arrays of a tenant with tasks that have not entered the line; those in it are jobs."""
+    """How many waiting jobs the tasks of a tenant's arrays count as that have not entered the line;
+    those in it are jobs.
+
+    One for each array that has some. Behind a shut gate those count as well that enter when it
+    opens, so that no release goes beyond a limit that held at submission.
+    """
     live = (state.arrays[array_id] for array_id in state.live_arrays)
-    return sum(array.tenant == tenant and bool(array.waiting) for array in live)
+    return sum(_counts(array) for array in live if array.tenant == tenant)
+
+
+def _counts(array: ArrayEntry) -> int:
+    if not array.gate.is_shut or not array.waiting:
+        return bool(array.waiting)
+    entering = min(_room(array), len(array.waiting))
+    return entering + (entering < len(array.waiting))
+
+
+def _room(array: ArrayEntry) -> int:
+    """How many tasks may enter the line beside those in it and those that run."""
+    room = WINDOW - len(array.in_line)
+    if array.throttle is not None:
+        room = min(room, array.throttle - len(array.live))
+    return max(0, room)
 
 
 def waiting_tasks(state: ClusterState, tenant: str | None = None, user: str | None = None) -> int:

@@ -335,8 +335,16 @@ def _recount(engine: Engine) -> None:
     seen = {view.job_id for view in engine.snapshot().jobs}
     pending = [job for job in found.live() if job.state == JobState.PENDING]
     assert not seen & {job.job_id for job in pending if job.gate.is_shut}
-    behind = sum(bool(found.arrays[array_id].waiting) for array_id in found.live_arrays)
+    live = [found.arrays[array_id] for array_id in found.live_arrays]
+    shut = [array for array in live if array.gate.is_shut]
+    behind = sum(bool(array.waiting) for array in live if array not in shut)
+    behind += sum(min(len(array.waiting), 1 + _free(array)) for array in shut)
     assert engine.waiting_jobs("t") == len(pending) + behind
+
+
+def _free(array: ArrayEntry) -> int:
+    """Tasks that enter the line when the gate opens."""
+    return len(array.waiting) if array.throttle is None else array.throttle - len(array.live)
 
 
 # --- dependencies -----------------------------------------------------------------------------
