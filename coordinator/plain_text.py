@@ -88,10 +88,11 @@ def job_id(row: JobRow) -> str:
     return f"{row.job_id}_[{text}" + (f"%{array.throttle}]" if array.throttle else "]")
 
 
-def tasks(array: ArrayRow) -> str:
-    """The tasks of an array by state, those that there are: `80 waiting, 5 running, 15 done`."""
+def tasks(array: ArrayRow, *, is_held: bool = False) -> str:
+    """The tasks of an array by state, those that there are: `80 waiting, 5 running, 15 done`; of a
+    held one `80 held`."""
     counts = (
-        (array.waiting, "waiting"),
+        (array.waiting, "held" if is_held else "waiting"),
         (array.running, "running"),
         (array.succeeded, "done"),
         (array.failed, "failed"),
@@ -131,7 +132,7 @@ def job_state(row: JobRow) -> str:
     waits and is held; of an array, how its tasks are.
     """
     if isinstance(row.array, ArrayRow):
-        return tasks(row.array)
+        return tasks(row.array, is_held=row.gate == Gate.HELD)
     if row.gate == Gate.HELD:
         return "held"
     return "STALLED" if isinstance(row.stalled_s, float) else str(row.state)

@@ -22,7 +22,7 @@ from common.api import (
     ServiceRow,
     UnknownLoadRow,
 )
-from common.model import FINAL_JOB_STATES, JobSpec
+from common.model import FINAL_JOB_STATES, Gate, JobSpec
 from coordinator import plain_text
 from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
@@ -149,7 +149,7 @@ def _array(row: JobRow) -> Pairs:
         return []
     once = "no bound" if array.throttle is None else str(array.throttle)
     pairs = [
-        ("tasks", f"{array.tasks}: {plain_text.tasks(array)}"),
+        ("tasks", f"{array.tasks}: {plain_text.tasks(array, is_held=row.gate == Gate.HELD)}"),
         ("at once", once),
         ("indices", array.indices),
     ]

@@ -67,6 +67,7 @@ from coordinator.engine.commit import commit
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.explain import Explainer
 from coordinator.engine.jobs import (
+    array_orders,
     arrays,
     changes,
     deadlines,
@@ -246,14 +247,13 @@ class Engine:
             case LeaderStarted():
                 self._leader_started(ctx, event)
             case JobSubmitted():
-                submit = arrays.submit if arrays.is_array(event) else jobs_lifecycle.submit
-                submit(ctx, event)
+                (arrays.submit if arrays.is_array(event) else jobs_lifecycle.submit)(ctx, event)
             case JobCancelRequested():
                 is_array = event.job_id in self.state.arrays
-                cancel = arrays.cancel if is_array else jobs_lifecycle.cancel
-                cancel(ctx, event)
+                (arrays.cancel if is_array else jobs_lifecycle.cancel)(ctx, event)
             case JobsHeld() | JobsReleased() | JobsRequeued() | JobChanged():
                 person_orders.act(ctx, event)
+                array_orders.act(ctx, event)
             case ArrayThrottled():
                 arrays.throttle(ctx, event)
             case ProgressReported():
@@ -410,7 +410,7 @@ class Engine:
 
     def waiting_jobs(self, tenant: str) -> int:
         """How many jobs of a tenant wait; an array counts as its tasks in the line, and as one more
-        while others are behind them.
+        while others are behind them. Behind a shut gate it counts as if that were open.
         """
         in_line = self._line.count_by_tenant.get(tenant, 0)
         return in_line + arrays.waiting_counts(self.state, tenant)

@@ -430,18 +430,27 @@ def gate_faults(state: ClusterState) -> list[str]:
     """No job is started behind a shut gate, and each dependency that may come to hold is settled
     when its job ends."""
     faults: list[str] = []
+    arrays = [state.arrays[array_id] for array_id in state.live_arrays]
     for job in state.live():
         if job.gate.is_shut != (job.job_id in state.gated_jobs):
             faults.append(f"job {job.job_id}: its gate is missing from the index, or open")
         if job.gate.is_shut and job.state not in (JobState.PENDING, JobState.PREEMPTING):
             faults.append(f"job {job.job_id} is {job.state} behind a shut gate")
-        for each in job.gate.depends_on:
-            of = state.jobs.get(JobId(each.job))
+    both: list[start_gate.Gated] = [*state.live(), *arrays]
+    for one in both:
+        own = start_gate.id_of(one)
+        for each in one.gate.depends_on:
+            of = start_gate.standing(state, each.job)
             is_open = of is not None and start_gate.holds(each.when, of) is None
-            if is_open and job.job_id not in state.dependents.get(JobId(each.job), ()):
-                faults.append(f"job {job.job_id}: nothing settles that it waits for {each.job}")
+            if is_open and own not in state.dependents.get(JobId(each.job), ()):
+                faults.append(f"job {own}: nothing settles that it waits for {each.job}")
             if of is not None and start_gate.holds(each.when, of):
-                faults.append(f"job {job.job_id} waits for {each.job}, which came so far")
+                faults.append(f"job {own} waits for {each.job}, which came so far")
+    faults += [
+        f"array {array.array_id}: its gate is open, and counts as shut, or the reverse"
+        for array in arrays
+        if array.gate.is_shut != (array.shut_since_s is not None)
+    ]
     faults += [
         f"job {job_id} has an index of its start gate, and has ended"
         for job_id in state.gated_jobs

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from common.arrays import INDEX_MARK
 from common.model import JobSpec, JobState
+from coordinator.engine.jobs import start_gate
 from coordinator.engine.state import context as state_context
 from coordinator.engine.state.array_entry import ArrayEntry, ArrayTask
 from coordinator.engine.state.context import Context
@@ -43,7 +44,14 @@ def task_spec(array: ArrayEntry, place: int) -> JobSpec:
     checkpoint = spec.checkpoint
     if path is not None:
         checkpoint = replace(checkpoint, path=path.replace(INDEX_MARK, index))
-    return replace(spec, array=UNSET, env=spec.env | variables, checkpoint=checkpoint)
+    return replace(
+        spec,
+        array=UNSET,
+        depends_on=UNSET,  # its array's, as is the hold
+        is_held=UNSET,
+        env=spec.env | variables,
+        checkpoint=checkpoint,
+    )
 
 
 def submitted_at_s(array: ArrayEntry, place: int) -> float:
@@ -75,9 +83,22 @@ def note(ctx: Context, job: JobEntry) -> None:
         array.in_line[job.job_id] = None
     else:
         array.in_line.pop(job.job_id, None)
-    if array.started_at_s is None:
-        array.started_at_s = job.started_at_s
+    _started(ctx, array, job)
     ctx.changed_arrays[array.array_id] = None
+
+
+def _started(ctx: Context, array: ArrayEntry, job: JobEntry) -> None:
+    """An array starts with the first of its tasks that does."""
+    if array.started_at_s is None and job.started_at_s is not None:
+        array.started_at_s = job.started_at_s
+        start_gate.passed(ctx, array.array_id)
+
+
+def waits_again(ctx: Context, job: JobEntry) -> None:
+    """The workers of a task have left, and it waits: outside the queue if its array is held."""
+    array = array_of(ctx, job)
+    if array is not None and array.gate.held_by and not job.gate.held_by:
+        start_gate.hold(ctx, job, array.gate.held_by)
 
 
 def ended(ctx: Context, job: JobEntry) -> None:
@@ -87,8 +108,7 @@ def ended(ctx: Context, job: JobEntry) -> None:
         return
     array.in_line.pop(job.job_id, None)
     array.ended(job.state).add(array.live.pop(job.job_id))
-    if array.started_at_s is None:
-        array.started_at_s = job.started_at_s
+    _started(ctx, array, job)
     if job.state == JobState.FAILED and job.exit_code is not None:
         array.exit_code = max(array.exit_code or 0, job.exit_code, key=abs)
     ctx.changed_arrays[array.array_id] = None
@@ -103,6 +123,7 @@ def end_if_over(ctx: Context, array: ArrayEntry) -> None:
     array.finished_at_s = ctx.now_s
     del ctx.state.live_arrays[array.array_id]
     ctx.log_event(array.array_id, f"array {outcome}", _in_words(array))
+    start_gate.passed(ctx, array.array_id)
     state_context.forget_arrays(ctx)
 
 

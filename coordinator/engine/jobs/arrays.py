@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from common import arrays as array_text
 from common.model import ArraySpec, JobId, JobState
-from coordinator.engine.jobs import array_tasks, numbers
+from coordinator.engine.jobs import array_tasks, numbers, prerun_spec, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.context import Context
@@ -52,12 +52,13 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
     at_once = "" if array.throttle is None else f", {array.throttle} at once"
     said = f"by {event.tenant}/{event.user}: {counted(count, 'task')}{at_once}"
     ctx.log_event(array.array_id, "array submitted", said)
+    start_gate.submitted(ctx, array)
     ctx.needs_pass = True
 
 
 def settle(ctx: Context) -> None:
     """Let tasks into the line where others have left it or ended."""
-    for job_id in ctx.changed_jobs:
+    for job_id in list(ctx.changed_jobs):  # the start of an array changes those that wait for it
         job = ctx.job(job_id)
         if job is not None and job.array_task is not None:
             array_tasks.note(ctx, job)
@@ -70,16 +71,16 @@ def refill(ctx: Context) -> None:
     """Let tasks into the line before a pass: what kept them out may be over without an event."""
     for array_id in list(ctx.state.live_arrays):
         array = ctx.state.arrays[array_id]
-        if array.waiting and len(array.in_line) < WINDOW:
+        if array.waiting and not array.gate.is_shut and len(array.in_line) < WINDOW:
             _refill(ctx, array)
 
 
 def _refill(ctx: Context, array: ArrayEntry) -> None:
-    room = WINDOW - len(array.in_line)
-    if array.throttle is not None:
-        room = min(room, array.throttle - len(array.live))
+    if array.gate.is_shut:
+        return
+    room = _room(array)
     # After a loss of records, a task that the array has as waiting may run on such a node.
-    if room <= 0 or not array.waiting or ctx.state.doubted_nodes:
+    if not room or not array.waiting or ctx.state.doubted_nodes:
         return
     aside = array.waiting.take(_unread(ctx, array))
     while room > 0 and array.waiting:
@@ -94,19 +95,10 @@ def _unread(ctx: Context, array: ArrayEntry) -> Places:
     found = Places()
     for node in ctx.state.nodes.values():
         for key in node.ledger.unknown_workers:
-            place = place_of(array, key.job_id)
+            place = array.place_of(key.job_id)
             if place is not None:
                 found.add(place)
     return found
-
-
-def place_of(array: ArrayEntry, job_id: JobId) -> int | None:
-    """The place of the task that a job of this id is; None: it is none of this array."""
-    array_id, _, index = job_id.rpartition("_")
-    if array_id != array.array_id or not index.isdecimal():
-        return None
-    place = array.indices.place(int(index))
-    return None if place is None or array.task_id(place) != job_id else place
 
 
 def _enter(ctx: Context, array: ArrayEntry, place: int) -> None:
@@ -143,7 +135,7 @@ def recovered(ctx: Context, job: JobEntry) -> None:
     """A job was rebuilt from a ledger: it may be a task that its array still has as waiting."""
     array_id = JobId(job.job_id.rpartition("_")[0])
     array = ctx.state.arrays.get(array_id)
-    place = None if array is None else place_of(array, job.job_id)
+    place = None if array is None else array.place_of(job.job_id)
     if array is None or place is None or array_id not in ctx.state.live_arrays:
         return
     if job.job_id not in array.live and not array.waiting.take(_only(place)):
@@ -163,8 +155,13 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
         array.cancelled_by = array.cancelled_by or event.by
     what = f"cancelling {event.indices}" if event.indices else "cancelling"
     ctx.log_event(array.array_id, what, f"asked by {event.by}")
-    for first, last in array.waiting.take(chosen).spans:
+    taken = array.waiting.take(chosen)
+    for first, last in taken.spans:
         array.cancelled.add(first, last)
+    for job_id in list(ctx.state.dependents):
+        place = array.place_of(job_id)
+        if place is not None and place in taken:  # no job's end settles what others ask of it
+            start_gate.passed(ctx, job_id)
     for job_id, place in list(array.live.items()):
         if place in chosen:
             jobs_lifecycle.cancel(ctx, JobCancelRequested(job_id=job_id, by=event.by))
@@ -204,16 +201,26 @@ def throttle(ctx: Context, event: ArrayThrottled) -> None:
     ctx.changed_arrays[array.array_id] = None
     if event.throttle is None:
         return
+    take_back(ctx, array, f"throttle of {array.array_id}", until=event.throttle)
+
+
+def take_back(ctx: Context, array: ArrayEntry, why: str, *, until: int = 0) -> None:
+    """Tasks that never started leave the line again, the last ones first, until so many are live.
+
+    A task that a person held or changed by itself stays a job: its array knows nothing of that.
+    """
     for job_id in sorted(array.in_line, key=lambda job_id: -array.live[job_id]):
-        if len(array.live) <= event.throttle:
+        if len(array.live) <= until:
             break
         job = ctx.state.jobs[job_id]
         is_new = job.state == JobState.PENDING and not job.attempt.number
-        if is_new and job_id not in ctx.state.doubted_jobs:
-            _take_back(ctx, array, job)
+        as_new = array_tasks.task_spec(array, array.live[job_id])
+        is_own = job.gate.is_shut or prerun_spec.submitted(job) != as_new
+        if is_new and not is_own and job_id not in ctx.state.doubted_jobs:
+            _take_back(ctx, array, job, why)
 
 
-def _take_back(ctx: Context, array: ArrayEntry, job: JobEntry) -> None:
+def _take_back(ctx: Context, array: ArrayEntry, job: JobEntry, why: str) -> None:
     """A task that never started waits in its array again, as if it had not been in the line."""
     place = array.live.pop(job.job_id)
     array.waiting.add(place)
@@ -222,13 +229,33 @@ def _take_back(ctx: Context, array: ArrayEntry, job: JobEntry) -> None:
     del ctx.state.jobs[job.job_id]
     ctx.state.live_jobs.pop(job.job_id, None)
     ctx.changed_jobs[job.job_id] = None
-    ctx.log_event(job.job_id, "left the line", f"throttle of {array.array_id}")
+    ctx.log_event(job.job_id, "left the line", why)
 
 
 def waiting_counts(state: ClusterState, tenant: str) -> int:
-    """Arrays of a tenant with tasks that have not entered the line; those in it are jobs."""
+    """How many waiting jobs the tasks of a tenant's arrays count as that have not entered the line;
+    those in it are jobs.
+
+    One for each array that has some. Behind a shut gate those count as well that enter when it
+    opens, so that no release goes beyond a limit that held at submission.
+    """
     live = (state.arrays[array_id] for array_id in state.live_arrays)
-    return sum(array.tenant == tenant and bool(array.waiting) for array in live)
+    return sum(_counts(array) for array in live if array.tenant == tenant)
+
+
+def _counts(array: ArrayEntry) -> int:
+    if not array.gate.is_shut or not array.waiting:
+        return bool(array.waiting)
+    entering = min(_room(array), len(array.waiting))
+    return entering + (entering < len(array.waiting))
+
+
+def _room(array: ArrayEntry) -> int:
+    """How many tasks may enter the line beside those in it and those that run."""
+    room = WINDOW - len(array.in_line)
+    if array.throttle is not None:
+        room = min(room, array.throttle - len(array.live))
+    return max(0, room)
 
 
 def waiting_tasks(state: ClusterState, tenant: str | None = None, user: str | None = None) -> int:

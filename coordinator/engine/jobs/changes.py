@@ -27,6 +27,8 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import AfterVacating, ClusterState, JobEntry
 from coordinator.policies.contract.decisions import Resize
 
+NOTHING = Misfit("", "nothing is changed: expected a new value of at least one field")
+
 
 def changed(spec: JobSpec, change: JobChange) -> JobSpec:
     """A spec with the new values; during a pre-run the worker range is that of the gang after
@@ -50,12 +52,12 @@ def why_not(state: ClusterState, job: JobEntry, change: JobChange) -> Misfit | N
     if job.after_vacating not in (None, AfterVacating.REQUEUE):
         return Misfit("job_id", f"job {job.job_id} is ending")
     if change == JobChange():
-        return Misfit("", "nothing is changed: expected a new value of at least one field")
+        return NOTHING
     found = misfit(changed(prerun_spec.submitted(job), change))
     if found is not None:
         return found
     for field, what in (
-        ("deadline_s", _deadline_misfit(state, job, change)),
+        ("deadline_s", deadline_misfit(state, job.submitted_at_s, change)),
         ("workers", _workers_misfit(job, change)),
         ("depends_on", _dependency_misfit(state, job, change)),
     ):
@@ -64,10 +66,11 @@ def why_not(state: ClusterState, job: JobEntry, change: JobChange) -> Misfit | N
     return None
 
 
-def _deadline_misfit(state: ClusterState, job: JobEntry, change: JobChange) -> str:
+def deadline_misfit(state: ClusterState, submitted_at_s: float, change: JobChange) -> str:
+    """Why a new deadline cannot be met any more; empty when it can."""
     if change.deadline_s is UNSET or change.deadline_s is None:
         return ""
-    age_s = state.now_s - job.submitted_at_s
+    age_s = state.now_s - submitted_at_s
     if change.deadline_s > age_s:
         return ""
     return (
@@ -103,7 +106,7 @@ def dependency_misfit(
 ) -> str:
     """Why a job cannot depend on these; empty when it can."""
     for each in dependencies:
-        if JobId(each.job) not in state.jobs and each.job != job_id:
+        if each.job != job_id and start_gate.standing(state, each.job) is None:
             return f"there is no job {each.job!r}; expected the id of one (aryl job list --all)"
     if start_gate.leads_to(state, dependencies, job_id):
         return f"job {job_id} would wait for itself"

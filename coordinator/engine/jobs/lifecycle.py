@@ -191,7 +191,7 @@ def fire(
     ctx.changed_jobs[job.job_id] = None
     ctx.log_event(job.job_id, f"{event} -> {job.state}", reason, detail=detail)
     if event == JobEvent.GANG_READY or job.state in FINAL_JOB_STATES:
-        start_gate.passed(ctx, job)
+        start_gate.passed(ctx, job.job_id)
 
 
 def stall_over(ctx: Context, job: JobEntry, why: str) -> None:
@@ -638,6 +638,8 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
     job.attempt.gpu_type = None
     job.attempt.endpoint = ""
     fire(ctx, job, JobEvent.VACATED, "waits again")
+    if job.array_task is not None:
+        array_tasks.waits_again(ctx, job)
     ctx.needs_pass = True
 
 

@@ -1,4 +1,5 @@
-"""Orders of people about a job after its submission: hold, release, requeue. Changes: `changes`.
+"""Orders of people about a job after its submission: hold, release, requeue. Changes: `changes`;
+of a whole array: `array_orders`.
 
 A driver asks `why_not_*` before it passes an order in, and refuses it in these words. An order that
 no longer fits when it comes to the engine changes nothing.
@@ -63,7 +64,7 @@ def act(ctx: Context, event: JobsHeld | JobsReleased | JobsRequeued | JobChanged
     """Carry out one order for each of its jobs that it still fits."""
     match event:
         case JobsHeld():
-            _each(ctx, event, why_not_held, lambda job: _hold(ctx, job, event.by))
+            _each(ctx, event, why_not_held, lambda job: hold(ctx, job, event.by))
         case JobsReleased():
             give = start_gate.release
             _each(ctx, event, why_not_released, lambda job: give(ctx, job, event.by))
@@ -72,7 +73,7 @@ def act(ctx: Context, event: JobsHeld | JobsReleased | JobsRequeued | JobChanged
                 ctx,
                 event,
                 lambda job: why_not_requeued(job, is_held=event.is_held),
-                lambda job: _requeue(ctx, job, event),
+                lambda job: requeue(ctx, job, event),
             )
         case JobChanged():
             job = ctx.job(event.job_id)
@@ -92,13 +93,14 @@ def _each(
             give(job)
 
 
-def _hold(ctx: Context, job: JobEntry, by: str) -> None:
+def hold(ctx: Context, job: JobEntry, by: str) -> None:
+    """Hold a job that waits; its wait by kind is settled."""
     if job.wait.kind:
         jobs_lifecycle.settle(job, ctx.now_s)
     start_gate.hold(ctx, job, by)
 
 
-def _requeue(ctx: Context, job: JobEntry, event: JobsRequeued) -> None:
+def requeue(ctx: Context, job: JobEntry, event: JobsRequeued) -> None:
     """Stop a job with its grace. Its checkpoint stays, and no budget of it is charged."""
     if event.is_held:
         start_gate.hold(ctx, job, event.by)

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from common import arrays
 from common.arrays import Indices
 from common.model import ArraySpec, JobId, JobSpec, JobState
+from coordinator.engine.state.job_groups import StartGate
 
 
 class ArrayTask(Struct, frozen=True, kw_only=True):
@@ -95,6 +96,10 @@ class ArrayEntry(Struct, kw_only=True):
     cancelled_by: the person who asked for the end of the whole array; empty: no person did.
     exit_code: of its failed tasks the code that is farthest from 0; None: no task had one.
     started_at_s: when the first of its tasks ran.
+    gate: while it is shut, no task enters the line; see `jobs.start_gate`.
+    gated_s: seconds behind the gate before its first task ran, up to when it was last opened.
+    shut_since_s: when the gate was shut; None: it is open.
+    submitted_spec: the spec before the first change; None: it was not changed.
     """
 
     array_id: JobId
@@ -115,6 +120,10 @@ class ArrayEntry(Struct, kw_only=True):
     exit_code: int | None = None
     started_at_s: float | None = None
     finished_at_s: float | None = None
+    gate: StartGate = field(default_factory=StartGate)
+    gated_s: float = 0.0
+    shut_since_s: float | None = None
+    submitted_spec: JobSpec | None = None
 
     @property
     def indices(self) -> Indices:
@@ -157,3 +166,19 @@ class ArrayEntry(Struct, kw_only=True):
     def task_id(self, place: int) -> JobId:
         """The id of the job that the task at a place is."""
         return JobId(f"{self.array_id}_{self.indices.at(place)}")
+
+    def place_of(self, job_id: str) -> int | None:
+        """The place of the task that a job of this id is; None: it is none of this array."""
+        array_id, _, index = job_id.rpartition("_")
+        if array_id != self.array_id or not index.isdecimal():
+            return None
+        place = self.indices.place(int(index))
+        return None if place is None or self.task_id(place) != job_id else place
+
+    def queueing_s(self, now_s: float) -> float:
+        """Time in the queue until its first task ran, or until an instant, in seconds; none of it
+        behind the gate."""
+        at_s = (self.started_at_s, self.finished_at_s, now_s)
+        until_s = next(each_s for each_s in at_s if each_s is not None)
+        shut_s = 0.0 if self.shut_since_s is None else max(0.0, until_s - self.shut_since_s)
+        return max(0.0, until_s - self.submitted_at_s - self.gated_s - shut_s)

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from common.api import ArrayRow, Description, JobRow
 from common.model import JobState
 from coordinator.engine.engine import Engine
+from coordinator.engine.jobs import start_gate
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
@@ -28,8 +29,6 @@ def row(
 ) -> JobRow:
     """One array as a job that sums up its tasks; times are engine time."""
     jobs = [engine.state.jobs[job_id] for job_id in array.live]
-    until_s = next(at_s for at_s in (array.started_at_s, array.finished_at_s, now_s)
-                   if at_s is not None)  # fmt: skip
     return JobRow(
         job_id=array.array_id,
         name=array.spec.name,
@@ -46,11 +45,12 @@ def row(
         submitted_at_s=array.submitted_at_s,
         started_at_s=array.started_at_s,
         finished_at_s=array.finished_at_s,
-        queueing_s=max(0.0, until_s - array.submitted_at_s),
+        queueing_s=array.queueing_s(now_s),
         preemption_count=sum(job.counts.preemptions for job in jobs),
         exit_code=_exit_code(array),
         error=_error(array),
         blockers=_blockers(engine, array) if array.state == JobState.PENDING else (),
+        gate=start_gate.kind(array) or UNSET,
         array=_counts(array, has_ranges=has_ranges or in_full),
         number=array.number if in_full else UNSET,
         request=array_request(array) if in_full else UNSET,
@@ -113,6 +113,8 @@ def _first_waiting(engine: Engine, array: ArrayEntry) -> JobEntry | None:
 
 
 def _blockers(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
+    if start_gate.kind(array) is not None:
+        return start_gate.why_shut(engine.state, array)
     first = _first_waiting(engine, array)
     return () if first is None else engine.explain.blockers(first.job_id)
 
@@ -126,7 +128,9 @@ def why(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
         said.append(_error(array))
     if array.is_over:
         return tuple(said)
-    if array.waiting:
+    if start_gate.kind(array) is not None:
+        said += start_gate.why_shut(engine.state, array)
+    elif array.waiting:
         behind = counted(len(array.waiting), "task is", "tasks are")
         least = array.throttle is not None and len(array.live) >= array.throttle
         what = f"at most {array.throttle} at once (throttle)" if least else "behind those in line"

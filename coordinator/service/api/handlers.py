@@ -290,7 +290,7 @@ class Api:
             )
         engine = self._coordinator.engine
         gate: tuple[str, ...] = ()
-        if isinstance(job, JobEntry) and start_gate.kind(job) is not None:
+        if start_gate.kind(job) is not None:
             gate = start_gate.why_shut(engine.state, job)
         return Submitted(
             job_id=job_id,
@@ -553,5 +553,5 @@ def _fitting(data: bytes, verb: str) -> bytes:
 def _submitted_spec(one: JobEntry | ArrayEntry) -> JobSpec:
     """The spec as its user gave it."""
     if isinstance(one, ArrayEntry):
-        return one.spec
+        return one.submitted_spec or one.spec
     return one.submitted_spec or prerun_spec.submitted(one)

@@ -12,7 +12,8 @@ from common import arrays as array_text
 from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeue, Throttle
 from common.errors import ConfigError
 from common.model import FINAL_JOB_STATES, JobChange, JobId, JobSpec
-from coordinator.engine.jobs import arrays, changes, person_orders, prerun_spec
+from coordinator.engine.jobs import array_orders, arrays, changes, person_orders, prerun_spec
+from coordinator.engine.jobs.start_gate import Gated, id_of
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.events import (
     ArrayThrottled,
@@ -22,7 +23,7 @@ from coordinator.engine.state.events import (
     JobsReleased,
     JobsRequeued,
 )
-from coordinator.engine.state.tables import JobEntry
+from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.contract.text import counted
 from coordinator.service.api import name_lookup
 from coordinator.service.api.name_lookup import Refusal
@@ -67,13 +68,13 @@ class JobOrders:
                 return await self._throttle(request, tenant, by)
             case Hold():
                 jobs = self._jobs(request.job_ids, tenant)
-                self._check(jobs, lambda job: _why_not_held(job, tenant))
+                self._check(jobs, lambda job: self._why_not_held(job, tenant))
                 await self._coordinator.record(JobsHeld(job_ids=_ids(jobs), by=by, client=client))
                 self._check(jobs, lambda job: "" if job.gate.held_by else _moved(job))
                 return _done(jobs, "is held", "are held")
             case Release():
                 jobs = self._jobs(request.job_ids, tenant)
-                self._check(jobs, person_orders.why_not_released)
+                self._check(jobs, self._why_not_released)
                 self._check_holder(jobs, tenant)
                 await self._coordinator.record(
                     JobsReleased(job_ids=_ids(jobs), by=by, client=client)
@@ -81,7 +82,7 @@ class JobOrders:
                 return _done(jobs, "is released", "are released")
             case Requeue():
                 jobs, is_held = self._jobs(request.job_ids, tenant), request.is_held
-                self._check(jobs, lambda job: person_orders.why_not_requeued(job, is_held=is_held))
+                self._check(jobs, lambda job: self._why_not_requeued(job, is_held=is_held))
                 await self._coordinator.record(
                     JobsRequeued(job_ids=_ids(jobs), by=by, client=client, is_held=is_held)
                 )
@@ -91,34 +92,66 @@ class JobOrders:
                 [job] = self._jobs([request.job_id], tenant)
                 return await self._change(job, request, by)
 
-    def _jobs(self, names: Sequence[str], tenant: str) -> list[JobEntry]:
-        state = self._coordinator.engine.state
-        found = {job.job_id: job for job in (name_lookup.job(state, name) for name in names)}
-        for job in found.values():
-            _check_owner(job, tenant)
+    @property
+    def _state(self) -> ClusterState:
+        return self._coordinator.engine.state
+
+    def _jobs(self, names: Sequence[str], tenant: str) -> list[Gated]:
+        found = {id_of(one): one for one in (self._named(name) for name in names)}
+        for one in found.values():
+            _check_owner(one, tenant)
         return list(found.values())
 
-    def _check(self, jobs: Sequence[JobEntry], why_not: Callable[[JobEntry], str]) -> None:
+    def _named(self, name: str) -> Gated:
+        return name_lookup.job_or_array(self._state, name)
+
+    def _why_not_held(self, one: Gated, tenant: str) -> str:
+        if isinstance(one, ArrayEntry):
+            why = array_orders.why_not_held(one)
+        else:
+            why = person_orders.why_not_held(one)
+        if not why and tenant != OPERATORS and _is_operators(one):
+            return f"{_what(one)} {id_of(one)} is held by {one.gate.held_by} already"
+        return why
+
+    def _why_not_released(self, one: Gated) -> str:
+        if isinstance(one, ArrayEntry):
+            return array_orders.why_not_released(self._state, one)
+        return person_orders.why_not_released(one)
+
+    def _why_not_requeued(self, one: Gated, *, is_held: bool) -> str:
+        if isinstance(one, ArrayEntry):
+            return array_orders.why_not_requeued(self._state, one, is_held=is_held)
+        return person_orders.why_not_requeued(one, is_held=is_held)
+
+    def _check(self, jobs: Sequence[Gated], why_not: Callable[[Gated], str]) -> None:
         for job in jobs:
             if why := why_not(job):
                 raise Refusal(ApiErrorCode.CONFLICT, why, "job_id")
 
-    def _check_holder(self, jobs: Sequence[JobEntry], tenant: str) -> None:
-        for job in jobs:
-            if tenant != OPERATORS and _is_operators(job):
-                why = f"job {job.job_id} is held by {job.gate.held_by}: an operator releases it"
+    def _check_holder(self, jobs: Sequence[Gated], tenant: str) -> None:
+        tasks = (
+            task
+            for one in jobs
+            if isinstance(one, ArrayEntry)
+            for task in array_orders.held_tasks(self._state, one)
+        )
+        for one in (*jobs, *tasks):
+            if tenant != OPERATORS and _is_operators(one):
+                held = f"{_what(one)} {id_of(one)} is held by {one.gate.held_by}"
+                why = f"{held}: an operator releases it"
                 raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
     async def _cancel(self, request: Cancel, tenant: str, by: str) -> Done:
-        state, name, client = self._coordinator.engine.state, request.job_id, client_of(request)
+        state, name, client = self._state, request.job_id, client_of(request)
         array, indices = name_lookup.tasks_of(state, name)
         if array is not None:
             _check_owner(array, tenant)
             return await self._cancel_tasks(array, indices, by, client)
         job = name_lookup.job_or_array(state, name)
         _check_owner(job, tenant)
-        job_id = name_lookup.id_of(job)
-        what = "array" if isinstance(job, ArrayEntry) else "job"
+        job_id = id_of(job)
+        what = _what(job)
         if job.state in FINAL_JOB_STATES:
             raise Refusal(ApiErrorCode.CONFLICT, f"{what} {job_id} is {job.state}", "job_id")
         await self._coordinator.record(JobCancelRequested(job_id=job_id, by=by, client=client))
@@ -153,7 +186,7 @@ class JobOrders:
         return Done(detail=f"{which} being cancelled")
 
     async def _throttle(self, request: Throttle, tenant: str, by: str) -> Done:
-        array = name_lookup.job_or_array(self._coordinator.engine.state, request.job_id)
+        array = name_lookup.job_or_array(self._state, request.job_id)
         _check_owner(array, tenant)
         if not isinstance(array, ArrayEntry):
             raise Refusal(
@@ -173,7 +206,7 @@ class JobOrders:
         said = "without a bound" if request.throttle is None else f"{request.throttle} at once"
         return Done(detail=f"array {array.array_id} runs its tasks {said}")
 
-    async def _change(self, job: JobEntry, request: Change, by: str) -> Done:
+    async def _change(self, one: Gated, request: Change, by: str) -> Done:
         change = JobChange(
             priority=request.priority,
             time_limit_s=request.time_limit_s,
@@ -181,19 +214,23 @@ class JobOrders:
             workers=request.workers,
             depends_on=request.depends_on,
         )
-        before = prerun_spec.submitted(job)
-        self._check_change(job, change)
+        before = _spec(one)
+        self._check_change(one, change)
         self._check_spec(changes.changed(before, change))
         await self._coordinator.record(
-            JobChanged(job_id=job.job_id, by=by, client=client_of(request), change=change)
+            JobChanged(job_id=id_of(one), by=by, client=client_of(request), change=change)
         )
-        if prerun_spec.submitted(job) != changes.changed(prerun_spec.submitted(job), change):
-            self._check_change(job, change)
-            raise Refusal(ApiErrorCode.CONFLICT, _moved(job), "job_id")
-        return Done(detail=f"job {job.job_id} is changed: {changes.in_words(before, change)}")
+        if _spec(one) != changes.changed(_spec(one), change):
+            self._check_change(one, change)
+            raise Refusal(ApiErrorCode.CONFLICT, _moved(one), "job_id")
+        words = changes.in_words(before, change)
+        return Done(detail=f"{_what(one)} {id_of(one)} is changed: {words}")
 
-    def _check_change(self, job: JobEntry, change: JobChange) -> None:
-        found = changes.why_not(self._coordinator.engine.state, job, change)
+    def _check_change(self, one: Gated, change: JobChange) -> None:
+        if isinstance(one, ArrayEntry):
+            found = array_orders.why_not_changed(self._state, one, change)
+        else:
+            found = changes.why_not(self._state, one, change)
         if found is None:
             return
         is_state = found.field == "job_id"
@@ -201,36 +238,37 @@ class JobOrders:
         raise Refusal(code, found.what, found.field)
 
 
-def _check_owner(one: JobEntry | ArrayEntry, tenant: str) -> None:
+def _check_owner(one: Gated, tenant: str) -> None:
     if tenant not in (one.tenant, OPERATORS):
-        why = f"job {name_lookup.id_of(one)} belongs to {one.tenant}"
+        why = f"job {id_of(one)} belongs to {one.tenant}"
         raise Refusal(ApiErrorCode.DENIED, why, "job_id")
 
 
-def _why_not_held(job: JobEntry, tenant: str) -> str:
-    if why := person_orders.why_not_held(job):
-        return why
-    if tenant != OPERATORS and _is_operators(job):
-        return f"job {job.job_id} is held by {job.gate.held_by} already"
-    return ""
+def _is_operators(one: Gated) -> bool:
+    """Whether an operator holds a job or an array of another tenant."""
+    return one.tenant != OPERATORS and one.gate.held_by.startswith(f"{OPERATORS}/")
 
 
-def _is_operators(job: JobEntry) -> bool:
-    """Whether an operator holds a job of another tenant."""
-    return job.tenant != OPERATORS and job.gate.held_by.startswith(f"{OPERATORS}/")
+def _moved(one: Gated) -> str:
+    return f"{_what(one)} {id_of(one)} is {one.state} meanwhile"
 
 
-def _moved(job: JobEntry) -> str:
-    return f"job {job.job_id} is {job.state} meanwhile"
+def _what(one: Gated) -> str:
+    return "array" if isinstance(one, ArrayEntry) else "job"
 
 
-def _ids(jobs: Sequence[JobEntry]) -> tuple[JobId, ...]:
-    return tuple(job.job_id for job in jobs)
+def _spec(one: Gated) -> JobSpec:
+    """The spec as its user gave it and changed it."""
+    return one.spec if isinstance(one, ArrayEntry) else prerun_spec.submitted(one)
 
 
-def _done(jobs: Sequence[JobEntry], one: str, many: str) -> Done:
+def _ids(jobs: Sequence[Gated]) -> tuple[JobId, ...]:
+    return tuple(map(id_of, jobs))
+
+
+def _done(jobs: Sequence[Gated], one: str, many: str) -> Done:
     if len(jobs) == 1:
-        return Done(detail=f"job {jobs[0].job_id} {one}")
+        return Done(detail=f"{_what(jobs[0])} {id_of(jobs[0])} {one}")
     if len(jobs) <= NAMED_MAX:
-        return Done(detail=f"jobs {', '.join(job.job_id for job in jobs)} {many}")
+        return Done(detail=f"jobs {', '.join(map(id_of, jobs))} {many}")
     return Done(detail=f"{counted(len(jobs), 'job')} {many}")

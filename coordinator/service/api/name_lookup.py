@@ -12,6 +12,7 @@ from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.jobs import numbers
+from coordinator.engine.jobs.start_gate import id_of
 from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.tables import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
@@ -108,11 +109,6 @@ def _named(state: ClusterState, name: str) -> list[JobEntry | ArrayEntry]:
 def _jobs_and_arrays(state: ClusterState) -> Iterator[JobEntry | ArrayEntry]:
     yield from (job for job in state.jobs.values() if job.array_task is None)
     yield from state.arrays.values()
-
-
-def id_of(one: JobEntry | ArrayEntry) -> JobId:
-    """The id of a job or an array."""
-    return one.job_id if isinstance(one, JobEntry) else one.array_id
 
 
 _TASKS = re.compile(r"(?P<array>.+)_(?:(?P<one>\d+)|\[(?P<many>[^\]]*)\])")

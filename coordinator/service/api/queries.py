@@ -41,7 +41,7 @@ from common.errors import ProtocolError, Unavailable
 from common.history import TOLD
 from common.messages import Message
 from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, JobId, NodeName
-from coordinator.engine.jobs import ended_workers, prerun_spec
+from coordinator.engine.jobs import ended_workers, prerun_spec, start_gate
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.job_groups import EndedWorker
 from coordinator.engine.state.tables import JobEntry, NodeEntry
@@ -257,7 +257,7 @@ class Looks:
             if isinstance(one, ArrayEntry)
             else rows.job_row(engine, one, now_s=now_s, in_full=request.in_full)
             for one in after(both, request.after)
-            if not request.is_live_only or name_lookup.id_of(one) in live_ids
+            if not request.is_live_only or start_gate.id_of(one) in live_ids
         )
         return Jobs(rows=found, has_more=has_more)
 

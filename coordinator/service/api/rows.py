@@ -485,6 +485,8 @@ def status(
     live = state.live()
     without_room = [why for job in live if (why := engine.explain.why_never(job.job_id))]
     gates = Counter(map(start_gate.kind, live))
+    for array in (state.arrays[array_id] for array_id in state.live_arrays):
+        gates[start_gate.kind(array)] += len(array.waiting)
     known = accounting.figures(state, now_s=now_s)
     known = accounting.with_overdue(known, state, now_s)
     return Status(

@@ -12,6 +12,7 @@ from common.messages import WorkerPhase
 from common.model import (
     ArraySpec,
     CheckpointSpec,
+    JobChange,
     JobId,
     JobSpec,
     JobState,
@@ -25,6 +26,10 @@ from coordinator.engine.state.events import (
     ArrayThrottled,
     Event,
     JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
     JobSubmitted,
     LeaderStarted,
     PassDue,
@@ -37,6 +42,7 @@ from coordinator.sim.run.simulation import Simulation
 from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.engine.house import House
+from tests.engine.journalled import journalled
 
 ARRAY = JobId("array")
 NODE = NodeName("t0")
@@ -111,10 +117,11 @@ class Step(NamedTuple):
     b: int
 
 
+ORDERS = ("hold", "release", "requeue", "change")
 STORIES = st.lists(
     st.builds(
         Step,
-        st.sampled_from(["wait", "wait", "fail", "cancel", "throttle", "restart"]),
+        st.sampled_from(["wait", "wait", "fail", "cancel", "throttle", "restart", *ORDERS]),
         st.integers(0, 23),
         st.integers(0, 20),
     ),
@@ -135,20 +142,37 @@ def carry_out(cell: Cell, step: Step) -> None:
         case "throttle":
             most = step.b or None
             cell.sim.handle(ArrayThrottled(job_id=ARRAY, by="lab/ada", throttle=most))
-        case _:
+        case "restart":
             cell.restart()
+        case _:
+            cell.sim.handle(journalled(order(step, cell.array.task_id(step.a))))
+
+
+def order(step: Step, task: JobId) -> Event:
+    """An order of a person about the array or about one task."""
+    job_id = ARRAY if step.b % 2 else task
+    match step.what:
+        case "hold":
+            return JobsHeld(job_ids=(job_id,), by="lab/ada")
+        case "release":
+            return JobsReleased(job_ids=(job_id,), by="lab/ada")
+        case "requeue":
+            return JobsRequeued(job_ids=(job_id,), by="lab/ada", is_held=step.b % 3 == 0)
+        case _:
+            return JobChanged(job_id=job_id, by="lab/ada", change=JobChange(priority=step.b))
 
 
 @settings(max_examples=30)
 @given(STORIES, st.sampled_from([None, 1, 3, 7]))
 def test_each_index_ends_exactly_once(story: list[Step], throttle: int | None) -> None:
-    """Whatever fails, is cancelled, throttled or taken over, every task has one final state, and
-    jobs count as submitted as often as they ended.
+    """Whatever fails, is cancelled, throttled, held, requeued, changed or taken over, every task
+    has one final state, and jobs count as submitted as often as they ended.
     """
     cell = Cell("0-23", throttle)
     for step in story:
         carry_out(cell, step)
     cell.sim.handle(ArrayThrottled(job_id=ARRAY, by="lab/ada", throttle=None))
+    cell.sim.handle(JobsReleased(job_ids=(ARRAY,), by="lab/ada"))
     cell.run(120.0)
     array, state = cell.array, cell.sim.engine.state
     assert array.is_over
@@ -311,6 +335,17 @@ def test_older_snapshots_have_no_arrays() -> None:
     assert isinstance(found, ClusterState)
     assert found.arrays == {}
     assert found.jobs[JobId("old")].array_task is None
+
+
+def test_an_array_of_an_older_snapshot_has_an_open_gate() -> None:
+    """It goes on as before."""
+    cell = Cell("0-9", 2)
+    plain = msgspec.msgpack.decode(cell.sim.engine.encode_state())
+    for name in ("gate", "gated_s", "shut_since_s", "submitted_spec"):
+        del plain["arrays"]["array"][name]
+    found = decode_state(msgspec.msgpack.encode(plain))
+    assert not found.arrays[ARRAY].gate.is_shut
+    assert Engine(cell.sim.engine.settings, found).check() == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 8)), max_size=30))

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from common import arrays as array_text
 from common.model import (
+    ArraySpec,
     CheckpointSpec,
     Dependency,
     DependencyKind,
@@ -24,9 +26,18 @@ from common.model import (
     WorkerRange,
 )
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.jobs import changes, person_orders, prerun_spec, start_gate
+from coordinator.engine.jobs import (
+    array_orders,
+    arrays,
+    changes,
+    person_orders,
+    prerun_spec,
+    start_gate,
+)
 from coordinator.engine.state.accounting import queueing_s
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     Event,
     JobCancelRequested,
     JobChanged,
@@ -88,8 +99,34 @@ def _submit(
     return house.engine.state.jobs[job_id]
 
 
-def _change(house: House, job: JobEntry, **values: Any) -> None:
-    event = JobChanged(job_id=job.job_id, by="t/u", change=JobChange(**values))
+def _submit_array(
+    house: House, name: str, *after: tuple[DependencyKind, str], is_held: bool = False, **array: Any
+) -> ArrayEntry:
+    """An array of tasks of 10 s, each on the whole node."""
+    asked = make_spec(
+        name,
+        gpus_per_worker=8,
+        expected_runtime_s=10.0,
+        checkpoint=CheckpointSpec(path=f"/ckpt/{name}-{{index}}", grace_s=5.0),
+        array=ArraySpec(**array),
+        is_held=is_held or UNSET,
+        depends_on=tuple(Dependency(job=job, when=when) for when, job in after) or UNSET,
+    )
+    for index in array_text.indices(array["indices"]):
+        house.sim.runtime.add(
+            JobId(f"{name}_{index}"),
+            work_s=10.0,
+            speedup=linear(asked.workers),
+            gpus_per_worker=8,
+            path=f"/ckpt/{name}-{index}",
+        )
+    house.sim.handle(journalled(JobSubmitted(job_id=JobId(name), spec=asked, tenant="t", user="u")))
+    house.settle()
+    return house.engine.state.arrays[JobId(name)]
+
+
+def _change(house: House, job: JobEntry | ArrayEntry, **values: Any) -> None:
+    event = JobChanged(job_id=start_gate.id_of(job), by="t/u", change=JobChange(**values))
     house.sim.handle(journalled(event))
     house.settle()
 
@@ -109,7 +146,18 @@ class Op(NamedTuple):
 OPS = st.lists(
     st.builds(
         Op,
-        pick("submit", "submit", "hold", "release", "requeue", "after", "cancel", "fail", "wait"),
+        pick(
+            "submit",
+            "submit",
+            "array",
+            "hold",
+            "release",
+            "requeue",
+            "after",
+            "cancel",
+            "fail",
+            "wait",
+        ),
         whole(0, 9),
         whole(0, 9),
         pick(*K),
@@ -120,11 +168,11 @@ OPS = st.lists(
 
 
 def _event(house: House, op: Op) -> Event | None:
-    """The order of one step about some job, whether or not it fits."""
-    known = list(house.engine.state.jobs)
+    """The order of one step about some job or array, whether or not it fits."""
+    known, named = _known(house), _named(house)
     if not known:
         return None
-    job_id, other = known[op.a % len(known)], known[op.b % len(known)]
+    job_id, other = known[op.a % len(known)], named[op.b % len(named)]
     match op.what:
         case "hold":
             return JobsHeld(job_ids=(job_id,), by="t/u")
@@ -142,11 +190,30 @@ def _event(house: House, op: Op) -> Event | None:
             return None
 
 
+def _known(house: House) -> list[JobId]:
+    """Jobs and arrays."""
+    return [*house.engine.state.jobs, *house.engine.state.arrays]
+
+
+def _named(house: House) -> list[JobId]:
+    """What a dependency may name: those, and the last task of each array."""
+    return [*_known(house), *(array.task_id(2) for array in house.engine.state.arrays.values())]
+
+
+def _after(house: House, op: Op) -> list[tuple[DependencyKind, str]]:
+    """What a job that this step submits depends on."""
+    named = _named(house)
+    return [(op.kind, named[op.b % len(named)])] if named and op.a % 3 else []
+
+
 def _perform(house: House, op: Op, number: int) -> None:
-    known = list(house.engine.state.jobs)
     if op.what == "submit":
-        after = [(op.kind, known[op.b % len(known)])] if known and op.a % 3 else []
-        _submit(house, f"j{number}", *after, is_held=op.a % 4 == 1)
+        _submit(house, f"j{number}", *_after(house, op), is_held=op.a % 4 == 1)
+    elif op.what == "array":
+        throttle = (None, 1, 2)[op.b % 3]
+        held = op.a % 4 == 1
+        _submit_array(house, f"a{number}", *_after(house, op), is_held=held, indices="0-2",
+                      throttle=throttle)  # fmt: skip
     elif op.what == "wait":
         house.wait((1.0, 7.0, 40.0)[op.a % 3])
     elif op.what == "fail":
@@ -158,6 +225,14 @@ def _perform(house: House, op: Op, number: int) -> None:
     house.settle()
 
 
+ENDS = ("succeeded", "failed", "cancelled")
+
+
+def _array_of(name: str) -> str:
+    """The array of a task of it; of others the same."""
+    return name.partition("_")[0]
+
+
 class Story:
     """What the event lines tell of each job, read from the start; asks no gate."""
 
@@ -166,25 +241,38 @@ class Story:
         self._began: set[str] = set()
         self._ended: dict[str, str] = {}
         self._held: set[str] = set()
+        self._let: set[str] = set()
+        """Tasks that a person released, and has not held since with their array."""
         self._seen = 0
 
     def read(self, house: House) -> None:
-        """No job starts while it is held, or before what it depends on."""
+        """No job starts while it is held, or before what it depends on; no task while its array is
+        held, or before what that depends on."""
         state = house.engine.state
+        for one in state.arrays.values():  # of tasks that never were jobs no line tells
+            self._ended |= {one.task_id(place): "cancelled" for place in one.cancelled}
         for line in state.stories[self._seen - state.stories_dropped :]:
             what, name = line.what, line.subject
+            array = _array_of(name)
             if what == "start -> starting":
                 assert name not in self._held, f"{name} was held"
+                assert array not in self._held or name in self._let, f"{array} was held"
                 if name not in self._began:
-                    assert all(map(self._holds, self.asked[name])), f"{name} started too soon"
+                    asked = (*self.asked.get(name, ()), *self.asked[array])
+                    assert all(map(self._holds, asked)), f"{name} started too soon"
             elif what == "gang_ready -> running":
-                self._began.add(name)
-            elif what in ("held", "released"):
-                (self._held.add if what == "held" else self._held.discard)(name)
-            elif what.partition(" -> ")[2] in ("succeeded", "failed", "cancelled"):
-                self._ended[name] = what.partition(" -> ")[2]
+                self._began |= {name, array}
+            elif what == "held":
+                self._held.add(name)
+                self._let = {task for task in self._let if name not in (task, _array_of(task))}
+            elif what == "released":
+                self._held.discard(name)
+                self._let.add(name)
+            elif (end := what.replace("array ", "-> ").partition("-> ")[2]) in ENDS:
+                assert self._ended.get(name, end) == end, f"{name} ended twice"
+                self._ended[name] = end
             elif what == "changed":
-                job = state.jobs.get(JobId(name))
+                job = start_gate.gated(state, name)
                 self.asked[name] = () if job is None else job.spec.depends_on or ()
         self._seen = state.stories_dropped + len(state.stories)
 
@@ -221,11 +309,9 @@ def test_no_job_starts_behind_a_shut_gate_and_each_that_is_opened_ends(ops: list
         if number == len(ops) // 2:
             middle = house.engine.encode_state()
             house.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
-        if op.what == "submit":
-            known = list(house.engine.state.jobs)
-            after = known[op.b % len(known)] if known and op.a % 3 else None
-            each = () if after is None else (Dependency(job=after, when=op.kind),)
-            story.asked[f"j{number}"] = each
+        if op.what in ("submit", "array"):
+            each = tuple(Dependency(job=job, when=when) for when, job in _after(house, op))
+            story.asked[f"{'j' if op.what == 'submit' else 'a'}{number}"] = each
         _perform(house, op, number)
         story.read(house)
         _recount(house.engine)
@@ -233,13 +319,13 @@ def test_no_job_starts_behind_a_shut_gate_and_each_that_is_opened_ends(ops: list
     for now_s, event in later:
         again.handle(event, now_s=now_s)
     assert again.encode_state() == house.engine.encode_state()
-    for job_id in list(house.engine.state.live_jobs):
+    for job_id in [*house.engine.state.live_jobs, *house.engine.state.live_arrays]:
         house.sim.handle(JobsReleased(job_ids=(job_id,), by="t/u"))
         none = JobChange(depends_on=())
         house.sim.handle(JobChanged(job_id=job_id, by="t/u", change=none))
     house.wait(3000.0)
     story.read(house)
-    assert not house.engine.state.live_jobs
+    assert not (house.engine.state.live_jobs or house.engine.state.live_arrays)
     assert not (house.engine.state.dependents or house.engine.state.gated_jobs)
 
 
@@ -249,7 +335,16 @@ def _recount(engine: Engine) -> None:
     seen = {view.job_id for view in engine.snapshot().jobs}
     pending = [job for job in found.live() if job.state == JobState.PENDING]
     assert not seen & {job.job_id for job in pending if job.gate.is_shut}
-    assert engine.waiting_jobs("t") == len(pending)
+    live = [found.arrays[array_id] for array_id in found.live_arrays]
+    shut = [array for array in live if array.gate.is_shut]
+    behind = sum(bool(array.waiting) for array in live if array not in shut)
+    behind += sum(min(len(array.waiting), 1 + _free(array)) for array in shut)
+    assert engine.waiting_jobs("t") == len(pending) + behind
+
+
+def _free(array: ArrayEntry) -> int:
+    """Tasks that enter the line when the gate opens."""
+    return len(array.waiting) if array.throttle is None else array.throttle - len(array.live)
 
 
 # --- dependencies -----------------------------------------------------------------------------
@@ -495,6 +590,140 @@ def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
     assert order.key.job_id == second.job_id
     assert order.spec == replace(second.spec, depends_on=UNSET, is_held=UNSET)
     assert second.spec.depends_on and second.spec.is_held
+
+
+# --- arrays -------------------------------------------------------------------------------------
+
+
+def test_an_array_behind_a_shut_gate_has_no_task_in_the_line() -> None:
+    """Neither while it is held nor before its dependencies hold; that time is no queueing time."""
+    house = _line()
+    _submit(house, "first")
+    array = _submit_array(house, "a", (K.OK, "first"), is_held=True, indices="0-4")
+    assert (list(array.live), start_gate.kind(array)) == ([], Gate.HELD)
+    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    assert (list(array.live), start_gate.kind(array)) == ([], Gate.DEPENDENCY)
+    [why] = start_gate.why_shut(house.engine.state, array)
+    assert "first to succeed" in why
+    assert array.queueing_s(house.sim.loop.now_s) == 0.0
+    house.wait(35.0)
+    assert (len(array.live), start_gate.kind(array)) == (5, None)
+    task = house.engine.state.jobs[JobId("a_0")]
+    assert (task.spec.is_held, task.spec.depends_on) == (UNSET, UNSET)
+    assert array.queueing_s(house.sim.loop.now_s) < 10.0
+    house.wait(120.0)
+    assert array.outcome == JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("when", "name", "at_start", "at_end"),
+    [
+        (K.STARTED, "a", True, True), (K.OK, "a", False, True), (K.NOT_OK, "a", False, False),
+        (K.ENDED, "a", False, True), (K.OK, "a_2", False, True), (K.NOT_OK, "a_2", False, False),
+    ],
+)  # fmt: skip
+def test_a_job_waits_for_an_array_or_for_a_task_of_it(
+    when: DependencyKind, name: str, *, at_start: bool, at_end: bool
+) -> None:
+    """A task counts while it waits in its array, and after it was forgotten as a job."""
+    house = _line(kept=1, nodes=2)
+    array = _submit_array(house, "a", indices="0-3", throttle=1)
+    job = _submit(house, "job", (when, name))
+    house.wait(8.0)
+    assert (list(array.live), bool(job.attempt.number)) == (["a_0"], at_start)
+    house.wait(200.0)
+    assert array.outcome == JobState.SUCCEEDED
+    assert JobId("a_2") not in house.engine.state.jobs
+    assert bool(job.attempt.number) == at_end
+    later = _submit(house, "later", (when, "a_2"))
+    assert (start_gate.kind(later) == Gate.NEVER) == (when == K.NOT_OK)
+
+
+def test_a_task_that_is_cancelled_in_its_array_settles_what_waits_for_it() -> None:
+    """It has never been a job."""
+    house = _line()
+    array = _submit_array(house, "a", indices="0-9", throttle=1)
+    job = _submit(house, "job", (K.NOT_OK, "a_7"))
+    event = JobCancelRequested(job_id=array.array_id, by="t/u", indices="7-8")
+    house.sim.handle(journalled(event))
+    assert start_gate.kind(job) is None
+    assert not house.engine.state.dependents
+
+
+def test_neither_an_array_nor_its_tasks_wait_for_themselves() -> None:
+    """An array and its tasks are one here, through other jobs too."""
+    house = _line()
+    _submit(house, "first")
+    array = _submit_array(house, "a", (K.OK, "first"), indices="0-9")
+    _submit(house, "second", (K.ENDED, "a_3"))
+    for asked in ("a", "a_3", "second", "a_77"):
+        change = JobChange(depends_on=(Dependency(job=asked, when=K.ENDED),))
+        found = array_orders.why_not_changed(house.engine.state, array, change)
+        assert found is not None and found.field == "depends_on", asked
+    house.wait(35.0)
+    task = house.engine.state.jobs[JobId("a_5")]
+    for asked in ("a", "a_3", "second"):
+        change = JobChange(depends_on=(Dependency(job=asked, when=K.ENDED),))
+        found = changes.why_not(house.engine.state, task, change)
+        assert found is not None and found.field == "depends_on", asked
+
+
+def test_a_held_array_leaves_the_line_but_for_what_runs() -> None:
+    """A task that loses its GPUs meanwhile waits until the release, and none counts twice."""
+    house = _line()
+    array = _submit_array(house, "a", indices="0-9", throttle=5)
+    house.wait(8.0)
+    assert len(array.live) == 5
+    house.sim.handle(JobsHeld(job_ids=(JobId("a"),), by="t/u"))
+    assert list(array.live) == ["a_0"]
+    house.sim.handle(journalled(JobsRequeued(job_ids=(JobId("a"),), by="t/u")))
+    house.wait(60.0)
+    first = house.engine.state.jobs[JobId("a_0")]
+    assert (state(first), start_gate.kind(first)) == (JobState.PENDING, Gate.HELD)
+    assert array_orders.why_not_requeued(house.engine.state, array, is_held=True).endswith(
+        "aryl job hold a holds it"
+    )
+    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    house.wait(300.0)
+    assert (array.outcome, first.attempt.number) == (JobState.SUCCEEDED, 2)
+    assert house.engine.state.counters.jobs_submitted == 10
+
+
+def test_a_task_that_a_person_held_stays_a_job() -> None:
+    """A lower throttle does not take it back into an array that knows nothing of its hold."""
+    house = _line()
+    array = _submit_array(house, "a", indices="0-9", throttle=5)
+    house.sim.handle(JobsHeld(job_ids=(JobId("a_4"),), by="t/u"))
+    house.sim.handle(ArrayThrottled(job_id=array.array_id, by="t/u", throttle=1))
+    assert JobId("a_4") in array.live
+    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    house.wait(300.0)
+    assert array.outcome == JobState.SUCCEEDED
+
+
+def test_a_change_of_an_array_is_one_of_its_tasks() -> None:
+    """Of those to come, and of live ones as far as it fits each; dependencies until it starts."""
+    house = _line()
+    _submit(house, "first", is_held=True)
+    array = _submit_array(house, "a", indices="0-99")
+    house.wait(8.0)
+    _change(house, array, workers=WorkerRange(min=2, max=3), priority=7)
+    specs = {job_id: job.spec for job_id, job in house.engine.state.jobs.items()}
+    assert (specs[JobId("a_0")].workers.min, specs[JobId("a_0")].priority) == (1, 7)
+    assert (specs[JobId("a_1")].workers.min, specs[JobId("a_1")].priority) == (2, 7)
+    assert array.submitted_spec is not None and array.submitted_spec.priority == 0
+    after = (Dependency(job="first", when=K.OK),)
+    found = array_orders.why_not_changed(house.engine.state, array, JobChange(depends_on=after))
+    assert found is not None and found.field == "depends_on"
+    _change(house, array, workers=WorkerRange(min=1, max=1))
+    other = _submit_array(house, "b", indices="0-9")
+    _change(house, other, depends_on=after)
+    assert (list(other.live), start_gate.kind(other)) == ([], Gate.DEPENDENCY)
+    _change(house, other, depends_on=())
+    assert len(other.live) == 10
+    house.wait(60.0)
+    assert house.engine.state.jobs[JobId("a_68")].spec.priority == 7
+    assert len(array.in_line) == arrays.WINDOW
 
 
 # --- state and cost ---------------------------------------------------------------------------

@@ -12,15 +12,19 @@ from common.api import (
     ApiErrorCode,
     ArrayRow,
     Cancel,
+    Change,
     Describe,
     Description,
     Done,
     GetLogs,
     GetStatus,
+    Hold,
     JobRow,
     Jobs,
     ListJobs,
     ListTenants,
+    Release,
+    Requeue,
     Status,
     Submit,
     Submitted,
@@ -28,7 +32,15 @@ from common.api import (
     Throttle,
 )
 from common.messages import Message
-from common.model import ArraySpec, CheckpointSpec, JobId, JobState
+from common.model import (
+    ArraySpec,
+    CheckpointSpec,
+    Dependency,
+    DependencyKind,
+    Gate,
+    JobId,
+    JobState,
+)
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.service.settings import CoordinatorSettings
 from tests.service.cell import Cell, Reply, make_settings, make_spec
@@ -97,6 +109,42 @@ async def test_an_array_and_its_tasks_go_by_id_and_by_name() -> None:
         status = await cell.ask(GetStatus())
         assert isinstance(status, Status)
         assert status.pending_jobs == 100
+        assert coordinator.engine.check() == []
+
+
+async def test_an_array_can_be_held_and_wait_for_others() -> None:
+    """Answers, rows and the status say why it is in no queue, and who opens it."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        first = await submitted(cell, array_of("0-9", name="first"))
+        after = (Dependency(job=f"{first}_7", when=DependencyKind.NOT_OK),)
+        spec = replace(array_of("0-99", 5).spec, is_held=True, depends_on=after)
+        request = Submit(spec=spec, request_id="held")
+        reply = await cell.ask(request)
+        assert isinstance(reply, Submitted) and isinstance(reply.gate, str)
+        for word in ("held by team/ann", f"aryl job release {reply.job_id}", f"{first}_7 to fail"):
+            assert word in reply.gate
+        row = await described(cell, reply.job_id)
+        assert (row.gate, row.queueing_s, "; ".join(row.blockers)) == (Gate.HELD, 0.0, reply.gate)
+        status = await cell.ask(GetStatus())
+        assert isinstance(status, Status)
+        assert (status.pending_jobs, status.held_jobs) == (110, 100)
+        assert coordinator.engine.waiting_jobs("team") == 10 + 5 + 1
+        ids = (reply.job_id,)
+        assert isinstance(await cell.ask(Hold(job_ids=ids), tenant="ops"), Done)
+        await refused(cell, Release(job_ids=ids), ApiErrorCode.DENIED, "held by ops/ann")
+        assert isinstance(await cell.ask(Release(job_ids=ids), tenant="ops"), Done)
+        assert (await described(cell, reply.job_id)).gate == Gate.DEPENDENCY
+        conflict, usage = ApiErrorCode.CONFLICT, ApiErrorCode.USAGE
+        await refused(cell, Release(job_ids=ids), conflict, "is not held")
+        await refused(cell, Requeue(job_ids=ids), conflict, "no task of array")
+        own = Dependency(job=f"{reply.job_id}_3", when=DependencyKind.OK)
+        change = Change(job_id=reply.job_id, depends_on=(own,))
+        await refused(cell, change, usage, "would wait for itself")
+        done = await cell.ask(Change(job_id=reply.job_id, priority=9, depends_on=()))
+        assert isinstance(done, Done) and done.detail.startswith(f"array {reply.job_id} is changed")
+        assert (await described(cell, f"{reply.job_id}_3")).state == JobState.PENDING
+        assert await submitted(cell, request) == reply.job_id
         assert coordinator.engine.check() == []
 
 
