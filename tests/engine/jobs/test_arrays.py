@@ -165,8 +165,8 @@ def order(step: Step, task: JobId) -> Event:
 @settings(max_examples=30)
 @given(STORIES, st.sampled_from([None, 1, 3, 7]))
 def test_each_index_ends_exactly_once(story: list[Step], throttle: int | None) -> None:
-    """Whatever fails, is cancelled, throttled, held, requeued, changed or taken over, every task has
-    one final state, and jobs count as submitted as often as they ended.
+    """Whatever fails, is cancelled, throttled, held, requeued, changed or taken over, every task
+    has one final state, and jobs count as submitted as often as they ended.
     """
     cell = Cell("0-23", throttle)
     for step in story:
