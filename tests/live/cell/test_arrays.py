@@ -75,7 +75,9 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
         [row] = await rows(house)
         assert (row["job_id"], row["state"], row["gpus"]) == (array, "running", 3)
         counts = {"indices": "0-19", "throttle": 3, "tasks": 20, "waiting": 17, "running": 3}
-        assert row["array"] == counts | {"succeeded": 0, "failed": 0, "cancelled": 0, "ranges": {}}
+        ranges = {"waiting": "3-19", "running": "0-2"}
+        ended = {"succeeded": 0, "failed": 0, "cancelled": 0}
+        assert row["array"] == counts | ended | {"ranges": ranges}
         tasks = [one["job_id"] for one in await rows(house, "--tasks")]
         assert tasks == [array, f"{array}_0", f"{array}_1", f"{array}_2"]
         table, _ = await aryl(house, "job", "list")
