@@ -131,7 +131,7 @@ def why_not_changed(state: ClusterState, array: ArrayEntry, change: JobChange) -
         return Misfit("deadline_s", what)
     if change.depends_on is UNSET:
         return None
-    starts = any(job.attempt.number for job in _live(state, array))
+    starts = array.failed or any(job.attempt.number for job in _live(state, array))
     if change.depends_on and (starts or array.started_at_s is not None):
         return Misfit("depends_on", f"tasks of array {array.array_id} have started")
     what = changes.dependency_misfit(state, array.array_id, change.depends_on)

@@ -205,7 +205,8 @@ def throttle(ctx: Context, event: ArrayThrottled) -> None:
 
 
 def take_back(ctx: Context, array: ArrayEntry, why: str, *, until: int = 0) -> None:
-    """Tasks that never started leave the line again, the last ones first, until so many are live.
+    """Tasks that never started leave the line again, the last ones first, until no more than
+    `until` tasks are live.
 
     A task that a person held or changed by itself stays a job: its array knows nothing of that.
     """
