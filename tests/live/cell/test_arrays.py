@@ -93,8 +93,8 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
         (house.directory / "go").touch()
         row = dict(json.loads((await aryl(house, "job", "describe", array, "-o", "json"))[0]))
         assert row["description"]["job"]["array"]["ranges"]["cancelled"] == "10-12,15-19"
-        ended = await house.until_state(array, JobState.FAILED)
-        assert (ended.exit_code, ended.error) == (9, "task 4 failed")
+        over = await house.until_state(array, JobState.FAILED)
+        assert (over.exit_code, over.error) == (9, "task 4 failed")
         [row] = await rows(house, "--all")
         assert [row["array"][state] for state in ("succeeded", "failed", "cancelled")] == [11, 1, 8]
         ran = [int(line.split()[0]) for line in house.said("begun-*")]
