@@ -26,7 +26,7 @@ from common.model import ArraySpec, JobId, Launcher, StopReason, WorkerRange
 from common.settings import describe, load
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.demo.nats_server import find_binary
-from coordinator.engine.jobs import array_tasks
+from coordinator.engine.jobs import array_tasks, numbers
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.service.settings import CoordinatorSettings
 from tests.agent.worker_house import WorkerHouse, make_house, make_order
@@ -216,6 +216,7 @@ def test_the_contract_names_the_variables_that_a_worker_gets() -> None:
     for launcher in Launcher:
         order = make_order("x")
         job = structs.replace(order.spec, launcher=launcher, workers=WorkerRange(min=2, max=2))
+        job = numbers.ordered(job, 1)
         order = structs.replace(order, spec=job, worker_count=2)
         spec = shim_spec(order, endpoint="n1:29400", directory="/w")
         given |= msgspec.convert(spec["env"], dict[str, str]).keys()

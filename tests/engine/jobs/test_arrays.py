@@ -224,6 +224,7 @@ def test_a_task_is_a_job_with_its_own_index_and_checkpoint() -> None:
     assert second.env == {
         "SEED": "7",
         "ARYL_ARRAY_ID": "array",
+        "ARYL_ARRAY_NUMBER": "1",
         "ARYL_ARRAY_INDEX": "12",
         "ARYL_ARRAY_COUNT": "3",
         "ARYL_ARRAY_MIN": "4",

@@ -30,6 +30,7 @@ from coordinator.engine.jobs import (
     array_orders,
     arrays,
     changes,
+    numbers,
     person_orders,
     prerun_spec,
     start_gate,
@@ -588,7 +589,9 @@ def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
     house.wait(40.0)
     [order] = house.engine.desired(NodeName("t0")).workers
     assert order.key.job_id == second.job_id
-    assert order.spec == replace(second.spec, depends_on=UNSET, is_held=UNSET)
+    assert order.spec == replace(
+        numbers.ordered(second.spec, second.number), depends_on=UNSET, is_held=UNSET
+    )
     assert second.spec.depends_on and second.spec.is_held
 
 
