@@ -18,8 +18,8 @@ from common.plans import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.engine.what_if import WhatIf
-from coordinator.plan.decide import JOB_ID, Change, change_of
-from coordinator.plan.run import Noted, Run, ends
+from coordinator.plan.decide import Change, change_of, is_planned
+from coordinator.plan.run import Noted, Run, ends, unstarted
 from coordinator.plan.words import step_row, whose_job
 from coordinator.policies.contract.text import counted
 
@@ -121,7 +121,8 @@ def _is_shown(row: PlanStep, run: Run) -> bool:
     """Whether a later step says more than the rows of jobs: no start that has merely moved."""
     if row.action in ("grow", "shrink"):
         return False
-    return row.action != "start" or bool(run.jobs[JobId(row.subject)].stops)
+    noted = run.jobs.get(JobId(row.subject))
+    return row.action != "start" or (noted is not None and bool(noted.stops))
 
 
 def _same(row: PlanStep) -> tuple[str, str, str]:
@@ -149,12 +150,15 @@ def _silent_stops(run: Run, named: set[str]) -> Iterator[PlanStep]:
 
 
 def _start(run: Run) -> PlanStart:
-    noted = run.jobs.get(JOB_ID)
+    """The first start of the job, or of the tasks of an array."""
     waits_for = run.waits_for
-    if noted is None or not noted.starts:
+    own = [one for one in run.jobs.values() if is_planned(one.job_id) and one.starts]
+    noted = min(own, key=lambda one: one.starts[0], default=None)
+    if noted is None:
         return PlanStart(waits_for=waits_for, unknown=_unknown(run))
     in_s = noted.starts[0]
-    before = [one for one in ends(run, before_s=in_s) if one.job_id != JOB_ID] if in_s else []
+    ended = ends(run, before_s=in_s) if in_s else []
+    before = [one for one in ended if not is_planned(one.job_id)]
     there = [one for one in before if set(one.nodes) & set(noted.nodes)]
     return PlanStart(
         in_s=in_s,
@@ -167,7 +171,7 @@ def _start(run: Run) -> PlanStart:
 
 def _unknown(run: Run) -> str:
     """Why no start is predicted, where playing on would not help."""
-    holders = [one for one in run.jobs.values() if one.worker_count and one.job_id != JOB_ID]
+    holders = [one for one in run.jobs.values() if one.worker_count and not is_planned(one.job_id)]
     if run.never:
         return "no node of the fleet as it is can run it"
     if holders and not any(one.source for one in holders):
@@ -189,10 +193,11 @@ def _end(noted: Noted) -> PlanEnd:
 
 
 def _effects(base: Run, changed: Run) -> Iterator[PlanEffect]:
-    for noted in changed.jobs.values():
-        usual = base.jobs.get(noted.job_id)
-        if usual is None:
-            continue  # the job in question
+    for job_id in {**base.jobs, **changed.jobs}:
+        if is_planned(job_id):
+            continue
+        noted = changed.jobs.get(job_id) or unstarted(base.jobs[job_id])
+        usual = base.jobs.get(job_id) or unstarted(noted)
         stops = noted.stops[len(usual.stops) :]
         if stops:
             stop = stops[0]

@@ -27,7 +27,12 @@ from coordinator.policies.contract.decisions import Decision, Loan
 from coordinator.policies.registry import policy
 
 JOB_ID = JobId("planned")
-"""The job in question; no submission makes this id."""
+"""The job or the array in question; no submission makes this id."""
+
+
+def is_planned(job_id: JobId) -> bool:
+    """Whether a job is the one in question, or a task of the array in question."""
+    return job_id == JOB_ID or job_id.rpartition("_")[0] == JOB_ID
 
 
 class Change(Struct, frozen=True, kw_only=True):

@@ -75,11 +75,13 @@ class Run:
         self.state: ClusterState = self.engine.state
         self.began_s = max(question.now_s, self.state.now_s)
         self.jobs = {job.job_id: self._noted(job) for job in self.state.live()}
+        self._open = dict(self.jobs)
+        """The jobs among them that have not ended."""
         self.lengths = NodeLengths(self.state, question.settings)
         self.decided: Decided = decide(
             self.engine, change, now_s=self.began_s, loan_pass_at_s=question.loan_pass_at_s
         )
-        self.waits_for = self.engine.explain.blockers(JOB_ID)
+        self.waits_for = self._waits_for()
         self.never = self.engine.explain.why_never(JOB_ID)
         self.steps: list[Step] = []
         self._note_new()
@@ -157,10 +159,21 @@ class Run:
         )
 
     def _note_new(self) -> None:
-        """The job in question is there now."""
+        """The job in question is there now, or the tasks of it that wait in the line."""
         for job in self.state.live():
             if job.job_id not in self.jobs:
-                self.jobs[job.job_id] = self._noted(job)
+                self._note(job)
+
+    def _note(self, job: JobEntry) -> Noted:
+        noted = self.jobs[job.job_id] = self._open[job.job_id] = self._noted(job)
+        return noted
+
+    def _waits_for(self) -> tuple[str, ...]:
+        """Why the job in question does not start in a pass now; of an array, its first task."""
+        array = self.state.arrays.get(JOB_ID)
+        if array is None or not array.live:
+            return self.engine.explain.blockers(JOB_ID)
+        return self.engine.explain.blockers(next(iter(array.live)))
 
     def _left_s(self, job: JobEntry) -> float | None:
         return estimated_left_s(job, self.state.now_s)[0]
@@ -168,13 +181,16 @@ class Run:
     def _hear(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             self.steps.append(Step(in_s=self._in_s(), decision=decision))
-            if isinstance(decision, Start) and decision.job_id in self.jobs:
+            if isinstance(decision, Start):
                 self._note_start(decision)
 
     def _note_start(self, decision: Start) -> None:
-        noted = self.jobs[decision.job_id]
+        job = self.state.jobs[decision.job_id]
+        noted = self.jobs.get(decision.job_id)
+        if noted is None:  # a task that entered the line since
+            noted = self._note(job)
+            noted.was_waiting = True
         if not noted.starts:
-            job = self.state.jobs[decision.job_id]
             noted.nodes = tuple(dict.fromkeys(place.node for place in decision.placements))
             noted.gpus = sum(len(worker.gpu_uuids) for worker in job.workers.values())
         noted.starts.append(self._in_s())
@@ -189,10 +205,11 @@ class Run:
         if seen == self._seen:
             return
         self._seen = seen
-        for noted in self.jobs.values():
+        for noted in list(self._open.values()):
             job = self.state.jobs.get(noted.job_id)
             if job is None or job.state in FINAL_JOB_STATES:
-                noted.ended_in_s = self._in_s() if noted.ended_in_s is None else noted.ended_in_s
+                noted.ended_in_s = self._in_s()
+                del self._open[noted.job_id]
             elif job.counts.preemptions > noted.preemptions:
                 noted.preemptions = job.counts.preemptions
                 lost_gpu_s = 0.0 if job.loss is None else job.loss.gpu_s
@@ -217,6 +234,11 @@ class Run:
 def _stays(job: JobEntry) -> int:
     """Workers without an order to stop."""
     return sum(worker.stop is None for worker in job.workers.values())
+
+
+def unstarted(noted: Noted) -> Noted:
+    """A task in a run in which it has not started, from one in which it has."""
+    return Noted(job_id=noted.job_id, name=noted.name, tenant=noted.tenant, was_waiting=True)
 
 
 def ends(run: Run, *, before_s: float) -> list[Noted]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.messages import OrderPhase, WorkerPhase
-from common.model import JobId, JobState, Launcher, Mode, NodeName, NodeRole, WorkerKey
+from common.model import (
+    ArraySpec,
+    Dependency,
+    DependencyKind,
+    JobId,
+    JobSpec,
+    JobState,
+    Launcher,
+    Mode,
+    NodeName,
+    NodeRole,
+    WorkerKey,
+)
 from common.plans import PlanKind
 from coordinator.engine.engine import Engine
 from coordinator.engine.record import decision_bytes
@@ -46,10 +58,45 @@ ORDERS = {
     25: (OperatorAction.RECALL, CHAT),
     45: (OperatorAction.DRAIN, "t0"),
 }
+TASK_S = 40.0
 RESTING = (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
 
 
-def lived(name: str, ops: list[Op], delays: Delays) -> House:
+class Array(NamedTuple):
+    """A job array of the cell; `gate` is `held`, `after` (all else that lives) or empty."""
+
+    tasks: int
+    throttle: int | None = None
+    gate: str = ""
+
+
+def submit_array(cell: House, name: str, array: Array) -> None:
+    """Submit an array; each task has its work, as a job has that is added."""
+    fields: dict[str, Any] = {}
+    if array.gate == "after":
+        live = (*cell.engine.state.live_jobs, *cell.engine.state.live_arrays)
+        fields["depends_on"] = tuple(
+            Dependency(job=one, when=DependencyKind.ENDED) for one in live[-3:]
+        )
+    spec = make_spec(
+        name,
+        gpus_per_worker=4,
+        expected_runtime_s=TASK_S,
+        array=ArraySpec(indices=f"0-{array.tasks - 1}", throttle=array.throttle),
+        is_held=array.gate == "held",
+        **fields,
+    )
+    for index in range(array.tasks):
+        cell.sim.runtime.add(
+            JobId(f"{name}_{index}"),
+            work_s=TASK_S,
+            speedup=linear(spec.workers),
+            gpus_per_worker=4,
+        )
+    cell.sim.handle(JobSubmitted(job_id=JobId(name), spec=spec, tenant="trace", user="u"))
+
+
+def lived(name: str, ops: list[Op], delays: Delays, arrays: list[Array]) -> House:
     """A cell after a story, with loans under way and nodes that are silent; a policy takes over."""
     service = ServiceSettings(
         name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=300.0, min_serving=0
@@ -61,9 +108,16 @@ def lived(name: str, ops: list[Op], delays: Delays) -> House:
     for op in ops:
         perform(cell, op)
     cell.engine.policy = policy(name)
+    for number, array in enumerate(arrays):
+        submit_array(cell, f"a{number}", array)
     cell.sim.ask_pass()
     cell.wait(LED_S[len(ops) % len(LED_S)])
     return cell
+
+
+def as_array(spec: JobSpec, number: int) -> JobSpec:
+    """The job as an array, with a throttle or without one."""
+    return replace(spec, array=ArraySpec(indices="0-6", throttle=(None, 1, 3)[number // 2 % 3]))
 
 
 def asked(kind: PlanKind, number: int) -> dict[str, Any]:
@@ -72,7 +126,7 @@ def asked(kind: PlanKind, number: int) -> dict[str, Any]:
     spec = make_spec("new", workers=(low, low + number % 3), gpus_per_worker=(8, 4, 2)[number % 3])
     match kind:
         case PlanKind.JOB:
-            return {"spec": spec}
+            return {"spec": spec if number % 2 else as_array(spec, number)}
         case PlanKind.DRAIN:
             deadline_s = 20.0 if number % 3 == 0 else None
             return {"target": ("t0", "t1", "i0", "i1")[number % 4], "deadline_s": deadline_s}
@@ -153,17 +207,25 @@ DELAYS = st.builds(
     warm_up_s=pick(0.0, 5.0),
     report_s=pick(0.0, 1.0),
 )
+ARRAYS = st.lists(
+    st.builds(Array, whole(1, 70), pick(None, 1, 3), pick("", "", "held", "after")), max_size=2
+)
 EVENTS = pick(PlanKind.JOB, PlanKind.DRAIN, PlanKind.RECALL, PlanKind.LOAN)
 
 
 @pytest.mark.slow
 @settings(often, max_examples=25)
-@given(steps(), DELAYS, pick(*POLICIES), EVENTS, whole(0, 11))
+@given(steps(), DELAYS, ARRAYS, pick(*POLICIES), EVENTS, whole(0, 11))
 def test_a_plan_decides_what_the_engine_then_decides(
-    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+    ops: list[Op],
+    delays: Delays,
+    arrays: list[Array],
+    name: str,
+    kind: PlanKind,
+    number: int,
 ) -> None:
     """At the same instant: byte for byte the same first decisions, from the live part alone."""
-    cell = lived(name, ops, delays)
+    cell = lived(name, ops, delays, arrays)
     request = asked(kind, number)
     put = question(cell.engine, kind=kind, **request)
     run = Run(put, change_of(put))
@@ -173,12 +235,17 @@ def test_a_plan_decides_what_the_engine_then_decides(
 
 @pytest.mark.slow
 @settings(often, max_examples=25)
-@given(steps(), DELAYS, pick(*POLICIES), pick(*PlanKind), whole(0, 11))
+@given(steps(), DELAYS, ARRAYS, pick(*POLICIES), pick(*PlanKind), whole(0, 11))
 def test_a_played_cell_keeps_the_rules_and_the_real_one_keeps_its_state(
-    ops: list[Op], delays: Delays, name: str, kind: PlanKind, number: int
+    ops: list[Op],
+    delays: Delays,
+    arrays: list[Array],
+    name: str,
+    kind: PlanKind,
+    number: int,
 ) -> None:
     """However the cell was found, playing it ahead breaks no invariant; the state is untouched."""
-    cell = lived(name, ops, delays)
+    cell = lived(name, ops, delays, arrays)
     before = cell.engine.encode_state()
     put = question(cell.engine, kind=kind, **asked(kind, number))
     plan(cell.engine, kind=kind, horizon_s=PLAYED_S, limit_s=60.0, **asked(kind, number))
@@ -252,6 +319,32 @@ def test_a_job_starts_when_and_where_the_plan_says() -> None:
     cell.wait(found.start.in_s + 5.0)
     assert job.started_at_s == pytest.approx(began_s + found.start.in_s, abs=5.0)
     assert {worker.node for worker in job.workers.values()} == set(map(NodeName, found.start.nodes))
+
+
+def test_a_task_starts_when_the_plan_says() -> None:
+    """A throttled array lets in a task for each that ends, in a plan as in the cell.
+
+    An array in question starts with its first task.
+    """
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    submit_array(cell, "a", Array(tasks=6, throttle=1))
+    cell.wait(10.0)
+    now_s = cell.sim.loop.now_s
+    put = question(cell.engine, now_s=now_s, kind=PlanKind.RECALL)
+    run = Run(put, Change(settings=put.settings))
+    run.play(PLAYED_S, is_over=lambda: False, is_done=lambda run: False)
+    starts = {job_id: run.began_s + one.starts[0] for job_id, one in run.jobs.items() if one.starts}
+    spec = as_array(make_spec("new", gpus_per_worker=8, expected_runtime_s=50.0), 2)
+    found = plan(cell.engine, now_s=now_s, kind=PlanKind.JOB, spec=spec)
+    assert found.start is not None
+    assert found.start.in_s == pytest.approx(6 * TASK_S - now_s, abs=0.6 * TASK_S)
+    assert [end.name for end in found.start.after][-1:] == ["a"]
+    cell.wait(6 * TASK_S + 10.0)
+    real = {job_id: job.started_at_s for job_id, job in cell.engine.state.jobs.items()}
+    assert len(real) == 6
+    assert starts == {job_id: pytest.approx(real[job_id], abs=0.6 * TASK_S) for job_id in starts}
+    assert len(starts) == 5
 
 
 def test_who_pays_for_a_drain_is_named() -> None:

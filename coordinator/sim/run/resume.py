@@ -77,10 +77,15 @@ def resumed(
             said[name], desired=desired[name], delays=delays(entry), is_up=is_up
         )
     running = _running(simulation, desired)
-    for job in state.live():
+
+    def truth(job_id: JobId) -> Truth:
+        job = state.jobs[job_id]
         left = left_s(job)
-        truth = truth_of(job, NEVER_S if left is None else left, now_s=state.now_s)
-        simulation.runtime.go_on(job.job_id, truth, running.get(job.job_id, ()))
+        return truth_of(job, NEVER_S if left is None else left, now_s=state.now_s)
+
+    for job in state.live():
+        simulation.runtime.go_on(job.job_id, truth(job.job_id), running.get(job.job_id, ()))
+    simulation.runtime.truth = truth
     for name, node in simulation.nodes.items():
         node.set_off(desired[name])
     for service in state.services.values() if holds_loads else ():

@@ -91,6 +91,9 @@ class Runtime:
         self.put_aside: Callable[[WorkerKey], None] = lambda key: None
         self.taken_up: Callable[[WorkerOrder], None] = lambda order: None
         """Called for every worker that is suspended or resumed, also for unknown ones."""
+        self.truth: Callable[[JobId], Truth] | None = None
+        """The truth of a job that starts and was not added: a task that entered the line later.
+        None: there is no such job."""
 
     def add(
         self,
@@ -142,7 +145,10 @@ class Runtime:
 
     def started(self, node: NodeName, order: WorkerOrder) -> None:
         """A worker computes from now on, with the others of its gang."""
-        job = self._jobs[order.key.job_id]
+        job_id = order.key.job_id
+        if job_id not in self._jobs and self.truth is not None:
+            self._jobs[job_id] = self.truth(job_id)
+        job = self._jobs[job_id]
         attempt = job.attempt
         if attempt is None or not attempt.admits(order.key):
             self.given_up(order.key.job_id)  # it is on a node that does not report
