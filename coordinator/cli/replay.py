@@ -27,7 +27,7 @@ from coordinator.engine.record import Record, decode_record
 from coordinator.engine.state.accounting import Durations
 from coordinator.plain_text import duration, instant, number, percent
 from coordinator.plan.replay import Way, replay
-from coordinator.plan.story import Story, read
+from coordinator.plan.story import Story, check_changes, read
 from coordinator.policies.contract.text import counted
 from coordinator.service.journal.jetstream import Journal
 from coordinator.service.ports import Lost
@@ -35,9 +35,10 @@ from coordinator.service.ports import Lost
 LIVE = "live"
 Records = list[tuple[int, Record]]
 MODELLED = (
-    "Submissions, cancels, loads, orders and faults of nodes come at their real instants. Nodes "
-    "and jobs are simulated, with measured lengths; a job has the work that it really had, and "
-    "scales as its profile says. Compare `changed` with `simulated`: how far `simulated` is from "
+    "Submissions, orders of people, loads and faults of nodes come at their real instants. An "
+    "order that does not fit its jobs any more changes nothing, and is counted. Nodes and "
+    "jobs are simulated, with measured lengths; a job has the work that it really had, and scales "
+    "as its profile says. Compare `changed` with `simulated`: how far `simulated` is from "
     "`happened` is the error of the simulation."
 )
 
@@ -87,6 +88,7 @@ def replay_(
         raise ConfigError("-o name: a replay has no name; leave -o out for its text, or -o json")
     plugins.load()
     changes = _changes(settings or ())
+    check_changes(policy, changes)
     records = _live(session(ctx)) if journal == LIVE else _stored(Path(journal), _cell(ctx))
     end_s = records[-1][1].entries[-1].now_s
     story = read(records, since_s=_at_s(since, end_s, 0.0), until_s=_at_s(until, end_s, end_s))
@@ -253,5 +255,6 @@ ROWS: tuple[tuple[str, Callable[[Way], str]], ...] = (
     ("reclaims late", lambda way: str(way.reclaims_late)),
     ("GPU-hours lent", lambda way: f"{way.lent_gpu_h:.2f}"),
     ("GPU-hours used on loan", lambda way: f"{way.on_loan_held_gpu_h:.2f}"),
+    ("orders that did not fit", lambda way: str(way.orders_unfit)),
     ("training GPUs held", lambda way: percent(way.training_gpu_ratio)),
 )

@@ -1,7 +1,7 @@
 """A span of a journal under other settings: its facts from outside are played, nodes are simulated.
 
-From outside come submissions, cancels, loads, orders of operators, and what befell nodes: silence,
-boots, faults. What nodes and jobs answered to decisions is simulated, with the lengths that were
+From outside come submissions, orders of people, loads, and what befell nodes: silence, boots,
+faults. What nodes and jobs answered to decisions is simulated, with the lengths that were
 measured; a job has the work that it really had. So the run under the settings of the time shows how
 near the simulation is, and a run under others is to be compared with that one.
 """
@@ -9,6 +9,7 @@ near the simulation is, and a run under others is to be compared with that one.
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 
 from msgspec import Struct, structs
 
@@ -21,9 +22,14 @@ from coordinator.engine.state.accounting import (
     queueing_s,
 )
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     Event,
     GpuFact,
     JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
     JobSubmitted,
     LeaderStarted,
     LoadMeasured,
@@ -37,9 +43,10 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, Counters, JobEntry
 from coordinator.plan.lengths import REPORT_S, NodeLengths
+from coordinator.plan.orders import JobOrder, fits
 from coordinator.plan.story import Story, with_changes
 from coordinator.sim.run.cluster import Delays, NodeSpec
-from coordinator.sim.run.resume import NEVER_S, estimated_left_s, resumed, truth_of
+from coordinator.sim.run.resume import estimated_left_s, resumed
 from coordinator.sim.run.runtime import RunRules
 from coordinator.sim.run.simulation import Passes
 
@@ -57,6 +64,8 @@ class Way(Struct, frozen=True, kw_only=True):
     queueing_s: of all jobs that were there, with their waits until the end of the span.
     lent_gpu_h, on_loan_held_gpu_h: GPU-hours of nodes on loan, and those that workers held.
     training_gpu_ratio: GPUs held over GPUs there, in the training pool; None without any.
+    orders_unfit: orders about jobs that did not fit those jobs any more, such as a cancel of one
+        that had ended by then.
     """
 
     name: str
@@ -73,6 +82,7 @@ class Way(Struct, frozen=True, kw_only=True):
     lent_gpu_h: float
     on_loan_held_gpu_h: float
     training_gpu_ratio: float | None
+    orders_unfit: int = 0
 
 
 class _Ended(Struct, kw_only=True):
@@ -81,6 +91,7 @@ class _Ended(Struct, kw_only=True):
     name: str
     began: Counters
     state: ClusterState
+    orders_unfit: int = 0
 
 
 class _Played:
@@ -94,6 +105,8 @@ class _Played:
         self.began = structs.replace(self.engine.state.counters)
         self._lengths = NodeLengths(story.after, _last_settings(story))
         self._gpus: dict[NodeName, tuple[GpuFact, ...]] = {}
+        self.orders_unfit = 0
+        self._tasks_s = _task_works_s(story)
         self._boots = {node.name: node.boot_id for node in self.engine.state.nodes.values()}
         self.sim = resumed(
             self.engine,
@@ -125,13 +138,20 @@ class _Played:
     def _happen(self, event: Event) -> None:
         match event:
             case JobSubmitted():
-                self._submit(event)
+                self.sim.handle(event)
             case LoadMeasured():
                 self.sim.measured(event)
             case LoadUnknown() if self._serves(event.node):
                 self.sim.handle(event)
-            case JobCancelRequested():
-                self.sim.handle(event)
+            case (
+                JobCancelRequested()
+                | JobsHeld()
+                | JobsReleased()
+                | JobsRequeued()
+                | JobChanged()
+                | ArrayThrottled()
+            ):
+                self._order(event)
             case OperatorAsked() if self._is_possible(event):
                 self.sim.handle(event)
             case LeaderStarted() if event.settings is not None:
@@ -154,13 +174,10 @@ class _Played:
             if node.is_up:
                 node.report_soon()
 
-    def _submit(self, event: JobSubmitted) -> None:
-        self.sim.handle(event)
-        job = self.engine.state.jobs[event.job_id]
-        left_s = self._left_s(job)
-        now_s = self.sim.loop.now_s
-        truth = truth_of(job, NEVER_S if left_s is None else left_s, now_s=now_s)
-        self.sim.runtime.go_on(job.job_id, truth, ())
+    def _order(self, order: JobOrder) -> None:
+        """Give an order of a person; the engine carries it out as far as it fits."""
+        self.orders_unfit += not fits(self.engine.state, order)
+        self.sim.handle(order)
 
     def _serves(self, name: NodeName) -> bool:
         node = self.sim.nodes.get(name)
@@ -231,8 +248,15 @@ class _Played:
     # --- jobs -------------------------------------------------------------------------------
 
     def _left_s(self, job: JobEntry) -> float | None:
-        """The work that a job really had left; of one that ran on at the end, its estimate."""
+        """The work that a job really had left; of one that ran on at the end, its estimate.
+
+        A task that never entered the line has the median work of its array's tasks that succeeded.
+        """
         end = self._story.ends.get(job.job_id)
+        task = job.array_task
+        if task is not None and end is None and job.job_id not in self._story.after.jobs:
+            known_s = self._tasks_s.get(task.array_id)
+            return estimated_left_s(job, self.engine.state.now_s)[0] if known_s is None else known_s
         if end is None or end.state == JobState.CANCELLED:
             known = self._story.after.jobs.get(job.job_id)
             if known is None or end is not None:
@@ -248,6 +272,16 @@ class _Played:
     def _exit_code(self, job_id: JobId) -> int:
         end = self._story.ends.get(job_id)
         return 0 if end is None else end.exit_code or 0
+
+
+def _task_works_s(story: Story) -> dict[JobId, float]:
+    """The median work of the tasks of each array that succeeded in the span."""
+    found: dict[JobId, list[float]] = {}
+    for job_id, end in story.ends.items():
+        job = story.after.jobs.get(job_id)
+        if job is not None and job.array_task is not None and end.state == JobState.SUCCEEDED:
+            found.setdefault(job.array_task.array_id, []).append(end.work_s)
+    return {array_id: median(works_s) for array_id, works_s in found.items()}
 
 
 def _first_loan_pass_s(story: Story) -> float:
@@ -268,12 +302,16 @@ def replay(story: Story, *, policy: str, changes: dict[str, str]) -> tuple[Way, 
     """What happened; the same simulated; and, where anything is changed, what would have been."""
     began = story.engine(story.settings).state.counters
     ways = [_Ended(name="happened", began=began, state=story.after)]
-    same = _Played(story, policy="", changes={})
-    ways.append(_Ended(name="simulated", began=same.began, state=same.run()))
+    ways.append(_played(story, "simulated", policy="", changes={}))
     if policy or changes:
-        other = _Played(story, policy=policy, changes=changes)
-        ways.append(_Ended(name="changed", began=other.began, state=other.run()))
+        ways.append(_played(story, "changed", policy=policy, changes=changes))
     return _ways(story, ways)
+
+
+def _played(story: Story, name: str, *, policy: str, changes: dict[str, str]) -> _Ended:
+    played = _Played(story, policy=policy, changes=changes)
+    state = played.run()
+    return _Ended(name=name, began=played.began, state=state, orders_unfit=played.orders_unfit)
 
 
 def _ways(story: Story, ways: list[_Ended]) -> tuple[Way, ...]:
@@ -320,4 +358,5 @@ def _way(way: _Ended, jobs: dict[JobId, JobEntry], common: list[JobId], ended_s:
         lent_gpu_h=(ended.on_loan_gpu_s - began.on_loan_gpu_s) / 3600.0,
         on_loan_held_gpu_h=(ended.on_loan_held_gpu_s - began.on_loan_held_gpu_s) / 3600.0,
         training_gpu_ratio=held_gpu_s / there_gpu_s if there_gpu_s else None,
+        orders_unfit=way.orders_unfit,
     )

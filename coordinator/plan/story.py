@@ -18,6 +18,8 @@ from coordinator.engine.state.events import ProgressReported
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry
 from coordinator.policies.contract.decisions import Decision
+from coordinator.policies.policy import knobs_of
+from coordinator.policies.registry import every as every_policy
 from coordinator.policies.registry import policy as policy_of
 
 
@@ -68,6 +70,7 @@ class _Reader:
         self.telling: set[JobId] = set()
         self._since_s, self._until_s = since_s, until_s
         self._live: set[JobId] = set()
+        self._seen: tuple[int, JobId | None] = (-1, None)
 
     def take(self, record: Record) -> bool:
         """Take one record; False once it is behind the span."""
@@ -90,8 +93,10 @@ class _Reader:
         if isinstance(entry.event, ProgressReported) and entry.event.progress is not None:
             self.telling.add(entry.event.job_id)
         now_live = self.engine.state.live_jobs
-        if len(now_live) == len(self._live):
-            return  # no event both begins and ends a job
+        seen = (len(now_live), next(reversed(now_live), None))
+        if seen == self._seen:
+            return  # an event that both begins and ends jobs begins the last one
+        self._seen = seen
         for job_id in self._live.difference(now_live):
             job = self.engine.state.jobs.get(job_id)
             if job is not None and job.state in FINAL_JOB_STATES:
@@ -143,6 +148,47 @@ def _whole_work_s(job: JobEntry) -> float:
     total = None if job.progress is None else job.progress.total_steps
     began = job.attempt.start_step / total if total else 0.0
     return job.clock.worker_s / (1.0 - min(0.99, began))
+
+
+def check_changes(policy: str, changes: dict[str, str]) -> None:
+    """Refuse what no journal's settings could take, before one is read.
+
+    The value of a knob is checked where its policy is named.
+
+    Raises:
+        ConfigError: names the option and the setting or the knob, and what was expected.
+    """
+    types = {field.name: field.type for field in msgspec.structs.fields(EngineSettings)}
+    turned = {name: value for name, value in changes.items() if name not in types}
+    if policy:
+        try:
+            policy_of(policy)
+        except ConfigError as error:
+            raise ConfigError(f"--policy: {error}") from None
+    made = [policy_of(policy)] if policy else list(every_policy().values())
+    knobs = {name for each in made for name in knobs_of(each)}
+    for name, value in changes.items():
+        if name == "policy":
+            raise ConfigError("--set: policy is no value to set; --policy names another one")
+        if name in turned and name not in knobs:
+            whose = f"of {policy}" if policy else "of a policy"
+            raise ConfigError(
+                f"--set: {name!r}, expected a setting of [engine] or a knob {whose} (aryl policies)"
+            )
+        if name in types:
+            _check_value(name, value, types[name])
+    if policy and turned:
+        try:
+            policy_of(":".join((policy, *(f"{name}={value}" for name, value in turned.items()))))
+        except ConfigError as error:
+            raise ConfigError(f"--set: {error}") from None
+
+
+def _check_value(name: str, value: str, kind: object) -> None:
+    try:
+        msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--set: {name}={value}: {error}") from None
 
 
 def with_changes(

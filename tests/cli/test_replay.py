@@ -10,6 +10,15 @@ from tests.tables import each_row
 WRONG = {
     "no journal": ((), "expected the journal of one cell, found none"),
     "a change without a value": (("--set", "lease_ttl_s"), "expected NAME=VALUE"),
+    "an unknown policy": (("--policy", "nosuch"), "--policy: policy: 'nosuch' is not one of"),
+    "an unknown setting": (("--set", "foo=1"), "--set: 'foo', expected a setting of [engine]"),
+    "a knob of another policy": (
+        ("--policy", "tetris", "--set", "reclaim=random"),
+        "--set: 'reclaim', expected a setting of [engine] or a knob of tetris",
+    ),
+    "a knob's value": (("--policy", "aryl", "--set", "reclaim=x"), "--set: "),
+    "a setting's value": (("--set", "lease_ttl_s=soon"), "--set: lease_ttl_s=soon: "),
+    "the policy as a setting": (("--set", "policy=fifo"), "--policy names another one"),
     "a name": (("-o", "name"), "a replay has no name"),
 }
 

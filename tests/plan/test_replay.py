@@ -8,13 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from common.errors import ConfigError
-from common.model import JobId, Mode, NodeName, ServiceName
+from common.model import ArraySpec, JobChange, JobId, Mode, NodeName, ServiceName
 from coordinator.engine.engine import Engine
 from coordinator.engine.record import Entry, Record
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import (
+    ArrayThrottled,
     Event,
     JobCancelRequested,
+    JobChanged,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
+    JobSubmitted,
     LeaderStarted,
     OperatorAction,
     OperatorAsked,
@@ -26,6 +32,8 @@ from coordinator.plan.story import read, with_changes
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.outages import Crash
+from coordinator.workloads.shaping import linear
+from tests.builders import make_spec
 from tests.engine.house import CHAT, House
 
 Records = list[tuple[int, Record]]
@@ -147,6 +155,52 @@ def test_loans_orders_and_crashes_are_played() -> None:
     assert simulated.jct_s.p95 == pytest.approx(happened.jct_s.p95, rel=0.02)
     _, _, without = replay(story, policy="", changes={"is_loaning": "false"})
     assert (without.loans, without.lent_gpu_h) == (0, 0.0)
+
+
+def test_arrays_and_orders_of_people_are_played() -> None:
+    """Tasks that enter later have their real work, and orders come again at their instants.
+
+    Those that do not fit any more under another policy are counted.
+    """
+    recorded = Recorded("fifo")
+    cell = recorded.cell
+    spec = make_spec(
+        "a",
+        gpus_per_worker=8,
+        expected_runtime_s=500.0,
+        array=ArraySpec(indices="0-9", throttle=1),
+    )
+    for index in range(10):
+        cell.sim.runtime.add(
+            JobId(f"a_{index}"), work_s=40.0, speedup=linear(spec.workers), gpus_per_worker=8
+        )
+    a, b, by = JobId("a"), JobId("b"), "trace/u"
+    cell.sim.handle(JobSubmitted(job_id=a, spec=spec, tenant="trace", user="u"))
+    cell.submit("b", work_s=100.0)
+    orders: list[Event] = [
+        JobsHeld(job_ids=(b,), by=by),
+        JobsRequeued(job_ids=(JobId("a_0"),), by=by),
+        JobCancelRequested(job_id=a, by=by, indices="5,7-8"),
+        ArrayThrottled(job_id=a, by=by, throttle=3),
+        JobsHeld(job_ids=(a,), by=by),
+        JobChanged(job_id=b, by=by, change=JobChange(priority=1)),
+        JobsReleased(job_ids=(a, b), by=by),
+    ]
+    for order in orders:
+        cell.wait(9.0)
+        cell.sim.handle(order)
+    cell.wait(900.0)
+    cell.sim.handle(PassDue())
+    story = read(recorded.records)
+    assert len(story.ends) == 8  # also where one task ends as the next one enters
+    happened, simulated = replay(story, policy="", changes={})
+    assert happened.jobs_finished == simulated.jobs_finished == simulated.jobs_compared == 8
+    assert simulated.orders_unfit == happened.orders_unfit == 0
+    assert happened.jct_s.mean is not None
+    assert simulated.jct_s.mean == pytest.approx(happened.jct_s.mean, rel=0.05)
+    _, _, changed = replay(story, policy="srtf", changes={})
+    assert changed.jobs_finished == 8
+    assert changed.orders_unfit > 0  # the shorter b runs and cannot be held
 
 
 def test_a_span_begins_where_the_cell_was() -> None:
