@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct, structs
 
+from common.model import JobId
 from common.plans import Plan
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state import live_part
@@ -52,7 +53,9 @@ def ask(
     )
     head = msgspec.msgpack.encode(question)
     size = len(head).to_bytes(SIZE_BYTES, "big")
-    return b"".join((size, head, live_part.encoded(engine.state)))
+    depends_on = () if request.spec is None else request.spec.depends_on or ()
+    named = [JobId(each.job) for each in depends_on]
+    return b"".join((size, head, live_part.encoded(engine.state, also=named)))
 
 
 def read(data: bytes) -> WhatIf:

@@ -347,6 +347,29 @@ def test_a_task_starts_when_the_plan_says() -> None:
     assert len(starts) == 5
 
 
+def test_a_job_after_one_that_has_ended_starts_in_its_plan() -> None:
+    """The plan knows the end of the jobs that its job names, as the submission does."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    ended = cell.submit("a", work_s=50.0)
+    cell.sim.ask_pass()
+    cell.wait(100.0)
+    assert ended.state == JobState.SUCCEEDED
+    starts = [
+        plan(
+            cell.engine,
+            kind=PlanKind.JOB,
+            spec=make_spec("new", depends_on=(Dependency(job=ended.job_id, when=when),)),
+        ).start
+        for when in (DependencyKind.OK, DependencyKind.NOT_OK)
+    ]
+    assert starts[0] is not None
+    assert starts[1] is not None
+    assert (starts[0].in_s, starts[1].in_s) == (0.0, None)
+    [why] = starts[1].waits_for
+    assert "it waits for a to fail, which succeeded" in why
+
+
 def test_who_pays_for_a_drain_is_named() -> None:
     """The job on the node is stopped with its loss, and starts again where the plan says so."""
     cell = House(inference=0, settings=EngineSettings(policy="fifo", min_runtime_s=0.0))

@@ -6,24 +6,29 @@ copy mostly those. The newest ended loans stay: their stages tell how long a way
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from msgspec import structs
 
-from common.model import LeaseId
+from common.model import JobId, LeaseId
 from coordinator.engine.state.tables import ClusterState, LoanEntry
 
 ENDED_LOANS_KEPT = 200
 """Enough for a median of each stage, and some 100 kB."""
 
 
-def encoded(state: ClusterState) -> bytes:
+def encoded(state: ClusterState, *, also: Iterable[JobId] = ()) -> bytes:
     """The live part of a state as one blob; `Engine` decides by it what it decides by the whole.
+
+    also: ended jobs that stay in it, as far as the state has them: a new job depends on them.
 
     The state stays as it is, and so do views that are derived from it.
     """
+    named = [job_id for job_id in also if job_id in state.jobs]
     part = structs.replace(
         state,
-        jobs={job_id: state.jobs[job_id] for job_id in state.live_jobs},
+        jobs={job_id: state.jobs[job_id] for job_id in (*named, *state.live_jobs)},
         loans=_loans(state),
         stories=[],
     )

@@ -203,7 +203,7 @@ class Api:
             case GetHistory() | GetUsage() | ListEndedJobs():
                 return await self._finish(await self._history.answer(request, tenant))
             case Plan():
-                self._check_plan(request, tenant)
+                self._check_plan(request, tenant, user)
                 return await self._plans.answer(request, tenant, user)
             case Describe() | GetEvents():
                 past = await self._looks.past(request)
@@ -380,7 +380,7 @@ class Api:
                 "gpus_per_worker",
             )
 
-    def _check_plan(self, request: Plan, tenant: str) -> None:
+    def _check_plan(self, request: Plan, tenant: str, user: str) -> None:
         """Refuse the plan of a change that would be refused, or that the caller may not make."""
         state = self._coordinator.engine.state
         if request.kind != PlanKind.JOB and tenant != OPERATORS:
@@ -395,7 +395,9 @@ class Api:
             case PlanKind.JOB:
                 assert request.spec is not None
                 self._check_spec(request.spec)
+                self._check_dependencies(JobId(""), request.spec)
                 self._check_line(tenant, JobId(""))
+                self._check_user(tenant, user, request.spec, JobId(""))
             case PlanKind.DRAIN:
                 self._check_node(OperatorAction.DRAIN, NodeName(request.target))
             case PlanKind.RECALL:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.api import ApiError, ApiErrorCode
 from common.errors import Unavailable
+from common.model import Dependency, DependencyKind
 from common.plans import Plan, PlanKind
 from coordinator.service.api import plans
 from tests.service.cell import Cell, make_spec
 from tests.tables import each_row
 
 TOO_LARGE = make_spec("new", gpus_per_worker=9)
+AFTER_NONE = replace(
+    make_spec("new"), depends_on=(Dependency(job="jnone", when=DependencyKind.OK),)
+)
 K = PlanKind
 REFUSED: dict[str, tuple[str, dict[str, Any], ApiErrorCode, str]] = {
     "a drain by a tenant": ("team", {"kind": K.DRAIN}, ApiErrorCode.DENIED, "tenant"),
@@ -26,6 +31,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ApiErrorCode, str]] = {
         "ops", {"kind": K.LOAN, "target": "t0"}, ApiErrorCode.NOT_FOUND, "service",
     ),
     "no job": ("team", {"kind": K.JOB}, ApiErrorCode.USAGE, "spec"),
+    "a job after none": (
+        "team", {"kind": K.JOB, "spec": AFTER_NONE}, ApiErrorCode.USAGE, "depends_on",
+    ),
     "a job for no node": (
         "team", {"kind": K.JOB, "spec": TOO_LARGE}, ApiErrorCode.USAGE, "gpus_per_worker",
     ),
