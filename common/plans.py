@@ -17,7 +17,7 @@ from common.model import JobSeconds, JobSpec, NonNegativeInt
 class PlanKind(StrEnum):
     """The change in question."""
 
-    JOB = "job"  # this job is submitted
+    JOB = "job"  # this job is submitted, or one that waits starts without any change
     DRAIN = "drain"  # an operator drains a node
     LOAN = "loan"  # a node is lent, or what a service has to spare
     RECALL = "recall"  # an operator recalls a service, or all
@@ -29,7 +29,8 @@ class Plan(Message, frozen=True, kw_only=True, tag="plan"):
     """What a change would lead to now and later; it changes nothing.
 
     target: a node of `drain`; a node or a service of `loan`; a service of `recall`, empty for all;
-        a tenant; a policy, perhaps with knobs.
+        a tenant; a policy, perhaps with knobs; the id, number or name of a waiting job, for `job`
+        without a spec.
     guarantee_gpus: of `tenant`.
     deadline_s: of `drain`, as in `Operate`.
     horizon_s: how far ahead is played at most.
@@ -157,5 +158,6 @@ class Planned(Message, frozen=True, kw_only=True, tag="planned"):
     @property
     def has_changes(self) -> bool:
         """Whether anything would be decided that is not decided without the change."""
-        starts = self.start is not None and self.start.in_s is not None
+        is_new = self.kind == PlanKind.JOB and not self.target
+        starts = is_new and self.start is not None and self.start.in_s is not None
         return bool(starts or self.now or self.later or self.effects or self.moves)

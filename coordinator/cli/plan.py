@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.model import JobSpec
 from common.plans import Plan, PlanEffect, PlanKind, PlanMove, Planned, PlanStart, PlanStep
 from coordinator.cli.complete import complete_nodes, complete_services
-from coordinator.cli.job_file import FileKind
+from coordinator.cli.job_file import STDIN, FileKind
 from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, session
@@ -69,7 +69,11 @@ def job(
     ctx: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Job file in TOML, YAML or JSON, or - for stdin."),
+        typer.Argument(
+            metavar="FILE|JOB",
+            help="Job file in TOML, YAML or JSON, or - for stdin. Or a job that waits, by its id, "
+            "number or name.",
+        ),
     ],
     kind: Annotated[
         FileKind | None,
@@ -80,10 +84,21 @@ def job(
 ) -> None:
     """Show when a job would start, on which nodes, and which jobs would pay for it.
 
-    `aryl job submit --dry-run` is the same with all options of a submission.
+    `aryl job submit --dry-run` is the same with all options of a submission. Of a job that waits
+    already, show when it starts; that changes nothing.
     """
+    if kind is None and _is_job(file):
+        request = Plan(kind=PlanKind.JOB, target=str(file), horizon_s=_horizon_s(horizon))
+        _show(ctx, request, f"start of {file}", output)
+        return
     spec = job_spec(file, SubmitFlags(), (), here=Path.cwd(), kind=kind)
     finish(plan_job(session(ctx), spec, horizon=horizon), spec.name, output, session(ctx))
+
+
+def _is_job(file: Path) -> bool:
+    """True if an argument names a job: no file has this name, and it does not look like a path."""
+    is_plain = file.name == str(file) and not file.suffix
+    return is_plain and file != STDIN and not file.exists()
 
 
 def drain(
@@ -249,7 +264,7 @@ def _lines(found: Planned, what: str, here: Session, *, is_wide: bool) -> Iterat
     if found.moves:
         yield "\nnodes:"
         yield from map(str, table(found.moves, _MOVES, width=width, is_wide=is_wide))
-    if not found.has_changes:
+    if not found.has_changes and not (found.kind == PlanKind.JOB and found.target):
         yield "nothing would change"
     ahead, took = duration(found.played_s), duration(found.took_s)
     yield f"\nplayed {ahead} ahead in {took}; {'; '.join(found.assumptions)}"

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from common.model import JobId
-from common.plans import Plan
+from common.plans import Plan, PlanKind
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state import live_part
 from coordinator.engine.state.settings import EngineSettings
@@ -30,6 +30,11 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     now_s: float
     loan_pass_at_s: float
     state: bytes = b""
+
+    @property
+    def is_of_waiting_job(self) -> bool:
+        """True if the question is when a job starts that waits already, without any change."""
+        return self.request.kind == PlanKind.JOB and self.request.spec is None
 
     def engine(self, settings: EngineSettings | None = None) -> Engine:
         """A copy of the cell's engine, to be changed at will; with other settings if given."""

@@ -18,8 +18,8 @@ from common.plans import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.engine.what_if import WhatIf
-from coordinator.plan.decide import Change, change_of, is_planned
-from coordinator.plan.run import Noted, Run, ends, unstarted
+from coordinator.plan.decide import Change, change_of
+from coordinator.plan.run import Noted, Run, Stop, ends, unstarted
 from coordinator.plan.words import step_row, whose_job
 from coordinator.policies.contract.text import counted
 
@@ -51,11 +51,18 @@ def answer(question: WhatIf, *, clock_s: Callable[[], float]) -> Planned:
     refused = "; ".join(one.why for one in changed.decided.refused if one.decision is change.loan)
     if refused:
         return Planned(kind=request.kind, target=request.target, refused=refused)
-    base = Run(question, Change(settings=question.settings))
 
     def is_over(share: float) -> Callable[[], bool]:
         return lambda: clock_s() - began_s >= share * request.limit_s
 
+    if question.is_of_waiting_job:  # there is no change: the two runs are one
+        changed.play(
+            request.horizon_s,
+            is_over=is_over(1.0),
+            is_done=lambda run: run.is_settled or bool(run.own_starts),
+        )
+        return compare(request, changed, changed, took_s=clock_s() - began_s)
+    base = Run(question, Change(settings=question.settings))
     base.play(request.horizon_s, is_over=is_over(BASE_SHARE), is_done=lambda run: run.is_settled)
     changed.play(request.horizon_s, is_over=is_over(1.0), is_done=lambda run: _is_done(run, base))
     return compare(request, base, changed, took_s=clock_s() - began_s)
@@ -113,7 +120,7 @@ def _steps(base: Run, changed: Run) -> tuple[tuple[PlanStep, ...], tuple[PlanSte
         elif usual_ever[key] <= 0 and _is_shown(row, changed) and row.in_s <= base.played_s:
             later.append(row)
         usual_ever[key] -= 1
-    now += _silent_stops(changed, {row.subject for row in now})
+    now += _silent_stops(base, changed, {row.subject for row in now})
     return tuple(now), tuple(later[:LATER_KEPT])
 
 
@@ -129,11 +136,15 @@ def _same(row: PlanStep) -> tuple[str, str, str]:
     return row.action, row.subject, row.what
 
 
-def _silent_stops(run: Run, named: set[str]) -> Iterator[PlanStep]:
+def _silent_stops(base: Run, changed: Run, named: set[str]) -> Iterator[PlanStep]:
     """Jobs that an order stops or shrinks at once; that is no decision of its own."""
-    for noted in run.jobs.values():
-        first = next((stop for stop in noted.stops if stop.in_s == 0), None)
-        if noted.job_id in named or (first is None and not noted.shrunk_by):
+    for noted in changed.jobs.values():
+        first = _first_stop(noted)
+        usual = base.jobs.get(noted.job_id)
+        is_usual = usual is not None and (
+            noted.shrunk_by <= usual.shrunk_by if first is None else _first_stop(usual) is not None
+        )
+        if noted.job_id in named or is_usual or (first is None and not noted.shrunk_by):
             continue
         fewer = f"{counted(noted.shrunk_by, 'worker')} fewer"
         yield PlanStep(
@@ -146,19 +157,23 @@ def _silent_stops(run: Run, named: set[str]) -> Iterator[PlanStep]:
         )
 
 
+def _first_stop(noted: Noted) -> Stop | None:
+    """Its stop in the first instant."""
+    return next((stop for stop in noted.stops if stop.in_s == 0), None)
+
+
 # --- the job in question ------------------------------------------------------------------------
 
 
 def _start(run: Run) -> PlanStart:
     """The first start of the job, or of the tasks of an array."""
     waits_for = run.waits_for
-    own = [one for one in run.jobs.values() if is_planned(one.job_id) and one.starts]
-    noted = min(own, key=lambda one: one.starts[0], default=None)
+    noted = min(run.own_starts, key=lambda one: one.starts[0], default=None)
     if noted is None:
         return PlanStart(waits_for=waits_for, unknown=_unknown(run))
     in_s = noted.starts[0]
     ended = ends(run, before_s=in_s) if in_s else []
-    before = [one for one in ended if not is_planned(one.job_id)]
+    before = [one for one in ended if not run.is_own(one.job_id)]
     there = [one for one in before if set(one.nodes) & set(noted.nodes)]
     return PlanStart(
         in_s=in_s,
@@ -171,7 +186,7 @@ def _start(run: Run) -> PlanStart:
 
 def _unknown(run: Run) -> str:
     """Why no start is predicted, where playing on would not help."""
-    holders = [one for one in run.jobs.values() if one.worker_count and not is_planned(one.job_id)]
+    holders = [one for one in run.jobs.values() if one.worker_count and not run.is_own(one.job_id)]
     if run.never:
         return "no node of the fleet as it is can run it"
     if holders and not any(one.source for one in holders):
@@ -194,7 +209,7 @@ def _end(noted: Noted) -> PlanEnd:
 
 def _effects(base: Run, changed: Run) -> Iterator[PlanEffect]:
     for job_id in {**base.jobs, **changed.jobs}:
-        if is_planned(job_id):
+        if changed.is_own(job_id):
             continue
         noted = changed.jobs.get(job_id) or unstarted(base.jobs[job_id])
         usual = base.jobs.get(job_id) or unstarted(noted)

@@ -30,11 +30,6 @@ JOB_ID = JobId("planned")
 """The job or the array in question; no submission makes this id."""
 
 
-def is_planned(job_id: JobId) -> bool:
-    """Whether a job is the one in question, or a task of the array in question."""
-    return job_id == JOB_ID or job_id.rpartition("_")[0] == JOB_ID
-
-
 class Change(Struct, frozen=True, kw_only=True):
     """A change: other settings, an event, or a loan; nothing of them: the time without it."""
 
@@ -63,7 +58,7 @@ def change_of(question: WhatIf) -> Change:
     match request.kind:
         case PlanKind.JOB:
             if request.spec is None:
-                raise ConfigError("field spec is missing; a plan of kind job needs one")
+                return Change(settings=settings)  # the job in question waits already
             event: Event = JobSubmitted(
                 job_id=JOB_ID, spec=request.spec, tenant=question.tenant, user=question.user
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 
 from common.model import FINAL_JOB_STATES, JobId, JobState, NodeName, StopReason
+from coordinator.engine.jobs import start_gate
 from coordinator.engine.jobs.prerun_spec import submitted
 from coordinator.engine.state.context import keys_on
 from coordinator.engine.state.tables import ClusterState, JobEntry
@@ -71,6 +72,8 @@ class Run:
     def __init__(
         self, question: WhatIf, change: Change, *, drained: NodeName | None = None
     ) -> None:
+        self.own = JobId(question.request.target) if question.is_of_waiting_job else JOB_ID
+        """The job or the array in question."""
         self.engine = question.engine(change.settings)
         self.state: ClusterState = self.engine.state
         self.began_s = max(question.now_s, self.state.now_s)
@@ -82,7 +85,7 @@ class Run:
             self.engine, change, now_s=self.began_s, loan_pass_at_s=question.loan_pass_at_s
         )
         self.waits_for = self._waits_for()
-        self.never = self.engine.explain.why_never(JOB_ID)
+        self.never = self.engine.explain.why_never(self.own)
         self.steps: list[Step] = []
         self._note_new()
         self._hear(self.decided.decisions)
@@ -129,6 +132,15 @@ class Run:
             loop.step()
             self._look()
 
+    def is_own(self, job_id: JobId) -> bool:
+        """Whether a job is the one in question, or a task of the array in question."""
+        return job_id == self.own or job_id.rpartition("_")[0] == self.own
+
+    @property
+    def own_starts(self) -> list[Noted]:
+        """The job in question once it has started, or the tasks that have."""
+        return [one for one in self.jobs.values() if one.starts and self.is_own(one.job_id)]
+
     @property
     def drained_is_held(self) -> bool:
         """Whether something still runs on the node that is drained."""
@@ -170,9 +182,11 @@ class Run:
 
     def _waits_for(self) -> tuple[str, ...]:
         """Why the job in question does not start in a pass now; of an array, its first task."""
-        array = self.state.arrays.get(JOB_ID)
-        if array is None or not array.live:
-            return self.engine.explain.blockers(JOB_ID)
+        array = self.state.arrays.get(self.own)
+        if array is None:
+            return self.engine.explain.blockers(self.own)
+        if not array.live:
+            return start_gate.why_shut(self.state, array)
         return self.engine.explain.blockers(next(iter(array.live)))
 
     def _left_s(self, job: JobEntry) -> float | None:

@@ -52,6 +52,12 @@ def asked(cell: FakeCell) -> Plan:
 
 
 WORDS: dict[str, dict[str, Any]] = {
+    "job 208 --horizon 2h": {
+        "kind": PlanKind.JOB,
+        "spec": None,
+        "target": "208",
+        "horizon_s": 7200.0,
+    },
     "drain t0 --deadline 5m": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": 300.0},
     "drain t0": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": None},
     "loan chat": {"kind": PlanKind.LOAN, "target": "chat"},

@@ -347,6 +347,30 @@ def test_a_task_starts_when_the_plan_says() -> None:
     assert len(starts) == 5
 
 
+def test_a_job_that_waits_starts_when_its_plan_says() -> None:
+    """Asked for by its id, the plan has its start, and no change."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    for name, work_s in (("a", 500.0), ("b", 300.0)):
+        cell.submit(name, work_s=work_s)
+    submit_array(cell, "c", Array(tasks=3, throttle=1))
+    cell.wait(100.0)
+    now_s = cell.sim.loop.now_s
+    found = {
+        name: plan(cell.engine, now_s=now_s, kind=PlanKind.JOB, target=name) for name in ("b", "c")
+    }
+    cell.wait(800.0)
+    for name, first in (("b", "b"), ("c", "c_0")):
+        start = found[name].start
+        assert start is not None
+        assert start.in_s is not None
+        really_s = cell.engine.state.jobs[JobId(first)].started_at_s
+        assert now_s + start.in_s == pytest.approx(really_s, abs=10.0)
+        assert start.waits_for
+        assert start.after
+        assert not found[name].has_changes
+
+
 def test_a_job_after_one_that_has_ended_starts_in_its_plan() -> None:
     """The plan knows the end of the jobs that its job names, as the submission does."""
     cell = House(inference=0, settings=EngineSettings(policy="fifo"))

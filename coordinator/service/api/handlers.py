@@ -11,7 +11,7 @@ from base64 import b32encode
 from hashlib import blake2b
 from typing import NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from common import arrays as array_text
 from common import subjects
@@ -46,6 +46,7 @@ from common.model import (
     ArraySpec,
     JobId,
     JobSpec,
+    JobState,
     Mode,
     NodeName,
     NodeRole,
@@ -203,8 +204,8 @@ class Api:
             case GetHistory() | GetUsage() | ListEndedJobs():
                 return await self._finish(await self._history.answer(request, tenant))
             case Plan():
-                self._check_plan(request, tenant, user)
-                return await self._plans.answer(request, tenant, user)
+                plan = self._checked_plan(request, tenant, user)
+                return await self._plans.answer(plan, tenant, user)
             case Describe() | GetEvents():
                 past = await self._looks.past(request)
                 # Shared by callers that asked at the same end of the events.
@@ -380,8 +381,12 @@ class Api:
                 "gpus_per_worker",
             )
 
-    def _check_plan(self, request: Plan, tenant: str, user: str) -> None:
-        """Refuse the plan of a change that would be refused, or that the caller may not make."""
+    def _checked_plan(self, request: Plan, tenant: str, user: str) -> Plan:
+        """The plan with the id of the job that it names.
+
+        Raises:
+            Refusal: the change would be refused, or the caller may not make it.
+        """
         state = self._coordinator.engine.state
         if request.kind != PlanKind.JOB and tenant != OPERATORS:
             raise Refusal(
@@ -391,9 +396,11 @@ class Api:
             )
         match request.kind:
             case PlanKind.JOB if request.spec is None:
-                raise Refusal(ApiErrorCode.USAGE, "a plan of kind job has a spec", "spec")
+                return structs.replace(request, target=self._waiting(request.target))
             case PlanKind.JOB:
                 assert request.spec is not None
+                if request.target:
+                    raise Refusal(ApiErrorCode.USAGE, "expected none beside a spec", "target")
                 self._check_spec(request.spec)
                 self._check_dependencies(JobId(""), request.spec)
                 self._check_line(tenant, JobId(""))
@@ -410,6 +417,18 @@ class Api:
                     raise unknown("service", request.target, known)
             case PlanKind.TENANT | PlanKind.POLICY:
                 pass  # the process that plays it checks its settings
+        return request
+
+    def _waiting(self, name: str) -> JobId:
+        """The id of a job or an array that waits for its start."""
+        if not name:
+            what = "a plan of kind job has a spec, or the job that waits as its target"
+            raise Refusal(ApiErrorCode.USAGE, what, "spec")
+        one = name_lookup.job_or_array(self._coordinator.engine.state, name)
+        if one.state not in (JobState.PENDING, JobState.PREEMPTING):
+            why = f"job {start_gate.id_of(one)} is {one.state}: expected one that waits"
+            raise Refusal(ApiErrorCode.CONFLICT, why, "target")
+        return start_gate.id_of(one)
 
     async def _operate(self, request: Operate, tenant: str, user: str) -> Done:
         if tenant != OPERATORS:

@@ -34,6 +34,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ApiErrorCode, str]] = {
     "a job after none": (
         "team", {"kind": K.JOB, "spec": AFTER_NONE}, ApiErrorCode.USAGE, "depends_on",
     ),
+    "a job that is not known": (
+        "team", {"kind": K.JOB, "target": "208"}, ApiErrorCode.NOT_FOUND, "job",
+    ),
+    "a spec and a job": (
+        "team", {"kind": K.JOB, "spec": make_spec("new"), "target": "1"}, ApiErrorCode.USAGE,
+        "target",
+    ),
     "a job for no node": (
         "team", {"kind": K.JOB, "spec": TOO_LARGE}, ApiErrorCode.USAGE, "gpus_per_worker",
     ),
