@@ -16,6 +16,7 @@ from common.plans import (
     PlanStart,
     PlanStep,
 )
+from coordinator.engine.jobs.start_gate import gated
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.engine.what_if import WhatIf
 from coordinator.plan.decide import Change, change_of
@@ -189,6 +190,13 @@ def _unknown(run: Run) -> str:
     holders = [one for one in run.jobs.values() if one.worker_count and not run.is_own(one.job_id)]
     if run.never:
         return "no node of the fleet as it is can run it"
+    own = gated(run.state, run.own)
+    if own is not None and own.gate.held_by:
+        return "it is held until a person releases it"
+    if own is not None and own.gate.never:
+        return "a dependency of it can never hold"
+    if own is not None and not all(map(run.moves, own.gate.depends_on)):
+        return "what it depends on is held, cannot run, or has no estimate of its end"
     if holders and not any(one.source for one in holders):
         return "no running job has an estimate of its end"
     return ""
@@ -335,10 +343,11 @@ def _assumptions(request: Plan, base: Run, changed: Run) -> tuple[str, ...]:
     if base.state.services:
         said.append("the load of each service stays as it was measured last")
     said.append("no other job is submitted, and no node fails")
-    cut_s = [run.played_s for run in (base, changed) if run.is_cut]
-    if cut_s:
-        said.append(
-            f"the limit of {request.limit_s:g} s ended the playing {min(cut_s):.0f} s ahead "
-            "(--timeout gives it more)"
-        )
+    runs = {"the run without the change": base, "the run with it": changed}
+    if base is changed:
+        runs = {"the run": base}
+    cut = [f"{what} {run.played_s:.0f} s ahead" for what, run in runs.items() if run.is_cut]
+    if cut:
+        ended = " and ".join(cut)
+        said.append(f"the limit of {request.limit_s:g} s ended {ended} (--timeout gives it more)")
     return tuple(said)

@@ -10,9 +10,19 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
-from common.model import FINAL_JOB_STATES, JobId, JobState, NodeName, StopReason
+from common.model import (
+    FINAL_JOB_STATES,
+    Dependency,
+    DependencyKind,
+    JobId,
+    JobState,
+    NodeName,
+    StopReason,
+)
 from coordinator.engine.jobs import start_gate
 from coordinator.engine.jobs.prerun_spec import submitted
+from coordinator.engine.jobs.start_gate import Gated
+from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.context import keys_on
 from coordinator.engine.state.tables import ClusterState, JobEntry
 from coordinator.engine.what_if import WhatIf
@@ -84,10 +94,14 @@ class Run:
         self.decided: Decided = decide(
             self.engine, change, now_s=self.began_s, loan_pass_at_s=question.loan_pass_at_s
         )
-        self.waits_for = self._waits_for()
         self.never = self.engine.explain.why_never(self.own)
+        self.waits_for = self._waits_for()
         self.steps: list[Step] = []
         self._note_new()
+        self._asked = frozenset(self.jobs)
+        """The jobs that were there at the question."""
+        self._may_run: dict[JobId, bool] = {}
+        """Whether the fleet could run a waiting job, where that was asked."""
         self._hear(self.decided.decisions)
         self._drained = drained
         self._seen = (-1, -1)
@@ -148,9 +162,41 @@ class Run:
 
     @property
     def is_settled(self) -> bool:
-        """True if no job that was there at the question waits, or is about to."""
-        waiting = (JobState.PENDING, JobState.STARTING, JobState.PREEMPTING)
-        return all(job.state not in waiting for job in self.state.live())
+        """True if no job that was there at the question waits and may start, or is about to."""
+        own = self.state.arrays.get(self.own)
+        if own is not None and own.started_at_s is None and self._may_start(own):
+            return False
+        waiting = (self.state.jobs[job_id] for job_id in self._open if job_id in self._asked)
+        return not any(self._waits(job) for job in waiting)
+
+    def _waits(self, job: JobEntry) -> bool:
+        if job.state == JobState.PENDING:
+            return self._may_start(job)
+        return job.state in (JobState.STARTING, JobState.PREEMPTING)
+
+    def _may_start(self, one: Gated) -> bool:
+        """Whether a waiting job or array may start: no person holds it, what it depends on moves,
+        and the fleet could run it."""
+        gate = one.gate
+        if gate.held_by or gate.never or not all(map(self.moves, gate.depends_on)):
+            return False
+        job_id = start_gate.id_of(one)
+        if job_id not in self._may_run:
+            self._may_run[job_id] = not self.engine.explain.why_never(job_id)
+        return self._may_run[job_id]
+
+    def moves(self, each: Dependency) -> bool:
+        """Whether a dependency comes to hold or to fail without another dependency: its job runs
+        and has an estimate, or may start. A chain of them goes on with the first one.
+        """
+        whole = JobId(each.job.rpartition("_")[0])
+        other = start_gate.gated(self.state, each.job) or self.state.arrays.get(whole)
+        if other is None or other.started_at_s is None:
+            return other is not None and not other.gate.is_shut and self._may_start(other)
+        if isinstance(other, ArrayEntry) or each.when == DependencyKind.STARTED:
+            return True
+        noted = self.jobs.get(other.job_id)
+        return noted is None or bool(noted.source)
 
     def _in_s(self) -> float:
         return self.state.now_s - self.began_s
@@ -182,12 +228,14 @@ class Run:
 
     def _waits_for(self) -> tuple[str, ...]:
         """Why the job in question does not start in a pass now; of an array, its first task."""
-        array = self.state.arrays.get(self.own)
-        if array is None:
-            return self.engine.explain.blockers(self.own)
-        if not array.live:
-            return start_gate.why_shut(self.state, array)
-        return self.engine.explain.blockers(next(iter(array.live)))
+        own = start_gate.gated(self.state, self.own)
+        if own is None:
+            return ()
+        if start_gate.kind(own) is not None:
+            is_real = self.own != JOB_ID
+            return (*start_gate.why_shut(self.state, own, advises=is_real), *self.never)
+        first = next(iter(own.live), self.own) if isinstance(own, ArrayEntry) else self.own
+        return self.engine.explain.blockers(first)
 
     def _left_s(self, job: JobEntry) -> float | None:
         return estimated_left_s(job, self.state.now_s)[0]

@@ -46,6 +46,7 @@ from tests.draws import pick, whole
 from tests.engine.house import CHAT, House
 from tests.plan.asking import plan, question
 from tests.properties.test_engine_safety import Op, often, perform, steps
+from tests.tables import each_row
 
 POLICIES = ("aryl", "fifo", "tiresias", "gandiva", "themis")
 PLAYED_S = 3_000.0
@@ -369,6 +370,42 @@ def test_a_job_that_waits_starts_when_its_plan_says() -> None:
         assert start.waits_for
         assert start.after
         assert not found[name].has_changes
+
+
+HELD = make_spec("held", is_held=True)
+LARGE = make_spec("large", workers=(9, 9), gpus_per_worker=8)
+GATED: dict[str, tuple[JobSpec, str]] = {
+    "held": (HELD, "it is held until a person releases it"),
+    "after a held one": (
+        make_spec("new", depends_on=(Dependency(job="held", when=DependencyKind.ENDED),)),
+        "what it depends on is held, cannot run, or has no estimate of its end",
+    ),
+    "too large": (LARGE, "no node of the fleet as it is can run it"),
+}
+
+
+@each_row("why", GATED)
+def test_a_plan_ends_where_only_jobs_wait_that_cannot_start(why: str) -> None:
+    """Held jobs, those behind them and those beyond the fleet are not waited for."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo-skip"))
+    cell.engine.policy = policy("fifo-skip")
+    for waiting in (HELD, LARGE):
+        job_id = JobId(waiting.name)
+        cell.sim.handle(JobSubmitted(job_id=job_id, spec=waiting, tenant="trace", user="u"))
+    cell.submit("runs", work_s=50_000.0)
+    cell.wait(10.0)
+    spec, unknown = GATED[why]
+    found = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.JOB, spec=spec)
+    assert found.start is not None
+    assert (found.start.in_s, found.start.unknown) == (None, unknown)
+    assert found.played_s < 60.0
+    assert not any("planned" in why for why in found.start.waits_for)
+    runs = make_spec("new", gpus_per_worker=8, expected_runtime_s=50.0)
+    after = replace(runs, depends_on=(Dependency(job="runs", when=DependencyKind.OK),))
+    for spec in (runs, after):
+        found = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.JOB, spec=spec)
+        assert found.start is not None
+        assert found.start.in_s == pytest.approx(49_990.0, abs=10.0)
 
 
 def test_a_job_after_one_that_has_ended_starts_in_its_plan() -> None:

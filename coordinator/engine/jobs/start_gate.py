@@ -257,16 +257,17 @@ def kind(one: Gated) -> Gate | None:
     return Gate.NEVER if gate.never else Gate.DEPENDENCY
 
 
-def why_shut(state: ClusterState, one: Gated) -> tuple[str, ...]:
-    """In words, what keeps a waiting job or array out of the queue; empty: nothing does."""
+def why_shut(state: ClusterState, one: Gated, *, advises: bool = True) -> tuple[str, ...]:
+    """In words, what keeps a waiting job or array out of the queue; empty: nothing does.
+
+    advises: name the command that helps; not of a job that is not submitted.
+    """
     gate, own, said = one.gate, id_of(one), list[str]()
     if gate.held_by:
-        said.append(f"held by {gate.held_by}: aryl job release {own}")
+        said.append(f"held by {gate.held_by}" + f": aryl job release {own}" * advises)
     if gate.never:
-        said.append(
-            f"it can never start: {gate.never}: aryl job change {own} --after ..., or "
-            f"aryl job cancel {own}"
-        )
+        help_ = f": aryl job change {own} --after ..., or aryl job cancel {own}" * advises
+        said.append(f"it can never start: {gate.never}{help_}")
     elif gate.depends_on:
         said.append(f"it waits for {_awaited(state, gate.depends_on)}")
     return tuple(said)
