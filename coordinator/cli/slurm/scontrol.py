@@ -174,7 +174,7 @@ def _who(row: JobRow, now_s: float) -> list[Pairs]:
         [
             ("JobState", words.state(row)),
             ("Reason", words.reason(row)),
-            ("Dependency", "(null)"),
+            ("Dependency", words.dependency(row) or "(null)"),
         ],
         [
             ("Requeue", "1"),
@@ -192,16 +192,13 @@ def _who(row: JobRow, now_s: float) -> list[Pairs]:
 
 
 def _when(row: JobRow, now_s: float) -> list[Pairs]:
-    limit_s = request_of(row).time_limit_s
-    end_s = row.finished_at_s
-    if end_s is None and limit_s is not None and row.started_at_s is not None:
-        end_s = row.started_at_s + limit_s
+    begun_s, end_s = words.started_s(row), words.end_s(row)
     return [
         [
             ("SubmitTime", times.instant(row.submitted_at_s)),
             ("EligibleTime", times.instant(row.submitted_at_s)),
         ],
-        [("StartTime", times.instant(row.started_at_s)), ("EndTime", times.instant(end_s))],
+        [("StartTime", times.instant(begun_s)), ("EndTime", times.instant(end_s))],
     ]
 
 

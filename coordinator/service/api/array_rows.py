@@ -53,7 +53,7 @@ def row(
         gate=start_gate.kind(array) or UNSET,
         array=_counts(array, has_ranges=has_ranges or in_full),
         number=array.number if in_full else UNSET,
-        request=array_request(array) if in_full else UNSET,
+        request=array_request(engine, array) if in_full else UNSET,
     )
 
 

@@ -58,6 +58,9 @@ async def test_a_dependency_on_a_number_is_one_on_the_job_that_has_it() -> None:
         assert isinstance(made, Submitted), made
         job = coordinator.engine.state.jobs[JobId(made.job_id)]
         assert job.spec.depends_on == (_ok(first), _ok(f"{array.job_id}_5"))
+        shown = await cell.ask(Describe(kind="job", name=made.job_id, in_full=True))
+        assert isinstance(shown, Description)
+        assert shown.job and shown.job.request and shown.job.request.waits_for == asked
         assert await cell.ask(request) == made
         forgotten = coordinator.engine.state.jobs.pop(JobId(first))
         again = await cell.ask(request)
