@@ -131,6 +131,15 @@ def tasks_of(state: ClusterState, name: str) -> tuple[ArrayEntry | None, str]:
     return array, match["one"] or match["many"] or ""
 
 
+def waiting_task(state: ClusterState, name: str) -> tuple[ArrayEntry, int] | None:
+    """The array and the place of a task that is not in the line yet; None: the name is of none."""
+    array, tasks = tasks_of(state, name)
+    place = array.indices.place(int(tasks)) if array and tasks.isdecimal() else None
+    if array is None or place is None or place not in array.waiting:
+        return None
+    return array, place
+
+
 def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
     """The job that a task is now.
 
@@ -280,6 +289,10 @@ def not_lent(state: ClusterState, name: NodeName) -> str:
 
 def about_job(state: ClusterState, name: str) -> Subject:
     """The lines of a job or an array, even of a forgotten one while its lines are kept."""
+    if (task := waiting_task(state, name)) is not None:
+        array, place = task
+        job_id = array.task_id(place)
+        return Subject(name=f"job/{job_id}", words=frozenset({job_id}))
     try:
         job_id = str(id_of(job_or_array(state, name)))
     except Refusal as refusal:
