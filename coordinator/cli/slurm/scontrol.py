@@ -140,7 +140,8 @@ async def _jobs(client: Client, names: Sequence[str], place: Place) -> list[Sequ
     """One block for each job: those named, or all."""
     numbers = [part for name in names for part in name.split(",") if part]
     if not numbers:
-        numbers = [row.job_id for row in await cell.jobs(client, live_only=False)]
+        rows = await cell.jobs(client, live_only=False)
+        numbers = list(dict.fromkeys(row.job_id for row in rows))
         if not numbers:
             put("No jobs in the system")
     found = [await cell.described(client, number) for number in numbers]
@@ -157,7 +158,7 @@ def _job(found: Description, *, now_s: float) -> Sequence[Pairs]:
 def _array(row: JobRow) -> Pairs:
     """The array that a job is, or is a task of."""
     if isinstance(row.array, ArrayRow):
-        tasks = cell.waiting_tasks(row) or row.array.indices
+        tasks = cell.tasks_of(row) or row.array.indices
         return [("ArrayJobId", str(row.number)), ("ArrayTaskId", tasks)]
     asked = request_of(row)
     if asked.array_number is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from common.api import ApiErrorCode, Cancel
+from common.api import ApiErrorCode, ArrayRow, Cancel, JobRow
 from common.failures import Failure, RetryClass
 from common.model import Dependency, DependencyKind, JobSpec, JobState, NodeRole, Pool, WorkerRange
 from common.slurm import times
@@ -83,6 +83,57 @@ def test_dependencies_are_shown_in_slurm_s_form() -> None:
     assert found == ["17 (null)", "18 afterok:12,afterany:13_4"]
     shown = slurm(cell(waits, spec=SPEC), "scontrol", "-o", "show", "job", "18").out
     assert "Dependency=afterok:12,afterany:13_4" in shown
+
+
+def array() -> JobRow:
+    """Array 6: two tasks run, one waits, two were cancelled, and one of these had started."""
+    ranges = {"waiting": "2", "running": "0-1", "cancelled": "3-4"}
+    counts = {"waiting": 1, "running": 2, "succeeded": 0, "failed": 0, "cancelled": 2}
+    tasks = ArrayRow(indices="0-4", throttle=2, tasks=5, ranges=ranges, **counts)
+    return replace(row(6, array=tasks, worker_count=4, blockers=(BOUND,)), request=asked())
+
+
+BOUND = "at most 2 at once (throttle)"
+
+
+def task(index: int, state: JobState) -> JobRow:
+    """A task of it that is a job, with a number of its own."""
+    of = {"array_id": "j6", "array_index": index, "state": state}
+    return replace(
+        row(7 + index, request=asked(array_number=6, array_index=index), **of),
+        job_id=f"j6_{index}",
+    )
+
+
+TASKS = (
+    array(),
+    task(0, JobState.RUNNING),
+    task(1, JobState.RUNNING),
+    task(4, JobState.CANCELLED),
+)
+
+
+def test_tasks_that_wait_are_one_line_with_the_amounts_and_the_reason_of_one_task() -> None:
+    """Also while other tasks run; `show job` of the array is about those that wait."""
+    of = cell(*TASKS, spec=SPEC)
+    found = slurm(of, "squeue", "-h", "-o", "%i|%T|%r|%D|%M|%S").out.splitlines()
+    assert found[-1] == "6_[2%2]|PENDING|JobArrayTaskLimit|2|0:00|N/A"
+    assert slurm(of, "squeue", "-h", "-t", "PD", "-O", "Sentence:60").out.strip() == BOUND
+    shown = slurm(of, "scontrol", "-o", "show", "job", "6").out
+    assert "ArrayTaskId=2 " in shown and "JobState=PENDING Reason=JobArrayTaskLimit" in shown
+
+
+def test_tasks_that_were_cancelled_before_they_started_are_one_line_of_sacct() -> None:
+    """Those that had started have lines of their own."""
+    of = cell(*TASKS)
+    lines = slurm(of, "sacct", "-nXP", "-j", "6", "-o", "JobID,State,Elapsed,Start").out
+    assert lines.splitlines() == [
+        "6_[2%2]|PENDING|00:00:00|Unknown",
+        "6_[3]|CANCELLED|00:00:00|Unknown",
+        *(f"6_{index}|RUNNING|00:03:00|{times.instant(NOW_S - 180.0)}" for index in range(2)),
+        f"6_4|CANCELLED|00:03:00|{times.instant(NOW_S - 180.0)}",
+    ]
+    assert "6_[3]" not in slurm(of, "squeue", "-h", "-o", "%i").out
 
 
 PENDING_FORMAT = "%i|%r|%L|%l|%b|%a"
