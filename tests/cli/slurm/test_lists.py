@@ -348,6 +348,8 @@ def test_scontrol_names_what_it_does_not_know() -> None:
         ("show node nosuch", "Node nosuch not found"),
         ("update NodeName=t1 State=DRAIN", "expected JobId=JOB"),
         ("update JobId=17 Nosuch=1", "nosuch cannot be changed"),
+        ("update JobId=17 ArrayTaskThrottle=x", "ArrayTaskThrottle: 'x', expected a count"),
+        ("update JobId=17 ArrayTaskThrottle=2 Nice=1", "ArrayTaskThrottle stands alone"),
     ):
         found = slurm(of, "scontrol", *line.split())
         assert found.code == 1
