@@ -234,7 +234,8 @@ class GetLogs(Message, frozen=True, kw_only=True, tag="get_logs"):
 class GetHistory(Message, frozen=True, kw_only=True, tag="get_history"):
     """Lines of the history. A user sees the lines of the own tenant, and tenant `ops` all.
 
-    names: jobs, nodes, services or loans that a line is about, all of them.
+    names: jobs, nodes, services or loans that a line is about, all of them; a number stands for its
+        job. A name that stands for nothing is refused.
     kinds: of `StoryKind`; empty: any.
     since_at_s, until_at_s: seconds since 1970; the end is excluded.
     after, before: numbers, both excluded. is_newest: of more lines than `limit` the newest ones.

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, field
 
 from common.failures import Failure
 from common.messages import Part
-from common.model import Gate, JobState, Mode, NodeRole, Pool
+from common.model import Dependency, Gate, JobState, Mode, NodeRole, Pool
 from common.telemetry import GpuReport, HostReport, InferenceReport
 
 
@@ -49,6 +49,9 @@ class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     title, comment: the variables `SLURM_JOB_NAME` and `SLURM_JOB_COMMENT` of its request. A title
         has no rules, as the name of a job has.
     ran_on, ran_workers: nodes and workers of its latest attempt that ran; also of an ended job.
+    attempt_started_at_s: when its present attempt ran, and of an ended job its last one; None: it
+        does not run.
+    waits_for: its dependencies that do not hold, with numbers of jobs in place of ids.
     """
 
     priority: int
@@ -66,6 +69,8 @@ class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     array_number: int | None = None
     """For a task of a job array: the number of the array, and below its index."""
     array_index: int | None = None
+    attempt_started_at_s: float | None = None
+    waits_for: tuple[Dependency, ...] = ()
 
 
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -96,7 +96,7 @@ class AttemptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 class LossRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="loss"):
     """Work of a job that was lost.
 
-    cause: reclaim, policy, node, migration or resize.
+    cause: reclaim, policy, order, node, migration or resize.
     gpu_s: GPU-seconds; below 0 where a save became known late.
     service: whose reclaim it was; empty: none.
     """
@@ -110,7 +110,7 @@ class LossRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="los
 
 
 class WaitRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="wait"):
-    """The time that a job waited before an attempt. gpus: the GPUs of its smallest gang."""
+    """The time that a job waited before an attempt or a hold. gpus: of its smallest gang."""
 
     job_id: str
     tenant: str

@@ -138,7 +138,7 @@ class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Dependency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job, by its id, and what must have become of it before another job starts."""
+    """A job, by its id or number, and what must have become of it before another job starts."""
 
     job: Token
     when: DependencyKind

@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 def history(
     ctx: typer.Context,
-    job: Annotated[str, typer.Option(metavar="ID", help="Only of this job.")] = "",
+    job: Annotated[str, typer.Option(metavar="JOB", help="Only of this job.")] = "",
     node: Annotated[str, typer.Option(metavar="NAME", help="Only of this node.")] = "",
     service: Annotated[str, typer.Option(metavar="NAME", help="Only of this service.")] = "",
     tenant: TenantOption = "",

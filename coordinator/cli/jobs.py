@@ -139,8 +139,8 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="WHEN:JOB",
-            help="Start only after a job of this id: started:, ok:, not_ok: or ended:JOB; may be "
-            "repeated, and all must hold.",
+            help="Start only after another job, by its id or number: started:, ok:, not_ok: or "
+            "ended:JOB; may be repeated, and all must hold.",
         ),
     ] = None,
     hold: Annotated[

@@ -24,7 +24,10 @@ from common.errors import ConfigError as ConfigError
 from common.errors import ProtocolError as ProtocolError
 from common.errors import Unavailable as Unavailable
 from common.model import CheckpointSpec as CheckpointSpec
+from common.model import Dependency as Dependency
+from common.model import DependencyKind as DependencyKind
 from common.model import GpuRequest as GpuRequest
+from common.model import JobChange as JobChange
 from common.model import JobSpec as JobSpec
 from common.model import JobState as JobState
 from common.model import RetrySpec as RetrySpec

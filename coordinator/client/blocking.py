@@ -26,7 +26,7 @@ from common.api import (
     TenantRow,
 )
 from common.messages import Message
-from common.model import JobSpec
+from common.model import JobChange, JobSpec
 from coordinator.client.cells import AsyncCell, connect_async
 
 T = TypeVar("T")
@@ -81,6 +81,26 @@ class Cell:
     def cancel(self, job_id: str) -> None:
         """As `AsyncCell.cancel`."""
         self._run(self._cell.cancel(job_id))
+
+    def hold(self, *job_ids: str) -> str:
+        """As `AsyncCell.hold`."""
+        return self._run(self._cell.hold(*job_ids))
+
+    def release(self, *job_ids: str) -> str:
+        """As `AsyncCell.release`."""
+        return self._run(self._cell.release(*job_ids))
+
+    def requeue(self, *job_ids: str, is_held: bool = False) -> str:
+        """As `AsyncCell.requeue`."""
+        return self._run(self._cell.requeue(*job_ids, is_held=is_held))
+
+    def change(self, job_id: str, change: JobChange) -> str:
+        """As `AsyncCell.change`."""
+        return self._run(self._cell.change(job_id, change))
+
+    def throttle(self, job_id: str, throttle: int | None) -> str:
+        """As `AsyncCell.throttle`."""
+        return self._run(self._cell.throttle(job_id, throttle))
 
     def job(self, job_id: str) -> JobRow:
         """As `AsyncCell.job`."""

@@ -11,8 +11,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from msgspec import structs
+
 from common.api import (
     Cancel,
+    Change,
     Describe,
     Description,
     Done,
@@ -20,6 +23,7 @@ from common.api import (
     GetEvents,
     GetLogs,
     GetStatus,
+    Hold,
     JobRow,
     Jobs,
     ListJobs,
@@ -33,6 +37,8 @@ from common.api import (
     NodeRow,
     Nodes,
     Operate,
+    Release,
+    Requeue,
     ServiceRow,
     Services,
     Status,
@@ -41,12 +47,13 @@ from common.api import (
     Submitted,
     TenantRow,
     Tenants,
+    Throttle,
 )
 from common.clock import Clock, SystemClock
 from common.errors import ConfigError
 from common.jobspec import misfit, parse
 from common.messages import Message
-from common.model import FINAL_JOB_STATES, JobSpec
+from common.model import FINAL_JOB_STATES, JobChange, JobSpec
 from coordinator.client import registry, target
 from coordinator.client.requests import Client
 from coordinator.client.target import Choice
@@ -102,6 +109,29 @@ class AsyncCell:
         """End a job."""
         await self.ask(Cancel(job_id=job_id), Done)
 
+    async def hold(self, *job_ids: str) -> str:
+        """Keep waiting jobs out of the queue until their release; what was done, in words."""
+        return await self._order(Hold(job_ids=job_ids))
+
+    async def release(self, *job_ids: str) -> str:
+        """End the hold of jobs; what was done, in words."""
+        return await self._order(Release(job_ids=job_ids))
+
+    async def requeue(self, *job_ids: str, is_held: bool = False) -> str:
+        """Stop running jobs with their grace; they wait again, or are held. Answers in words."""
+        return await self._order(Requeue(job_ids=job_ids, is_held=is_held))
+
+    async def change(self, job_id: str, change: JobChange) -> str:
+        """Change the fields of a job that `change` sets; the old and the new values, in words."""
+        return await self._order(Change(job_id=job_id, **structs.asdict(change)))
+
+    async def throttle(self, job_id: str, throttle: int | None) -> str:
+        """Change the most tasks of an array at once, None: no bound; what was done, in words."""
+        return await self._order(Throttle(job_id=job_id, throttle=throttle))
+
+    async def _order(self, request: Message) -> str:
+        return (await self.ask(request, Done)).detail
+
     async def job(self, job_id: str) -> JobRow:
         """One job as it is now."""
         found = await self.describe("job", job_id)
@@ -114,12 +144,16 @@ class AsyncCell:
         Raises:
             TimeoutError: it has not in `timeout_s`; the job goes on.
         """
-        async with self._clock.timeout(timeout_s):
-            while True:
-                row = await self.job(job_id)
-                if row.state in FINAL_JOB_STATES:
-                    return row
-                await self._clock.sleep(POLL_S)
+        try:
+            async with self._clock.timeout(timeout_s):
+                while True:
+                    row = await self.job(job_id)
+                    if row.state in FINAL_JOB_STATES:
+                        return row
+                    await self._clock.sleep(POLL_S)
+        except TimeoutError:
+            why = f"job {job_id} has not ended in {timeout_s or 0.0:g} s, and goes on"
+            raise TimeoutError(why) from None
 
     async def logs(
         self,
@@ -197,7 +231,7 @@ class AsyncCell:
         request = Operate(
             action=action, target=target, value=value, reason=reason, deadline_s=deadline_s
         )
-        return (await self.ask(request, Done)).detail
+        return await self._order(request)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from common import arrays
 from common.api import (
     ArrayRow,
     Describe,
@@ -121,39 +122,70 @@ def number_of(row: JobRow) -> str:
     those that wait.
     """
     if isinstance(row.array, ArrayRow):
-        bound = f"%{row.array.throttle}" if row.array.throttle else ""
-        return f"{row.number}_[{waiting_tasks(row)}{bound}]"
+        is_bound = row.array.throttle and row.state == JobState.PENDING
+        bound = f"%{row.array.throttle}" if is_bound else ""
+        return f"{row.number}_[{tasks_of(row) or row.array.indices}{bound}]"
     asked = request_of(row)
     if asked.array_number is not None:
         return f"{asked.array_number}_{asked.array_index}"
     return str(row.number) if isinstance(row.number, int) else row.job_id
 
 
-def waiting_tasks(row: JobRow) -> str:
-    """The indices of the tasks of an array that wait; empty for any other job."""
-    return row.array.ranges.get("waiting", "") if isinstance(row.array, ArrayRow) else ""
+def tasks_of(row: JobRow) -> str:
+    """The indices of the tasks that the row of an array stands for: those that wait, or were
+    cancelled before they started. Empty for any other job.
+    """
+    if not isinstance(row.array, ArrayRow):
+        return ""
+    kind = {JobState.PENDING: "waiting", JobState.CANCELLED: "cancelled"}.get(row.state, "")
+    return row.array.ranges.get(kind, "")
 
 
 async def jobs(client: Client, *, live_only: bool) -> list[JobRow]:
     """All jobs, or those that have not ended, oldest first.
 
-    As in Slurm, one row has all tasks of an array that wait, and each other task has its own.
+    As in Slurm, one row has all tasks of an array that wait, one those that were cancelled before
+    they started, and each other task has its own.
     """
     request = ListJobs(is_live_only=live_only, in_full=True)
     rows = (await client.ask(request, Jobs)).rows
-    return [_as_of_tasks(row) for row in rows if not _is_in_another(row)]
+    own: dict[str, set[int]] = {}
+    for row in rows:
+        if isinstance(row.array_id, str) and isinstance(row.array_index, int):
+            own.setdefault(row.array_id, set()).add(row.array_index)
+    found: list[JobRow] = []
+    for row in rows:
+        if isinstance(row.array, ArrayRow):
+            found += _of_array(row, row.array, own.get(row.job_id, set()), live_only=live_only)
+        elif not (isinstance(row.array_id, str) and row.state == JobState.PENDING):
+            found.append(row)
+    return found
 
 
-def _is_in_another(row: JobRow) -> bool:
-    """Whether other rows show it all: an array without waiting tasks, and a task that waits."""
-    if isinstance(row.array, ArrayRow):
-        return not waiting_tasks(row)
-    return isinstance(row.array_id, str) and row.state == JobState.PENDING
+def _of_array(row: JobRow, array: ArrayRow, own: set[int], *, live_only: bool) -> list[JobRow]:
+    """The rows of tasks of an array that have none of their own."""
+    found = [as_of_waiting(row)] if "waiting" in array.ranges else []
+    cancelled = arrays.indices(array.ranges["cancelled"]) if "cancelled" in array.ranges else ()
+    rest = ",".join(map(str, arrays.runs_of(index for index in cancelled if index not in own)))
+    if rest and not live_only:
+        tasks = msgspec.structs.replace(array, ranges={"cancelled": rest})
+        found.append(_of_one_task(row, JobState.CANCELLED, tasks))
+    return found
 
 
-def _as_of_tasks(row: JobRow) -> JobRow:
-    is_array = isinstance(row.array, ArrayRow)
-    return msgspec.structs.replace(row, state=JobState.PENDING) if is_array else row
+def as_of_waiting(row: JobRow) -> JobRow:
+    """The row of an array as that of its tasks that wait, where some do; any other as it is."""
+    if not isinstance(row.array, ArrayRow) or "waiting" not in row.array.ranges:
+        return row
+    return _of_one_task(row, JobState.PENDING, row.array)
+
+
+def _of_one_task(row: JobRow, state: JobState, array: ArrayRow) -> JobRow:
+    """The row of an array with the amounts of one task that has not started."""
+    return msgspec.structs.replace(
+        row, state=state, array=array, worker_count=0, gpus=0, started_at_s=None, exit_code=None,
+        error="",
+    )  # fmt: skip
 
 
 async def nodes(client: Client) -> list[NodeRow]:
@@ -162,8 +194,10 @@ async def nodes(client: Client) -> list[NodeRow]:
 
 
 async def described(client: Client, name: str) -> Description:
-    """Everything about a job, by its number or its id."""
-    return await client.ask(Describe(kind="job", name=name, in_full=True), Description)
+    """Everything about a job, by its number or its id; of an array, about the tasks that wait."""
+    found = await client.ask(Describe(kind="job", name=name, in_full=True), Description)
+    row = found.job
+    return found if row is None else msgspec.structs.replace(found, job=as_of_waiting(row))
 
 
 async def until(

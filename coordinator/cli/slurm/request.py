@@ -18,7 +18,7 @@ from msgspec import Struct
 from common.errors import ConfigError
 from common.slurm import patterns, times
 from coordinator.cli.slurm.shape import Shape, shape_of
-from coordinator.cli.slurm.words import DEFAULT_PARTITION, partition, types_meant
+from coordinator.cli.slurm.words import DEFAULT_PARTITION, DEPENDENCIES, partition, types_meant
 
 RUN = (
     ': "${ARYL_BATCH:?the agent of this node is of a version without batch scripts}"; '
@@ -42,12 +42,6 @@ OF_WORKER = frozenset(
         "_", "OLDPWD", "SHLVL",
     }
 )  # fmt: skip
-DEPENDENCIES = {
-    "after": "started",
-    "afterok": "ok",
-    "afternotok": "not_ok",
-    "afterany": "ended",
-}
 
 
 class Request(Struct, frozen=True, kw_only=True):

@@ -164,7 +164,7 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "ReqTRES": (30, Field("ReqTRES", _requested)),
     "Restarts": (8, Field("Restarts", lambda line: str(max(0, line.row.attempt - 1)))),
     "Sentence": (60, Field("Sentence", lambda line: words.sentence(line.row))),
-    "Start": (19, Field("Start", lambda line: times.instant(line.row.started_at_s))),
+    "Start": (19, Field("Start", lambda line: times.instant(words.started_s(line.row)))),
     "State": (10, Field("State", _state)),
     "Submit": (19, Field("Submit", lambda line: times.instant(line.row.submitted_at_s))),
     "SystemCPU": (10, Field("SystemCPU", _empty)),

@@ -83,7 +83,7 @@ def run(arguments: list[str], place: Place) -> int:
 
 def _meant(row: JobRow) -> str:
     """What a row stands for: a job, or the tasks of an array that wait."""
-    tasks = cell.waiting_tasks(row)
+    tasks = cell.tasks_of(row)
     return f"{row.job_id}_[{tasks}]" if tasks else row.job_id
 
 

@@ -140,7 +140,8 @@ async def _jobs(client: Client, names: Sequence[str], place: Place) -> list[Sequ
     """One block for each job: those named, or all."""
     numbers = [part for name in names for part in name.split(",") if part]
     if not numbers:
-        numbers = [row.job_id for row in await cell.jobs(client, live_only=False)]
+        rows = await cell.jobs(client, live_only=False)
+        numbers = list(dict.fromkeys(row.job_id for row in rows))
         if not numbers:
             put("No jobs in the system")
     found = [await cell.described(client, number) for number in numbers]
@@ -157,7 +158,7 @@ def _job(found: Description, *, now_s: float) -> Sequence[Pairs]:
 def _array(row: JobRow) -> Pairs:
     """The array that a job is, or is a task of."""
     if isinstance(row.array, ArrayRow):
-        tasks = cell.waiting_tasks(row) or row.array.indices
+        tasks = cell.tasks_of(row) or row.array.indices
         return [("ArrayJobId", str(row.number)), ("ArrayTaskId", tasks)]
     asked = request_of(row)
     if asked.array_number is None:
@@ -174,7 +175,7 @@ def _who(row: JobRow, now_s: float) -> list[Pairs]:
         [
             ("JobState", words.state(row)),
             ("Reason", words.reason(row)),
-            ("Dependency", "(null)"),
+            ("Dependency", words.dependency(row) or "(null)"),
         ],
         [
             ("Requeue", "1"),
@@ -192,16 +193,13 @@ def _who(row: JobRow, now_s: float) -> list[Pairs]:
 
 
 def _when(row: JobRow, now_s: float) -> list[Pairs]:
-    limit_s = request_of(row).time_limit_s
-    end_s = row.finished_at_s
-    if end_s is None and limit_s is not None and row.started_at_s is not None:
-        end_s = row.started_at_s + limit_s
+    begun_s, end_s = words.started_s(row), words.end_s(row)
     return [
         [
             ("SubmitTime", times.instant(row.submitted_at_s)),
             ("EligibleTime", times.instant(row.submitted_at_s)),
         ],
-        [("StartTime", times.instant(row.started_at_s)), ("EndTime", times.instant(end_s))],
+        [("StartTime", times.instant(begun_s)), ("EndTime", times.instant(end_s))],
     ]
 
 

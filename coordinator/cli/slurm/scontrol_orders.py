@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from common.api import Change, Done, Hold, Release, Requeue
+from common.api import Change, Done, Hold, Release, Requeue, Throttle
+from common.arrays import MAX_TASKS
 from common.errors import ConfigError
 from common.jobspec import readable
 from common.messages import Message
@@ -26,7 +27,8 @@ ORDERS: Mapping[str, Callable[[tuple[str, ...]], Message]] = {
     "requeuehold": lambda jobs: Requeue(job_ids=jobs, is_held=True),
 }
 """The request for each order about jobs."""
-UPDATED = "Priority, Nice, TimeLimit, NumNodes, Dependency"
+UPDATED = "Priority, Nice, TimeLimit, NumNodes, Dependency, ArrayTaskThrottle"
+_THROTTLE = "arraytaskthrottle"
 
 
 def order(command: str, names: Sequence[str], place: Place) -> int:
@@ -51,7 +53,14 @@ def update(words: Sequence[str], place: Place) -> int:
     if not pairs:
         raise OptionError(f"update: nothing to change; expected some of {UPDATED}")
 
+    bound = pairs.pop(_THROTTLE, None)
+    if bound is not None and pairs:
+        raise OptionError("update: ArrayTaskThrottle stands alone, since it is an order of its own")
+
     async def work(client: Client) -> int:
+        if bound is not None:
+            await client.ask(_throttle(job, bound), Done)
+            return 0
         values: dict[str, Any] = {"job_id": job}
         for key, text in pairs.items():
             values |= await _changed(client, key, text)
@@ -59,6 +68,15 @@ def update(words: Sequence[str], place: Place) -> int:
         return 0
 
     return place.run(work)
+
+
+def _throttle(job: str, text: str) -> Throttle:
+    """The most tasks of an array at once; 0: no bound. ConfigError: no count."""
+    if not (text.isascii() and text.isdecimal() and int(text) <= MAX_TASKS):
+        raise ConfigError(
+            f"update: ArrayTaskThrottle: {text!r}, expected a count up to {MAX_TASKS}, or 0"
+        )
+    return Throttle(job_id=job, throttle=int(text) or None)
 
 
 def _pair(word: str) -> tuple[str, str]:

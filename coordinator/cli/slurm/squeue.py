@@ -89,13 +89,6 @@ def _left(line: Line) -> str:
     return times.short(max(0.0, limit_s - words.elapsed_s(line.row, line.now_s)))
 
 
-def _end(line: Line) -> str:
-    row, limit_s = line.row, request_of(line.row).time_limit_s
-    if row.finished_at_s is None and limit_s is not None and row.started_at_s is not None:
-        return times.instant(row.started_at_s + limit_s, missing="N/A")
-    return times.instant(row.finished_at_s, missing="N/A")
-
-
 def _cpus(line: Line) -> str:
     return str(max(1, request_of(line.row).cpus_per_worker) * words.node_count(line.row))
 
@@ -117,6 +110,7 @@ LETTERS: Mapping[str, Field[Line]] = {
     "B": Field("EXEC_HOST", lambda line: next(iter(words.nodes_of(line.row)), "n/a")),
     "C": Field("CPUS", _cpus),
     "D": Field("NODES", lambda line: str(words.node_count(line.row))),
+    "E": Field("DEPENDENCY", lambda line: words.dependency(line.row) or "(null)"),
     "F": Field("ARRAY_JOB_ID", lambda line: number_of(line.row).partition("_")[0]),
     "K": Field("ARRAY_TASK_ID", lambda line: number_of(line.row).partition("_")[2] or "N/A"),
     "L": Field("TIME_LEFT", _left),
@@ -125,7 +119,7 @@ LETTERS: Mapping[str, Field[Line]] = {
     "P": Field("PARTITION", lambda line: words.partitions(line.row)),
     "Q": Field("PRIORITY", lambda line: str(request_of(line.row).priority)),
     "R": Field("NODELIST(REASON)", _reason),
-    "S": Field("START_TIME", lambda line: times.instant(line.row.started_at_s, missing="N/A")),
+    "S": Field("START_TIME", lambda line: times.instant(words.started_s(line.row), missing="N/A")),
     "T": Field("STATE", lambda line: words.state(line.row)),
     "U": Field("USER", lambda line: line.row.user),
     "V": Field("SUBMIT_TIME", lambda line: times.instant(line.row.submitted_at_s)),
@@ -134,7 +128,7 @@ LETTERS: Mapping[str, Field[Line]] = {
     "a": Field("ACCOUNT", lambda line: line.row.tenant),
     "b": Field("TRES_PER_NODE", lambda line: tres_per_node(line.row)),
     "c": Field("MIN_CPUS", lambda line: str(max(1, request_of(line.row).cpus_per_worker))),
-    "e": Field("END_TIME", _end),
+    "e": Field("END_TIME", lambda line: times.instant(words.end_s(line.row), missing="N/A")),
     "f": Field("FEATURES", lambda line: "(null)"),
     "i": Field("JOBID", lambda line: number_of(line.row)),
     "j": Field("NAME", lambda line: words.title(line.row)),
@@ -155,6 +149,7 @@ NAMES: Mapping[str, Field[Line]] = {
     "ArrayTaskID": LETTERS["K"],
     "BatchHost": LETTERS["B"],
     "Comment": LETTERS["k"],
+    "Dependency": LETTERS["E"],
     "EndTime": LETTERS["e"],
     "JobArrayID": LETTERS["i"],
     "JobID": LETTERS["A"],
@@ -245,8 +240,9 @@ def _plain(row: JobRow) -> dict[str, object]:
         "node_count": words.node_count(row),
         "time_limit_s": request_of(row).time_limit_s,
         "submit_time": row.submitted_at_s,
-        "start_time": row.started_at_s,
-        "end_time": row.finished_at_s,
+        "dependency": words.dependency(row),
+        "start_time": words.started_s(row),
+        "end_time": words.end_s(row),
         "aryl_job_id": row.job_id,
         "preemption_count": row.preemption_count,
     }

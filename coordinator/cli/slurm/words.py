@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
-from common.model import FINAL_JOB_STATES, Gate, JobState, NodeRole, Pool, is_mig
+from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, Pool, is_mig
 from coordinator.cli.slurm.cell import request_of
 
 COMPACT = {
@@ -58,6 +58,13 @@ _BY_GATE = {
     Gate.DEPENDENCY: "Dependency",
     Gate.NEVER: "DependencyNeverSatisfied",
 }
+DEPENDENCIES = {
+    "after": DependencyKind.STARTED,
+    "afterok": DependencyKind.OK,
+    "afternotok": DependencyKind.NOT_OK,
+    "afterany": DependencyKind.ENDED,
+}
+_BY_DEPENDENCY = {kind: word for word, kind in DEPENDENCIES.items()}
 _REASONS = (
     (r"^needs \d|can be placed|has no room", "Resources"),
     (r"throttle", "JobArrayTaskLimit"),
@@ -142,11 +149,31 @@ def node_count(row: JobRow) -> int:
     return max(row.worker_count, row.min_workers)
 
 
+def started_s(row: JobRow) -> float | None:
+    """When the present attempt of a job ran, or the last one of an ended job; None: it waits."""
+    return None if row.state == JobState.PENDING else request_of(row).attempt_started_at_s
+
+
 def elapsed_s(row: JobRow, now_s: float) -> float:
-    """Time since a job started first, or until it ended."""
-    if row.started_at_s is None or row.state == JobState.PENDING:
+    """Time since the present attempt of a job ran, or until it ended."""
+    begun_s = started_s(row)
+    if begun_s is None:
         return 0.0
-    return max(0.0, (now_s if row.finished_at_s is None else row.finished_at_s) - row.started_at_s)
+    return max(0.0, (now_s if row.finished_at_s is None else row.finished_at_s) - begun_s)
+
+
+def end_s(row: JobRow) -> float | None:
+    """When a job ended, or will run into its time limit; None: neither is known."""
+    begun_s, limit_s = started_s(row), request_of(row).time_limit_s
+    if row.finished_at_s is not None or begun_s is None or limit_s is None:
+        return row.finished_at_s
+    return begun_s + limit_s
+
+
+def dependency(row: JobRow) -> str:
+    """What a job still waits for in Slurm's form, `afterok:12,afterany:13_4`; empty: nothing."""
+    found = request_of(row).waits_for
+    return ",".join(f"{_BY_DEPENDENCY[each.when]}:{each.job}" for each in found)
 
 
 # --- partitions and nodes ----------------------------------------------------------------------

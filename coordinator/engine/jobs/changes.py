@@ -107,7 +107,7 @@ def dependency_misfit(
     """Why a job cannot depend on these; empty when it can."""
     for each in dependencies:
         if each.job != job_id and start_gate.standing(state, each.job) is None:
-            return f"there is no job {each.job!r}; expected the id of one (aryl job list --all)"
+            return f"no job {each.job!r}; expected the id or number of one (aryl job list --all)"
     if start_gate.leads_to(state, dependencies, job_id):
         return f"job {job_id} would wait for itself"
     return ""

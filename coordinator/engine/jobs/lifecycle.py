@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from common.history import Detail, WaitRecord
+from common.history import Detail
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, GpuUuid, JobId, JobState, NodeName, StopReason, WorkerKey
@@ -34,6 +34,7 @@ from coordinator.engine.jobs import (
     retry as jobs_retry,
 )
 from coordinator.engine.state import context as state_context
+from coordinator.engine.state import usage
 from coordinator.engine.state.array_entry import ArrayTask
 from coordinator.engine.state.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state.events import JobCancelRequested, JobSubmitted
@@ -397,14 +398,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.suspension.before_attempt_s = job.suspension.total_s
     job.attempt.succeeded_workers, job.retry.refused_by = [], {}
     job.wait.queueing_s += ctx.now_s - job.wait.pending_since_s
-    waited = WaitRecord(
-        job_id=job.job_id,
-        tenant=job.tenant,
-        user=job.user,
-        gpus=job.spec.base_demand_gpus,
-        began_at_s=job.wait.pending_since_s,
-        ended_at_s=ctx.now_s,
-    )
+    waited = usage.waited(ctx, job)
     if job.started_at_s is None:
         job.started_at_s = ctx.now_s
     job.attempt.start_step = job.saves.step

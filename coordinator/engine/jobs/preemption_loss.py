@@ -63,7 +63,7 @@ def ordered(
         ordered_at_s=stake.at_s,
         gpus=stake.gpus,
         lease_id=None if loan is None else loan.lease_id,
-        cause=_cause(ctx, loan, is_migration=is_migration),
+        cause="order" if is_ordered else _cause(ctx, loan, is_migration=is_migration),
         is_migration=is_migration,
         is_ordered=is_ordered,
     )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from common.model import FINAL_JOB_STATES, Dependency, DependencyKind, Gate, JobId, JobState
+from coordinator.engine.state import usage
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, JobEntry
@@ -219,8 +220,11 @@ def _moved(ctx: Context, one: Gated, *, was_shut: bool) -> None:
         ctx.state.gated_jobs.pop(one.job_id, None)
     if is_shut == was_shut or one.attempt.ran_at_s is not None:
         return  # of an attempt that runs, the wait begins when its workers have left
-    if is_shut:
-        one.wait.queueing_s += ctx.now_s - one.wait.pending_since_s
+    waited_s = ctx.now_s - one.wait.pending_since_s
+    if is_shut and waited_s > 0:
+        one.wait.queueing_s += waited_s
+        said = f"it waited {waited_s:.0f} s"
+        ctx.log_event(one.job_id, "left the queue", said, detail=usage.waited(ctx, one))
     one.wait.pending_since_s = ctx.now_s
 
 

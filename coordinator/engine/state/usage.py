@@ -21,6 +21,7 @@ from common.history import (
     LossRecord,
     StoryKind,
     Use,
+    WaitRecord,
 )
 from common.model import JobId, NodeName, NodeRole, Pool
 from coordinator.engine.state.context import Context
@@ -268,9 +269,24 @@ def _job_record(job: JobEntry, used: JobUse) -> JobRecord:
     )
 
 
+def waited(ctx: Context, job: JobEntry) -> WaitRecord:
+    """The wait of a job that ends now, by a start or by a shut gate; the caller records it."""
+    return WaitRecord(
+        job_id=job.job_id,
+        tenant=job.tenant,
+        user=job.user,
+        gpus=job.spec.base_demand_gpus,
+        began_at_s=job.wait.pending_since_s,
+        ended_at_s=ctx.now_s,
+    )
+
+
 def open_wait(job: JobEntry, until_s: float) -> Interval | None:
-    """The wait of a job that its gang has not ended, up to an instant; as in `accounting`."""
+    """The wait of a job that its gang has not ended, up to an instant; as in `accounting`.
+
+    Time behind a shut gate is no wait.
+    """
     since_s = job.wait.pending_since_s
-    if job.attempt.ran_at_s is not None or until_s <= since_s:
+    if job.attempt.ran_at_s is not None or job.gate.is_shut or until_s <= since_s:
         return None
     return Interval(since_s, until_s)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import islice
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.api import ArrayRow, Description, JobRow
 from common.model import JobState
 from coordinator.engine.engine import Engine
-from coordinator.engine.jobs import start_gate
+from coordinator.engine.jobs import array_tasks, start_gate
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
@@ -49,11 +50,11 @@ def row(
         preemption_count=sum(job.counts.preemptions for job in jobs),
         exit_code=_exit_code(array),
         error=_error(array),
-        blockers=_blockers(engine, array) if array.state == JobState.PENDING else (),
+        blockers=_blockers(engine, array) if in_full or array.state == JobState.PENDING else (),
         gate=start_gate.kind(array) or UNSET,
         array=_counts(array, has_ranges=has_ranges or in_full),
         number=array.number if in_full else UNSET,
-        request=array_request(array) if in_full else UNSET,
+        request=array_request(engine, array) if in_full else UNSET,
     )
 
 
@@ -113,10 +114,19 @@ def _first_waiting(engine: Engine, array: ArrayEntry) -> JobEntry | None:
 
 
 def _blockers(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
+    """Why the tasks that wait do not start, also while others run."""
     if start_gate.kind(array) is not None:
         return start_gate.why_shut(engine.state, array)
     first = _first_waiting(engine, array)
-    return () if first is None else engine.explain.blockers(first.job_id)
+    if first is not None:
+        return engine.explain.blockers(first.job_id)
+    return (_bound(array),) if array.waiting else ()
+
+
+def _bound(array: ArrayEntry) -> str:
+    """What keeps tasks out of the line while the gate is open."""
+    is_full = array.throttle is not None and len(array.live) >= array.throttle
+    return f"at most {array.throttle} at once (throttle)" if is_full else "behind those in line"
 
 
 def why(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
@@ -132,14 +142,17 @@ def why(engine: Engine, array: ArrayEntry) -> tuple[str, ...]:
         said += start_gate.why_shut(engine.state, array)
     elif array.waiting:
         behind = counted(len(array.waiting), "task is", "tasks are")
-        least = array.throttle is not None and len(array.live) >= array.throttle
-        what = f"at most {array.throttle} at once (throttle)" if least else "behind those in line"
-        said.append(f"{behind} not in the line yet: {what}")
+        said.append(f"{behind} not in the line yet: {_bound(array)}")
+    return (*said, *_why_first(engine, array))
+
+
+def _why_first(engine: Engine, array: ArrayEntry) -> list[str]:
+    """Why the first task of the line waits; empty: none is in it."""
     first = _first_waiting(engine, array)
-    if first is not None:
-        blockers = engine.explain.blockers(first.job_id) or ("it starts in the next pass",)
-        said += [f"task {first.job_id} waits: {blocker}" for blocker in blockers]
-    return tuple(said)
+    if first is None:
+        return []
+    blockers = engine.explain.blockers(first.job_id) or ("it starts in the next pass",)
+    return [f"task {first.job_id} waits: {blocker}" for blocker in blockers]
 
 
 def described(
@@ -152,4 +165,49 @@ def described(
         job=row(engine, array, now_s=now_s, has_ranges=True, in_full=in_full),
         why=why(engine, array),
         spec=array.spec,
+    )
+
+
+def task_described(
+    engine: Engine, array: ArrayEntry, place: int, *, in_full: bool = False
+) -> Description:
+    """A task that is not in the line yet: what it asks for, and the reasons of its array.
+
+    It has the number of its array, as in Slurm: its own it gets in the line.
+    """
+    shut = start_gate.why_shut(engine.state, array)
+    said = shut or (f"it is not in the line yet: {_bound(array)}", *_why_first(engine, array))
+    spec, job_id = array_tasks.task_spec(array, place), array.task_id(place)
+    index = array.indices.at(place)
+    request = replace(array_request(engine, array), array_number=array.number, array_index=index)
+    return Description(
+        kind="job",
+        name=job_id,
+        job=JobRow(
+            job_id=job_id,
+            name=spec.name,
+            tenant=array.tenant,
+            user=array.user,
+            state=JobState.PENDING,
+            attempt=0,
+            worker_count=0,
+            min_workers=spec.workers.min,
+            max_workers=spec.workers.max,
+            gpus_per_worker=spec.gpus_per_worker,
+            gpus=0,
+            nodes=(),
+            submitted_at_s=array.submitted_at_s,
+            started_at_s=None,
+            finished_at_s=None,
+            queueing_s=0.0,  # it waits in its array
+            preemption_count=0,
+            blockers=said,
+            gate=start_gate.kind(array) or UNSET,
+            array_id=array.array_id,
+            array_index=index,
+            number=array.number if in_full else UNSET,
+            request=request if in_full else UNSET,
+        ),
+        why=said,
+        spec=spec,
     )

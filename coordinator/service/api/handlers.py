@@ -260,19 +260,20 @@ class Api:
 
     async def _submit(self, request: Submit, tenant: str, user: str) -> Submitted:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
+        spec = self._resolved(job_id, request.spec)
         if self._known(job_id) is None:
-            self._check_spec(request.spec)
-            self._check_dependencies(job_id, request.spec)
+            self._check_spec(spec)
+            self._check_dependencies(job_id, spec)
             self._check_line(tenant, job_id)
-            self._check_user(tenant, user, request.spec, job_id)
+            self._check_user(tenant, user, spec, job_id)
             event = JobSubmitted(
                 job_id=job_id,
-                spec=request.spec,
+                spec=spec,
                 tenant=tenant,
                 user=user,
                 client=client_of(request),
             )
-            self._entering[job_id] = _Entering(tenant, user, *_counts(request.spec))
+            self._entering[job_id] = _Entering(tenant, user, *_counts(spec))
             try:
                 await self._coordinator.record(event)
             finally:
@@ -283,7 +284,7 @@ class Api:
         job = self._known(job_id)
         if job is None:
             raise Unavailable(f"job {job_id} is not in the journal; ask again")
-        if _submitted_spec(job) != request.spec:
+        if _submitted_spec(job) != self._resolved(job_id, request.spec):
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} already submitted job {job_id}, which is different",
@@ -298,6 +299,16 @@ class Api:
             warnings=engine.explain.why_never(job_id),
             gate="; ".join(gate) or UNSET,
         )
+
+    def _resolved(self, job_id: JobId, spec: JobSpec) -> JobSpec:
+        """A spec that names jobs by their ids; of a job that is known, by those that it has."""
+        if not spec.depends_on:
+            return spec
+        known = self._known(job_id)
+        before = () if known is None else _submitted_spec(known).depends_on or ()
+        state = self._coordinator.engine.state
+        found = name_lookup.dependencies(state, spec.depends_on, before)
+        return structs.replace(spec, depends_on=found)
 
     def _known(self, job_id: JobId) -> JobEntry | ArrayEntry | None:
         state = self._coordinator.engine.state

@@ -25,7 +25,7 @@ from common.history import HistoryLine, JobRecord
 from common.messages import Message
 from coordinator.engine.state import usage
 from coordinator.engine.state.tables import ClusterState
-from coordinator.service.api import rows
+from coordinator.service.api import name_lookup, rows
 from coordinator.service.api.name_lookup import Refusal
 from coordinator.service.api.queries import page
 from coordinator.service.coordinator import Coordinator
@@ -73,7 +73,8 @@ class HistoryReads:
         """
         if self._keeper is None:
             raise Refusal(ApiErrorCode.UNAVAILABLE, "this coordinator keeps no history", "history")
-        asked = _in_engine_time(request, self._coordinator.decider.time.ahead_s())
+        asked = self._resolved(request)
+        asked = _in_engine_time(asked, self._coordinator.decider.time.ahead_s())
         scope = _scope(asked, tenant)
         await self._wait_for_lines(self._keeper)
         match asked:
@@ -83,6 +84,19 @@ class HistoryReads:
                 return await self._usage(asked, scope, self._keeper)
             case ListEndedJobs():
                 return await self._ended_jobs(asked, scope, self._keeper)
+
+    def _resolved(self, request: Question) -> Question:
+        """The question with ids in place of numbers and names of jobs."""
+        match request:
+            case GetHistory():
+                return structs.replace(request, names=self._ids(request.names))
+            case ListEndedJobs():
+                return structs.replace(request, job_ids=self._ids(request.job_ids))
+            case _:
+                return request
+
+    def _ids(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name_lookup.known_id(self._state, name) or name for name in names)
 
     async def _wait_for_lines(self, keeper: IndexKeeper) -> None:
         if keeper.lag_lines < READ_LINES:
@@ -104,10 +118,8 @@ class HistoryReads:
 
     async def _history(self, asked: GetHistory, scope: _Scope, keeper: IndexKeeper) -> History:
         words = [facts.about(name) for name in dict.fromkeys(asked.names)]
-        words += [] if scope.tenant is None else [facts.of_tenant(scope.tenant)]
-        words += [] if scope.user is None else [facts.of_user(scope.user)]
         question = Asked(
-            words=tuple(words),
+            words=(*words, *_words(scope)),
             kinds=frozenset(asked.kinds),
             after=asked.after,
             before=asked.before or None,
@@ -128,12 +140,32 @@ class HistoryReads:
             shown = tuple(reversed(shown))
         else:
             shown, is_cut = page(found)
+        if not (shown or asked.after or asked.before):
+            await self._check_names(asked.names, scope, keeper)
         return History(
             rows=shown,
             has_more=has_more or is_cut,
             missing_lines=missing,
             kept_since_at_s=await keeper.ask(lambda index: index.first_at_s()),
         )
+
+    async def _check_names(
+        self, names: tuple[str, ...], scope: _Scope, keeper: IndexKeeper
+    ) -> None:
+        """Refuse a name that stands for nothing: neither in the state nor in any line."""
+        for name in names:
+            if name_lookup.known_id(self._state, name) is not None:
+                continue
+            words = (facts.about(name), *_words(scope))
+            question = Asked(words=words, limit=1)
+            if not await keeper.ask(lambda index, asked=question: index.lines(asked)):
+                hint = "; a job that is not kept any more goes by its id" * name.isdecimal()
+                raise Refusal(
+                    ApiErrorCode.NOT_FOUND,
+                    f"the history has no line about {name!r}: no job, node, service or loan is "
+                    f"known by it{hint}",
+                    "names",
+                )
 
     async def _usage(self, asked: GetUsage, scope: _Scope, keeper: IndexKeeper) -> Usage:
         unknown = [name for name in asked.by if name not in DIMENSIONS]
@@ -248,6 +280,14 @@ def open_facts(state: ClusterState, now_s: float) -> Iterator[Fact]:
                 user=job.user,
                 job=job.job_id,
             )
+
+
+def _words(scope: _Scope) -> Iterator[str]:
+    """The words of lines that a caller sees."""
+    if scope.tenant is not None:
+        yield facts.of_tenant(scope.tenant)
+    if scope.user is not None:
+        yield facts.of_user(scope.user)
 
 
 def _last_line(state: ClusterState) -> int:

@@ -212,7 +212,8 @@ class JobOrders:
             time_limit_s=request.time_limit_s,
             deadline_s=request.deadline_s,
             workers=request.workers,
-            depends_on=request.depends_on,
+            depends_on=request.depends_on
+            and name_lookup.dependencies(self._state, request.depends_on),
         )
         before = _spec(one)
         self._check_change(one, change)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.api import ApiError, ApiErrorCode
 from common.apirows import StoryRow
-from common.model import JobId, LeaseId, NodeName, ServiceName
+from common.model import Dependency, JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.jobs import numbers
 from coordinator.engine.jobs.start_gate import id_of
 from coordinator.engine.nodes.maintenance import REMOVED
@@ -130,19 +131,22 @@ def tasks_of(state: ClusterState, name: str) -> tuple[ArrayEntry | None, str]:
     return array, match["one"] or match["many"] or ""
 
 
+def waiting_task(state: ClusterState, name: str) -> tuple[ArrayEntry, int] | None:
+    """The array and the place of a task that is not in the line yet; None: the name is of none."""
+    array, tasks = tasks_of(state, name)
+    place = array.indices.place(int(tasks)) if array and tasks.isdecimal() else None
+    if array is None or place is None or place not in array.waiting:
+        return None
+    return array, place
+
+
 def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
     """The job that a task is now.
 
     Raises:
         Refusal: the array has no such task, or it is no job yet, or no more.
     """
-    place = array.indices.place(int(text)) if text.isdecimal() else None
-    if place is None:
-        raise Refusal(
-            ApiErrorCode.NOT_FOUND,
-            f"array {array.array_id} has no task {text!r}; its tasks are {array.indices}",
-            "job_id",
-        )
+    place = _place(array, text)
     found = state.jobs.get(array.task_id(place))
     if found is not None:
         return found
@@ -152,6 +156,74 @@ def _task(state: ClusterState, array: ArrayEntry, text: str) -> JobEntry:
     elif place in array.cancelled:
         where = "was cancelled before it entered the line, or is not kept any more"
     raise Refusal(ApiErrorCode.NOT_FOUND, f"task {text} of {array.array_id} {where}", "job_id")
+
+
+def _place(array: ArrayEntry, text: str) -> int:
+    """The place of a task by its index; Refusal if the array has none of it."""
+    place = array.indices.place(int(text)) if text.isdecimal() else None
+    if place is None:
+        raise Refusal(
+            ApiErrorCode.NOT_FOUND,
+            f"array {array.array_id} has no task {text!r}; its tasks are {array.indices}",
+            "job_id",
+        )
+    return place
+
+
+_NUMBERED = re.compile(r"\d+(?:_\d+)?", re.ASCII)
+
+
+def dependencies(
+    state: ClusterState, asked: Sequence[Dependency], before: Sequence[Dependency] = ()
+) -> tuple[Dependency, ...]:
+    """Dependencies with the ids of jobs in place of numbers, `56` or `56_3`; what stands for none
+    stays as it is.
+
+    before: those of the same request as they were resolved the first time; a job that is forgotten
+        since then keeps its id.
+
+    Raises:
+        Refusal: a number is the name of another job as well.
+    """
+    places = [*before, *(None,) * (len(asked) - len(before))]
+    return tuple(_dependency(state, *pair) for pair in zip(asked, places, strict=False))
+
+
+def _dependency(state: ClusterState, asked: Dependency, before: Dependency | None) -> Dependency:
+    name = asked.job
+    if not _NUMBERED.fullmatch(name) or JobId(name) in state.jobs or JobId(name) in state.arrays:
+        return asked
+    number, _, index = name.partition("_")
+    one = numbers.of_number(state, int(number)) if before else _of_number(state, number)
+    if one is None:
+        return replace(asked, job=before.job) if before else asked
+    if not index:
+        return replace(asked, job=id_of(one))
+    place = one.indices.place(int(index)) if isinstance(one, ArrayEntry) else None
+    if place is None or not isinstance(one, ArrayEntry):
+        return asked
+    return replace(asked, job=one.task_id(place))
+
+
+def known_id(state: ClusterState, name: str) -> str | None:
+    """The id of the job, array, task, node, service or loan that a name stands for; None: of none
+    that is remembered.
+
+    Raises:
+        Refusal: it stands for several jobs, or for a task that its array does not have.
+    """
+    others = (state.nodes, state.services, state.loans, state.jobs, state.arrays)
+    if any(name in entries for entries in others):
+        return name
+    array, tasks = tasks_of(state, name)
+    if array is not None:
+        return array.task_id(_place(array, tasks))
+    try:
+        return id_of(job_or_array(state, name))
+    except Refusal as refusal:
+        if refusal.error.code != ApiErrorCode.NOT_FOUND:
+            raise
+        return None
 
 
 def _of_number(state: ClusterState, text: str) -> JobEntry | ArrayEntry | None:
@@ -217,6 +289,10 @@ def not_lent(state: ClusterState, name: NodeName) -> str:
 
 def about_job(state: ClusterState, name: str) -> Subject:
     """The lines of a job or an array, even of a forgotten one while its lines are kept."""
+    if (task := waiting_task(state, name)) is not None:
+        array, place = task
+        job_id = array.task_id(place)
+        return Subject(name=f"job/{job_id}", words=frozenset({job_id}))
     try:
         job_id = str(id_of(job_or_array(state, name)))
     except Refusal as refusal:

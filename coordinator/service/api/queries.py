@@ -309,6 +309,8 @@ class Looks:
 
     def _describe_job(self, name: str, *, in_full: bool) -> Description:
         engine = self._coordinator.engine
+        if (task := name_lookup.waiting_task(engine.state, name)) is not None:
+            return array_rows.task_described(engine, *task, in_full=in_full)
         job = name_lookup.job_or_array(engine.state, name)
         now_s = self._now_s()
         if isinstance(job, ArrayEntry):

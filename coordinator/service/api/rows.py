@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from common.api import (
     ClosedRow,
@@ -26,11 +26,22 @@ from common.api import (
 )
 from common.history import TOLD, AttemptRecord, HistoryLine, OrderRecord
 from common.messages import CommandReport, NodeReport
-from common.model import Gate, JobId, JobSpec, JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import (
+    Dependency,
+    Gate,
+    JobId,
+    JobSpec,
+    JobState,
+    NodeName,
+    NodeRole,
+    Pool,
+    ServiceName,
+)
 from coordinator.engine.engine import Engine
 from coordinator.engine.jobs import arrays, ended_workers, prerun_spec, stalls, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs.gpu_sharing import keys_of
+from coordinator.engine.jobs.start_gate import Gated
 from coordinator.engine.loans import unknown_loads
 from coordinator.engine.nodes import gpu_faults
 from coordinator.engine.state import accounting, loan_outcome
@@ -102,12 +113,30 @@ def _request(engine: Engine, job: JobEntry) -> RequestRow:
         ran_workers=len(ran),
         array_number=_array_number(engine, job),
         array_index=job.array_task.index if job.array_task else None,
+        attempt_started_at_s=job.attempt.ran_at_s,
+        waits_for=_waits_for(engine, job),
     )
 
 
-def array_request(array: ArrayEntry) -> RequestRow:
+def array_request(engine: Engine, array: ArrayEntry) -> RequestRow:
     """What the tasks of an array ask for."""
-    return RequestRow(**_asked(array.spec))
+    return RequestRow(**_asked(array.spec), waits_for=_waits_for(engine, array))
+
+
+def _waits_for(engine: Engine, one: Gated) -> tuple[Dependency, ...]:
+    state = engine.state
+    found = one.gate.depends_on
+    return tuple(structs.replace(each, job=_number_text(state, each.job)) for each in found)
+
+
+def _number_text(state: ClusterState, job_id: str) -> str:
+    """`12` of a job or an array, `12_3` of a task; the id of one that is not known any more."""
+    one = start_gate.gated(state, job_id)
+    if one is not None and (isinstance(one, ArrayEntry) or one.array_task is None):
+        return str(one.number)
+    array_id, _, index = job_id.rpartition("_")
+    array = state.arrays.get(JobId(array_id))
+    return job_id if array is None else f"{array.number}_{index}"
 
 
 def _asked(spec: JobSpec) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.api import (
     Cancel,
@@ -55,7 +56,10 @@ def asked(**changes: Any) -> RequestRow:
 def row(number: int = 17, **changes: Any) -> JobRow:
     """A job in full: one that runs on two nodes of eight GPUs."""
     request = changes.pop("request", None) or asked()
-    return job_row(f"j{number}", number=number, request=request, min_workers=2, **changes)
+    found = job_row(f"j{number}", number=number, request=request, min_workers=2, **changes)
+    if request.attempt_started_at_s is None:  # as in its first attempt
+        request = replace(request, attempt_started_at_s=found.started_at_s)
+    return replace(found, request=request)
 
 
 def cell(*rows: JobRow, nodes: tuple[NodeRow, ...] = (), spec: JobSpec | None = None) -> FakeCell:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.api import ApiErrorCode, Cancel
+from msgspec.structs import replace
+
+from common.api import ApiErrorCode, ArrayRow, Cancel, JobRow
 from common.failures import Failure, RetryClass
-from common.model import JobSpec, JobState, NodeRole, Pool, WorkerRange
+from common.model import Dependency, DependencyKind, JobSpec, JobState, NodeRole, Pool, WorkerRange
+from common.slurm import times
 from coordinator.cli.slurm import words
 from tests.cli.fake_cell import NOW_S, FakeCell, node_row, refusal
 from tests.cli.slurm.place import A100, H100, asked, cell, row, slurm
@@ -34,6 +37,12 @@ ENDED = row(
     request=asked(ran_on=("t0",), ran_workers=1),
 )
 ALL = (ENDED, RUNNING, WAITING)
+SPEC = JobSpec(
+    name="b",
+    command=("/bin/sh", "-c", "run", "#!/bin/sh\ntrue\n", "x"),
+    workers=WorkerRange(min=2, max=4),
+    env={"ARYL_BATCH_TASKS": "1", "ARYL_BATCH_OUTPUT": "/w/slurm-%j.out"},
+)
 
 
 def failure(reason: str) -> Failure:
@@ -48,6 +57,83 @@ def test_squeue_shows_slurm_s_columns() -> None:
         "                17       all train.sh      ada  R       3:00      2 i0,t0",
         "                18 H100_80GB     b(1)      bob PD       0:00      2 (Resources)",
     ]
+
+
+def test_times_are_those_of_the_present_attempt() -> None:
+    """A requeued job has its whole limit again; one whose gang is not ready has used nothing."""
+    again = row(17, started_at_s=NOW_S - 9000.0, request=asked(attempt_started_at_s=NOW_S - 60.0))
+    ends = again.request.attempt_started_at_s + 3600.0  # type: ignore[union-attr]  # it has one
+    found = slurm(cell(again), "squeue", "-h", "-o", "%M|%L|%e|%S").out.strip().split("|")
+    assert found == ["1:00", "59:00", times.instant(ends), times.instant(NOW_S - 60.0)]
+    shown = slurm(cell(again, spec=SPEC), "scontrol", "-o", "show", "job", "17").out
+    assert "RunTime=00:01:00" in shown and f"EndTime={times.instant(ends)}" in shown
+    starting = replace(again, state=JobState.STARTING, request=asked())
+    found = slurm(cell(starting), "squeue", "-h", "-o", "%M|%L|%e|%S").out.strip()
+    assert found == "0:00|1:00:00|N/A|N/A"
+
+
+def test_dependencies_are_shown_in_slurm_s_form() -> None:
+    """By number, as they were asked for."""
+    waits_for = (
+        Dependency(job="12", when=DependencyKind.OK),
+        Dependency(job="13_4", when=DependencyKind.ENDED),
+    )
+    waits = replace(WAITING, request=asked(waits_for=waits_for))
+    found = slurm(cell(RUNNING, waits), "squeue", "-h", "-o", "%i %E").out.splitlines()
+    assert found == ["17 (null)", "18 afterok:12,afterany:13_4"]
+    shown = slurm(cell(waits, spec=SPEC), "scontrol", "-o", "show", "job", "18").out
+    assert "Dependency=afterok:12,afterany:13_4" in shown
+
+
+def array() -> JobRow:
+    """Array 6: two tasks run, one waits, two were cancelled, and one of these had started."""
+    ranges = {"waiting": "2", "running": "0-1", "cancelled": "3-4"}
+    counts = {"waiting": 1, "running": 2, "succeeded": 0, "failed": 0, "cancelled": 2}
+    tasks = ArrayRow(indices="0-4", throttle=2, tasks=5, ranges=ranges, **counts)
+    return replace(row(6, array=tasks, worker_count=4, blockers=(BOUND,)), request=asked())
+
+
+BOUND = "at most 2 at once (throttle)"
+
+
+def task(index: int, state: JobState) -> JobRow:
+    """A task of it that is a job, with a number of its own."""
+    of = {"array_id": "j6", "array_index": index, "state": state}
+    return replace(
+        row(7 + index, request=asked(array_number=6, array_index=index), **of),
+        job_id=f"j6_{index}",
+    )
+
+
+TASKS = (
+    array(),
+    task(0, JobState.RUNNING),
+    task(1, JobState.RUNNING),
+    task(4, JobState.CANCELLED),
+)
+
+
+def test_tasks_that_wait_are_one_line_with_the_amounts_and_the_reason_of_one_task() -> None:
+    """Also while other tasks run; `show job` of the array is about those that wait."""
+    of = cell(*TASKS, spec=SPEC)
+    found = slurm(of, "squeue", "-h", "-o", "%i|%T|%r|%D|%M|%S").out.splitlines()
+    assert found[-1] == "6_[2%2]|PENDING|JobArrayTaskLimit|2|0:00|N/A"
+    assert slurm(of, "squeue", "-h", "-t", "PD", "-O", "Sentence:60").out.strip() == BOUND
+    shown = slurm(of, "scontrol", "-o", "show", "job", "6").out
+    assert "ArrayTaskId=2 " in shown and "JobState=PENDING Reason=JobArrayTaskLimit" in shown
+
+
+def test_tasks_that_were_cancelled_before_they_started_are_one_line_of_sacct() -> None:
+    """Those that had started have lines of their own."""
+    of = cell(*TASKS)
+    lines = slurm(of, "sacct", "-nXP", "-j", "6", "-o", "JobID,State,Elapsed,Start").out
+    assert lines.splitlines() == [
+        "6_[2%2]|PENDING|00:00:00|Unknown",
+        "6_[3]|CANCELLED|00:00:00|Unknown",
+        *(f"6_{index}|RUNNING|00:03:00|{times.instant(NOW_S - 180.0)}" for index in range(2)),
+        f"6_4|CANCELLED|00:03:00|{times.instant(NOW_S - 180.0)}",
+    ]
+    assert "6_[3]" not in slurm(of, "squeue", "-h", "-o", "%i").out
 
 
 PENDING_FORMAT = "%i|%r|%L|%l|%b|%a"
@@ -227,13 +313,7 @@ def test_sacct_leaves_out_others_jobs_and_other_days_unless_it_is_asked() -> Non
 
 def test_scontrol_shows_a_job_in_slurm_s_form() -> None:
     """One line with -o; unknown keys are Aryl's own, with its name before them."""
-    spec = JobSpec(
-        name="b",
-        command=("/bin/sh", "-c", "run", "#!/bin/sh\ntrue\n", "x"),
-        workers=WorkerRange(min=2, max=4),
-        env={"ARYL_BATCH_TASKS": "1", "ARYL_BATCH_OUTPUT": "/w/slurm-%j.out"},
-    )
-    of = cell(*ALL, spec=spec)
+    of = cell(*ALL, spec=SPEC)
     [line] = slurm(of, "scontrol", "-o", "show", "job", "17").out.splitlines()
     pairs = dict(part.split("=", 1) for part in line.split() if "=" in part)
     assert (pairs["JobId"], pairs["JobState"], pairs["NodeList"]) == ("17", "RUNNING", "i0,t0")
@@ -268,6 +348,8 @@ def test_scontrol_names_what_it_does_not_know() -> None:
         ("show node nosuch", "Node nosuch not found"),
         ("update NodeName=t1 State=DRAIN", "expected JobId=JOB"),
         ("update JobId=17 Nosuch=1", "nosuch cannot be changed"),
+        ("update JobId=17 ArrayTaskThrottle=x", "ArrayTaskThrottle: 'x', expected a count"),
+        ("update JobId=17 ArrayTaskThrottle=2 Nice=1", "ArrayTaskThrottle stands alone"),
     ):
         found = slurm(of, "scontrol", *line.split())
         assert found.code == 1

@@ -7,10 +7,24 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 
-from common.history import AttemptRecord, HistoryLine, JobRecord, LoanRecord, StoryKind
+from common.history import (
+    AttemptRecord,
+    HistoryLine,
+    JobRecord,
+    LoanRecord,
+    LossRecord,
+    StoryKind,
+)
 from common.model import JobState
 from coordinator.engine.state.accounting import queueing_s
-from coordinator.engine.state.events import JobCancelRequested, OperatorAction, OperatorAsked
+from coordinator.engine.state.events import (
+    JobCancelRequested,
+    JobsHeld,
+    JobsReleased,
+    JobsRequeued,
+    OperatorAction,
+    OperatorAsked,
+)
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim, Resize
 from coordinator.policies.contract.decisions import Placement as At
 from coordinator.service.api.history_reads import open_facts
@@ -126,6 +140,45 @@ def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
     [loan] = records(house, StoryKind.LOAN)
     assert isinstance(loan, LoanRecord)
     assert (loan.service, loan.outcome, loan.preemptions) == (CHAT, "returned", 1)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_time_behind_a_shut_gate_is_no_wait(is_cancelled: bool) -> None:
+    """The report has the time before a hold and after the release, as the job itself has it; also
+    while the job is held, and of one that is cancelled there."""
+    house = House()
+    job = house.submit(work_s=1e6)
+    house.wait(10.0)
+    before_s = queueing_s(job, house.sim.loop.now_s)
+    assert before_s >= 10.0
+    house.sim.handle(JobsHeld(job_ids=(job.job_id,), by="trace/ann"))
+    house.wait(500.0)
+    waited_s = total(amounts(house), 0.0, house.sim.loop.now_s + 1.0).waited_s
+    assert waited_s == pytest.approx(before_s)
+    if is_cancelled:
+        house.sim.handle(JobCancelRequested(job_id=job.job_id, by="trace/ann"))
+    else:
+        house.sim.handle(JobsReleased(job_ids=(job.job_id,), by="trace/ann"))
+        house.wait(20.0)
+        house.start(job, "t0")
+    house.wait(100.0)
+    waits_s = queueing_s(job, house.sim.loop.now_s)
+    assert waits_s < 100.0
+    assert total(amounts(house), 0.0, house.sim.loop.now_s + 1.0).waited_s == pytest.approx(waits_s)
+    accounts = [one for one in records(house, StoryKind.JOB) if isinstance(one, JobRecord)]
+    assert [one.waited_s for one in accounts] == [pytest.approx(waits_s)] * is_cancelled
+
+
+def test_work_that_a_requeue_loses_has_the_cause_order() -> None:
+    """Neither a node nor the policy is to blame for what a person ordered."""
+    house = House()
+    job = house.submit(work_s=1e6)
+    house.start(job, "t0")
+    house.wait(100.0)
+    house.sim.handle(JobsRequeued(job_ids=(job.job_id,), by="trace/ann"))
+    house.wait(60.0)
+    causes = [one.cause for one in records(house, StoryKind.LOSS) if isinstance(one, LossRecord)]
+    assert causes == ["order"]
 
 
 def test_each_decision_is_a_line_of_its_kind_with_its_reason() -> None:

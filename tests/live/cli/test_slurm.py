@@ -188,19 +188,24 @@ async def arrays_and_dependencies(shell: Shell) -> None:
             "sbatch", "--parsable", "--gpus=1", f"--dependency=afterany:{number}", "--wrap", "true"
         )
     ).strip()
-    shown = await shell.run("squeue", "-h", "-o", "%i %T %r")
+    shown = await shell.run("squeue", "-h", "-o", "%i %T %r %E")
     assert shown.splitlines() == [
-        f"{number}_[0-3%2] PENDING JobHeldUser",
-        f"{after} PENDING Dependency",
+        f"{number}_[0-3%2] PENDING JobHeldUser (null)",
+        f"{after} PENDING Dependency afterany:{number}",
     ]
+    shown = await shell.run("scontrol", "-o", "show", "job", f"{number}_2")
+    assert f"ArrayJobId={number} ArrayTaskId=2 " in shown and "Reason=JobHeldUser" in shown
     await shell.run("scancel", f"{number}_3")
+    await shell.run("scontrol", "update", f"JobId={number}", "ArrayTaskThrottle=3")
+    assert (await shell.run("squeue", "-h", "-o", "%i")).startswith(f"{number}_[0-2%3]\n")
     await shell.run("scontrol", "release", number)
     await shell.until_ended(after, JobState.SUCCEEDED)
     texts = [(shell.directory / f"task-{index}.out").read_text() for index in range(3)]
     assert texts == [f"{index} of 4\n" for index in range(3)]
     assert not (shell.directory / "task-3.out").exists()
     ended = await shell.run("sacct", "-nXPj", number, "-o", "JobID,State")
-    assert {f"{number}_{index}|COMPLETED" for index in range(3)} <= set(ended.splitlines())
+    lines = {f"{number}_{index}|COMPLETED" for index in range(3)} | {f"{number}_[3]|CANCELLED"}
+    assert lines <= set(ended.splitlines())
 
 
 async def submitit_works(shell: Shell) -> None:

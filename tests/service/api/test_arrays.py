@@ -99,7 +99,11 @@ async def test_an_array_and_its_tasks_go_by_id_and_by_name() -> None:
         task = await described(cell, "sweep_3")
         assert (task.job_id, task.array_id, task.array_index) == (f"{array_id}_3", array_id, 3)
         code = ApiErrorCode.NOT_FOUND
-        await refused(cell, Describe(kind="job", name="sweep_7"), code, "not in the line yet")
+        waits = await described(cell, "sweep_7")
+        assert (waits.job_id, waits.state, waits.array_index) == (f"{array_id}_7", "pending", 7)
+        assert waits.blockers[0] == "it is not in the line yet: at most 5 at once (throttle)"
+        await refused(cell, Cancel(job_id="sweep_[7-100]"), code, "no task 100")
+        await refused(cell, Hold(job_ids=("sweep_7",)), code, "not in the line yet")
         await refused(cell, Describe(kind="job", name="sweep_100"), code, "no task '100'", "0-99")
         await refused(cell, GetLogs(job_id="sweep"), ApiErrorCode.CONFLICT, f"{array_id}_0")
         found = await cell.ask(ListJobs(is_live_only=True))

@@ -20,6 +20,7 @@ from common.api import (
     Usage,
 )
 from common.history import HistoryLine, OrderRecord, StoryKind
+from common.model import ArraySpec
 from tests.service.cell import Cell, make_settings, make_spec
 from tests.service.steps import running
 from tests.tables import each_row
@@ -109,6 +110,23 @@ async def test_a_tenant_sees_its_own_and_operators_see_all(
         if isinstance(own, History) and isinstance(all_of_it, History):
             assert {line.tenant for line in own.rows} == {"team"}
             assert {line.tenant for line in all_of_it.rows} == {"team", ""}
+
+
+async def test_a_number_stands_for_its_job_and_an_unknown_name_is_refused() -> None:
+    """Also an array's number with the index of a task; no line is no answer to a wrong name."""
+    async with Cell(training=1, has_index=True) as cell:
+        await cell.lead()
+        spec = replace(make_spec(), array=ArraySpec(indices="4-5"))
+        made = await cell.ask(Submit(spec=spec, request_id="r1"))
+        assert isinstance(made, Submitted)
+        for name, job_id in (("1", made.job_id), ("1_4", f"{made.job_id}_4")):
+            found = await history(cell, GetHistory(names=(name,)))
+            assert found.rows
+            assert found == await history(cell, GetHistory(names=(job_id,)))
+        for name in ("77", "1_9", "nowhere"):
+            refused = await cell.ask(GetHistory(names=(name,)), tenant="ops")
+            assert isinstance(refused, ApiError)
+            assert refused.code == ApiErrorCode.NOT_FOUND
 
 
 async def test_a_report_has_what_still_runs_up_to_now() -> None:

@@ -9,6 +9,7 @@ from common.api import (
     ApiError,
     ApiErrorCode,
     Cancel,
+    Change,
     Describe,
     Description,
     Done,
@@ -18,8 +19,9 @@ from common.api import (
     ListNodes,
     Nodes,
     Submit,
+    Submitted,
 )
-from common.model import JobSpec
+from common.model import ArraySpec, Dependency, DependencyKind, JobId, JobSpec
 from coordinator.service.coordinator import Coordinator
 from tests.service.cell import Cell, make_spec
 from tests.service.steps import running, submit
@@ -39,6 +41,45 @@ async def test_a_number_stands_for_its_job_in_every_request() -> None:
         assert getattr(events, "subject", "") == f"job/{job_id}"
         assert isinstance(await cell.ask(Cancel(job_id="2")), Done)
         assert list(coordinator.engine.state.live_jobs) == ids(coordinator)[:1]
+
+
+async def test_a_dependency_on_a_number_is_one_on_the_job_that_has_it() -> None:
+    """At submission, again by the same request even once that job is forgotten, and later."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        first = await submit(cell, "a")
+        array = await cell.ask(
+            Submit(spec=replace(make_spec("b"), array=ArraySpec(indices="4-5")), request_id="b")
+        )
+        assert isinstance(array, Submitted)
+        asked = (_ok("1"), _ok("2_5"))
+        request = Submit(spec=replace(make_spec("c"), depends_on=asked), request_id="c")
+        made = await cell.ask(request)
+        assert isinstance(made, Submitted), made
+        job = coordinator.engine.state.jobs[JobId(made.job_id)]
+        assert job.spec.depends_on == (_ok(first), _ok(f"{array.job_id}_5"))
+        shown = await cell.ask(Describe(kind="job", name=made.job_id, in_full=True))
+        assert isinstance(shown, Description)
+        assert shown.job and shown.job.request and shown.job.request.waits_for == asked
+        assert await cell.ask(request) == made
+        forgotten = coordinator.engine.state.jobs.pop(JobId(first))
+        again = await cell.ask(request)
+        assert isinstance(again, Submitted) and again.job_id == made.job_id
+        coordinator.engine.state.jobs[forgotten.job_id] = forgotten
+        other = replace(request, spec=replace(request.spec, depends_on=(_ok("1"), _ok("2"))))
+        refused = await cell.ask(other)
+        assert isinstance(refused, ApiError) and refused.code == ApiErrorCode.CONFLICT
+        changed = await cell.ask(Change(job_id=made.job_id, depends_on=(_ok("2"),)))
+        assert isinstance(changed, Done), changed
+        assert job.spec.depends_on == (_ok(array.job_id),)
+        for number in ("77", "2_9"):
+            reply = await cell.ask(Change(job_id=made.job_id, depends_on=(_ok(number),)))
+            assert isinstance(reply, ApiError) and reply.field == "depends_on"
+            assert repr(number) in reply.message
+
+
+def _ok(job: str) -> Dependency:
+    return Dependency(job=job, when=DependencyKind.OK)
 
 
 def ids(coordinator: Coordinator) -> list[str]:

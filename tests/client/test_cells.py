@@ -1,0 +1,65 @@
+"""The cell of scripts: each method is a request, with asyncio and without."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+from common.api import Change, Describe, Description, Done, Hold, Release, Requeue, Throttle
+from common.model import JobChange
+from coordinator.client import AsyncCell, Cell, Client
+from tests.cli.fake_cell import FakeCell, job_row
+from tests.fakeclock import FakeClock
+
+
+def _cell(of: FakeCell, clock: FakeClock | None = None) -> AsyncCell:
+    client = Client(of, cell="lab", tenant="ops", user="ada", timeout_s=1.0)
+    return AsyncCell(client, clock=clock or FakeClock())
+
+
+async def test_orders_about_jobs_are_methods_and_answer_in_words() -> None:
+    """A change sends the fields that it sets, and no other."""
+    orders = (Hold, Release, Requeue, Change, Throttle)
+    of = FakeCell({kind: Done(detail="done") for kind in orders})
+    cell = _cell(of)
+    answers = [
+        await cell.hold("1", "2"),
+        await cell.release("1"),
+        await cell.requeue("1", is_held=True),
+        await cell.change("1", JobChange(priority=5, time_limit_s=None)),
+        await cell.throttle("1", None),
+    ]
+    assert answers == ["done"] * 5
+    assert of.asked == [
+        Hold(job_ids=("1", "2")),
+        Release(job_ids=("1",)),
+        Requeue(job_ids=("1",), is_held=True),
+        Change(job_id="1", priority=5, time_limit_s=None),
+        Throttle(job_id="1", throttle=None),
+    ]
+
+
+async def test_a_wait_that_takes_too_long_names_its_job() -> None:
+    """The error of asyncio alone has no text."""
+    clock = FakeClock()
+    of = FakeCell({Describe: Description(kind="job", name="j1", job=job_row("j1"))})
+    waiting = asyncio.create_task(_cell(of, clock).wait("j1", timeout_s=5.0))
+    await clock.advance(6.0)
+    with pytest.raises(TimeoutError, match="job j1 has not ended in 5 s"):
+        await waiting
+
+
+def test_both_cells_have_the_same_methods() -> None:
+    """With the same arguments: a script moves from one to the other by `await`."""
+    own, others = _methods(AsyncCell), _methods(Cell)
+    assert own == others
+
+
+def _methods(kind: type) -> dict[str, list[str]]:
+    return {
+        name: list(inspect.signature(method).parameters)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
