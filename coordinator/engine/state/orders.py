@@ -8,7 +8,7 @@ from types import MappingProxyType
 from msgspec import UNSET
 
 from common.history import OrderRecord, StoryKind
-from common.model import JobChange, WorkerRange
+from common.model import JobChange
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
     ArrayThrottled,
@@ -88,22 +88,18 @@ def _about(
 
 def _changed(change: JobChange) -> dict[str, str]:
     """The fields of a change as texts."""
-    fields = {name: getattr(change, name) for name in change.__struct_fields__}
-    return {
-        name: "none" if value is None else _text(value)
-        for name, value in fields.items()
-        if value is not UNSET
-    }
-
-
-def _text(value: object) -> str:
-    match value:
-        case WorkerRange():
-            return f"{value.min}:{value.max}"
-        case tuple():
-            return " ".join(f"{one.when}:{one.job}" for one in value) or "none"
-        case _:
-            return f"{value:g}" if isinstance(value, float) else str(value)
+    texts: dict[str, str] = {}
+    if change.priority is not UNSET:
+        texts["priority"] = str(change.priority)
+    for name, limit_s in (("time_limit_s", change.time_limit_s), ("deadline_s", change.deadline_s)):
+        if limit_s is not UNSET:
+            texts[name] = "none" if limit_s is None else f"{limit_s:g}"
+    if change.workers is not UNSET:
+        texts["workers"] = f"{change.workers.min}:{change.workers.max}"
+    if change.depends_on is not UNSET:
+        after = (f"{one.when}:{one.job}" for one in change.depends_on)
+        texts["depends_on"] = " ".join(after) or "none"
+    return texts
 
 
 def _operator(event: OperatorAsked) -> OrderRecord:
