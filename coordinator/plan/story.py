@@ -164,7 +164,7 @@ def check_changes(policy: str, changes: dict[str, str]) -> None:
         try:
             policy_of(policy)
         except ConfigError as error:
-            raise ConfigError(f"--policy: {error}") from None
+            raise ConfigError(f"--policy: {str(error).removeprefix('policy: ')}") from None
     made = [policy_of(policy)] if policy else list(every_policy().values())
     knobs = {name for each in made for name in knobs_of(each)}
     for name, value in changes.items():
@@ -181,7 +181,7 @@ def check_changes(policy: str, changes: dict[str, str]) -> None:
         try:
             policy_of(":".join((policy, *(f"{name}={value}" for name, value in turned.items()))))
         except ConfigError as error:
-            raise ConfigError(f"--set: {error}") from None
+            raise ConfigError(f"--set: {str(error).removeprefix('policy: ')}") from None
 
 
 def _check_value(name: str, value: str, kind: object) -> None:

@@ -10,7 +10,7 @@ from tests.tables import each_row
 WRONG = {
     "no journal": ((), "expected the journal of one cell, found none"),
     "a change without a value": (("--set", "lease_ttl_s"), "expected NAME=VALUE"),
-    "an unknown policy": (("--policy", "nosuch"), "--policy: policy: 'nosuch' is not one of"),
+    "an unknown policy": (("--policy", "nosuch"), "--policy: 'nosuch' is not one of"),
     "an unknown setting": (("--set", "foo=1"), "--set: 'foo', expected a setting of [engine]"),
     "a knob of another policy": (
         ("--policy", "tetris", "--set", "reclaim=random"),
