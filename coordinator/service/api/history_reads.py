@@ -156,9 +156,7 @@ class HistoryReads:
         for name in names:
             if name_lookup.known_id(self._state, name) is not None:
                 continue
-            words = (facts.about(name), *_words(scope))
-            question = Asked(words=words, limit=1)
-            if not await keeper.ask(lambda index, asked=question: index.lines(asked)):
+            if not await _has_line(name, scope, keeper):
                 hint = "; a job that is not kept any more goes by its id" * name.isdecimal()
                 raise Refusal(
                     ApiErrorCode.NOT_FOUND,
@@ -280,6 +278,11 @@ def open_facts(state: ClusterState, now_s: float) -> Iterator[Fact]:
                 user=job.user,
                 job=job.job_id,
             )
+
+
+async def _has_line(name: str, scope: _Scope, keeper: IndexKeeper) -> bool:
+    question = Asked(words=(facts.about(name), *_words(scope)), limit=1)
+    return bool(await keeper.ask(lambda index: index.lines(question)))
 
 
 def _words(scope: _Scope) -> Iterator[str]:

@@ -291,8 +291,8 @@ def about_job(state: ClusterState, name: str) -> Subject:
     """The lines of a job or an array, even of a forgotten one while its lines are kept."""
     if (task := waiting_task(state, name)) is not None:
         array, place = task
-        job_id = array.task_id(place)
-        return Subject(name=f"job/{job_id}", words=frozenset({job_id}))
+        task_id = array.task_id(place)
+        return Subject(name=f"job/{task_id}", words=frozenset({task_id}))
     try:
         job_id = str(id_of(job_or_array(state, name)))
     except Refusal as refusal:

@@ -61,15 +61,16 @@ def test_squeue_shows_slurm_s_columns() -> None:
 
 def test_times_are_those_of_the_present_attempt() -> None:
     """A requeued job has its whole limit again; one whose gang is not ready has used nothing."""
-    again = row(17, started_at_s=NOW_S - 9000.0, request=asked(attempt_started_at_s=NOW_S - 60.0))
-    ends = again.request.attempt_started_at_s + 3600.0  # type: ignore[union-attr]  # it has one
+    began_s = NOW_S - 60.0
+    again = row(17, started_at_s=NOW_S - 9000.0, request=asked(attempt_started_at_s=began_s))
+    ends = began_s + 3600.0
     found = slurm(cell(again), "squeue", "-h", "-o", "%M|%L|%e|%S").out.strip().split("|")
-    assert found == ["1:00", "59:00", times.instant(ends), times.instant(NOW_S - 60.0)]
+    assert found == ["1:00", "59:00", times.instant(ends), times.instant(began_s)]
     shown = slurm(cell(again, spec=SPEC), "scontrol", "-o", "show", "job", "17").out
     assert "RunTime=00:01:00" in shown and f"EndTime={times.instant(ends)}" in shown
     starting = replace(again, state=JobState.STARTING, request=asked())
-    found = slurm(cell(starting), "squeue", "-h", "-o", "%M|%L|%e|%S").out.strip()
-    assert found == "0:00|1:00:00|N/A|N/A"
+    found = slurm(cell(starting), "squeue", "-h", "-o", "%M|%L|%e|%S").out.strip().split("|")
+    assert found == ["0:00", "1:00:00", "N/A", "N/A"]
 
 
 def test_dependencies_are_shown_in_slurm_s_form() -> None:

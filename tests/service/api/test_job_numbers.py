@@ -71,7 +71,9 @@ async def test_a_dependency_on_a_number_is_one_on_the_job_that_has_it() -> None:
         assert isinstance(refused, ApiError) and refused.code == ApiErrorCode.CONFLICT
         changed = await cell.ask(Change(job_id=made.job_id, depends_on=(_ok("2"),)))
         assert isinstance(changed, Done), changed
-        assert job.spec.depends_on == (_ok(array.job_id),)
+        shown = await cell.ask(Describe(kind="job", name=made.job_id))
+        assert isinstance(shown, Description)
+        assert shown.spec and shown.spec.depends_on == (_ok(array.job_id),)
         for number in ("77", "2_9"):
             reply = await cell.ask(Change(job_id=made.job_id, depends_on=(_ok(number),)))
             assert isinstance(reply, ApiError) and reply.field == "depends_on"
