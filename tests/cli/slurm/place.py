@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
@@ -89,7 +89,7 @@ def cell(*rows: JobRow, nodes: tuple[NodeRow, ...] = (), spec: JobSpec | None = 
 
 
 @contextlib.contextmanager
-def _standard(types: str) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+def _standard(types: str) -> Generator[tuple[io.StringIO, io.StringIO]]:
     before = sys.stdin
     sys.stdin = io.StringIO(types)
     try:
