@@ -412,10 +412,12 @@ class Api:
                 assert request.spec is not None
                 if request.target:
                     raise Refusal(ApiErrorCode.USAGE, "expected none beside a spec", "target")
-                self._check_spec(request.spec)
-                self._check_dependencies(JobId(""), request.spec)
+                spec = self._resolved(JobId(""), request.spec)
+                self._check_spec(spec)
+                self._check_dependencies(JobId(""), spec)
                 self._check_line(tenant, JobId(""))
-                self._check_user(tenant, user, request.spec, JobId(""))
+                self._check_user(tenant, user, spec, JobId(""))
+                return structs.replace(request, spec=spec)
             case PlanKind.DRAIN:
                 self._check_node(OperatorAction.DRAIN, NodeName(request.target))
             case PlanKind.RECALL:
