@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -106,10 +106,15 @@ def stray(words: list[str]) -> OptionError:
     return OptionError(f"Unrecognized option: {words[0]}")
 
 
-def put_version() -> int:
-    """Answer `--version`, without a claim to be Slurm."""
-    put(f"aryl {version() or 'from source'}: commands of Slurm's form")
-    return 0
+def is_about_itself(given: Container[str], help_text: str) -> bool:
+    """Answer `--help` and `--version` of a command; whether it was asked for one of them."""
+    if "help" in given or "usage" in given:
+        sys.stdout.write(help_text)
+        return True
+    if "version" in given:  # without a claim to be Slurm
+        put(f"aryl {version() or 'from source'}: commands of Slurm's form")
+        return True
+    return False
 
 
 def request_of(row: JobRow) -> RequestRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -189,11 +188,8 @@ def run(arguments: list[str], place: Place) -> int:
     given, others = cell.options_of(arguments, TABLE)
     given = [("account" if name == "accounts" else name, value) for name, value in given]
     options = dict(given)
-    if {"help", "usage"} & set(options):
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(options, HELP):
         return 0
-    if "version" in options:
-        return cell.put_version()
     if "helpformat" in options:
         put(" ".join(FIELDS))
         return 0

@@ -36,11 +36,8 @@ def run(arguments: list[str], place: Place) -> int:
     """Submit; 0, or with --wait the exit code of the job."""
     flags, rest = read(arguments, TABLE)
     given = {option.name for option, _ in flags}
-    if given & {"help", "usage"}:
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(given, HELP):
         return 0
-    if "version" in given:
-        return cell.put_version()
     wrap = next((value for option, value in flags if option.name == "wrap"), None)
     found, name, others = _script(wrap, rest, place)
     options = asked(found, flags, place)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from common.api import ApiErrorCode, Cancel, Done, JobRow
 from common.slurm.options import FLAG, Kind, Option, OptionError
 from coordinator.cli.slurm import cell
@@ -54,11 +52,8 @@ def run(arguments: list[str], place: Place) -> int:
     given, names = cell.options_of(arguments, TABLE)
     given = [("name" if name == "jobname" else name, value) for name, value in given]
     options = dict(given)
-    if {"help", "usage"} & set(options):
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(options, HELP):
         return 0
-    if "version" in options:
-        return cell.put_version()
     signal = options.get("signal", "TERM").upper().removeprefix("SIG")
     if signal not in ENDING:
         raise OptionError(f"--signal={options['signal']} is not supported: {_NO_SIGNAL}")

@@ -52,11 +52,8 @@ def run(arguments: list[str], place: Place) -> int:
     """Carry out one command."""
     given, others = cell.options_of(arguments, TABLE)
     options = dict(given)
-    if {"help", "usage"} & set(options):
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(options, HELP):
         return 0
-    if "version" in options:
-        return cell.put_version()
     if not others:
         raise OptionError("no command given; scontrol --help lists the commands")
     command, *rest = others

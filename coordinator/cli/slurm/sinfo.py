@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -140,11 +139,8 @@ def run(arguments: list[str], place: Place) -> int:
     """List nodes."""
     given, others = cell.options_of(arguments, TABLE)
     options = dict(given)
-    if {"help", "usage"} & set(options):
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(options, HELP):
         return 0
-    if "version" in options:
-        return cell.put_version()
     if others:
         raise cell.stray(others)
     form = of_letters(_format(options, place), LETTERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -186,11 +185,8 @@ def run(arguments: list[str], place: Place) -> int:
     """List jobs."""
     given, others = cell.options_of(arguments, TABLE)
     options = dict(given)
-    if {"help", "usage"} & set(options):
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(options, HELP):
         return 0
-    if "version" in options:
-        return cell.put_version()
     if others:
         raise cell.stray(others)
     choice = Choice(given, user=place.target().user, live_only=True)

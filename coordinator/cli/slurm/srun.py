@@ -58,11 +58,8 @@ def run(arguments: list[str], place: Place) -> int:
         os.execv(program, [program, *arguments])
     flags, command = read(arguments, TABLE)
     given = {option.name for option, _ in flags}
-    if given & {"help", "usage"}:
-        sys.stdout.write(HELP)
+    if cell.is_about_itself(given, HELP):
         return 0
-    if "version" in given:
-        return cell.put_version()
     if not command:
         raise OptionError("No command given to execute")
     label = "-l " if "label" in given else ""
