@@ -217,6 +217,8 @@ class Decider:
         self._is_ahead = False
         """Whether the engine is ahead of the journal, or an event broke it."""
         self._readers: list[asyncio.Future[None]] = []
+        self._first_written = asyncio.Event()
+        """The lead's first record is in the journal, or this coordinator stopped before."""
         self._is_stopping = self._has_ended = False
         self.quarantine = Quarantine()
         self._since = _Since()
@@ -265,6 +267,17 @@ class Decider:
         self._urgent.set()
         self.wake()
         return await done
+
+    async def begun(self) -> None:
+        """Return when the first record of this lead is in the journal.
+
+        The state before that is the last leader's: of its epoch, its policy and its settings.
+
+        Raises:
+            Unavailable: this coordinator stopped leading before that.
+        """
+        await self._first_written.wait()
+        self._check_runs()
 
     async def settled(self) -> None:
         """Return when the engine's present state is in the journal.
@@ -396,6 +409,7 @@ class Decider:
 
     def _give_up(self) -> None:
         self._has_ended = True
+        self._first_written.set()
         inbox, self._inbox = self._inbox, []
         waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [*self._readers]
         waiting += [one.done for one in inbox if one.done is not None]
@@ -550,6 +564,7 @@ class Decider:
 
     def _tell_written(self) -> None:
         self._is_ahead = False
+        self._first_written.set()
         self._measures.journaled(self.engine.state)
         self._told()
         readers, self._readers = self._readers, []

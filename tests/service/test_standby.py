@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.service.cell import Cell
+from common.api import GetStatus, Status
+from tests.service.cell import Cell, make_settings
 from tests.service.steps import running, starts, submit
 
 
@@ -23,3 +24,16 @@ async def test_the_epoch_of_a_standby_is_above_all_that_was_reported_while_it_wa
         await cell.until(lambda: agent.epoch == 2)
         assert not agent.refused
         assert not cell.leaders[1].task.done()
+
+
+async def test_a_new_leader_answers_from_its_own_lead() -> None:
+    """Before its first record is written, the state has the epoch and the policy of the last."""
+    async with Cell() as cell:
+        await cell.lead()
+        await cell.leaders[0].crash()
+        second = cell.launch("two", make_settings(policy="tetris"))
+        await cell.until(lambda: second.coordinator.is_leading)
+        assert second.coordinator.engine.state.epoch == 1, "it has not begun"
+        reply = await cell.ask(GetStatus())
+        assert isinstance(reply, Status)
+        assert (reply.epoch, reply.policy) == (2, "tetris")

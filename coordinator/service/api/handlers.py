@@ -179,6 +179,7 @@ class Api:
         if not self._coordinator.is_leading:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
+        await self._coordinator.decider.begun()
         try:
             return await self._answer_or_refuse(request, tenant, user, data=data)
         except Refusal as refusal:
