@@ -29,7 +29,7 @@ from coordinator.plain_text import duration, instant, number, percent
 from coordinator.plan.replay import Way, replay
 from coordinator.plan.story import Story, check_changes, read
 from coordinator.policies.contract.text import counted
-from coordinator.service.journal.jetstream import Journal
+from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import Lost
 
 LIVE = "live"

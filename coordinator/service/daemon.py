@@ -30,7 +30,9 @@ from coordinator.service.cancellation import end
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import DAY_S
 from coordinator.service.history.keeper import IndexKeeper, directory
-from coordinator.service.journal.jetstream import History, Journal, Snapshots
+from coordinator.service.journal.history_stream import History
+from coordinator.service.journal.journal_stream import Journal
+from coordinator.service.journal.snapshot_stream import Snapshots
 from coordinator.service.leadership.jetstream_key import leader_lease
 from coordinator.service.leadership.process import ProcessId, this_process
 from coordinator.service.leadership.renewal_thread import in_thread

@@ -214,12 +214,10 @@ class Decider:
         """When passes may run over the new events; None while nothing came since the last
         passes."""
         self._wants_pass = self._wants_loan_pass = False
-        self._is_ahead = False
-        """Whether the engine is ahead of the journal, or an event broke it."""
         self._readers: list[asyncio.Future[None]] = []
-        self._first_written = asyncio.Event()
-        """The lead's first record is in the journal, or this coordinator stopped before."""
-        self._is_stopping = self._has_ended = False
+        self._first_written = asyncio.Event()  # or this coordinator stopped before
+        self._is_ahead = self._is_stopping = self._has_ended = False
+        """Ahead: the engine is ahead of the journal, or an event broke it."""
         self.quarantine = Quarantine()
         self._since = _Since()
         self._passes_took_s = 0.0

@@ -46,7 +46,7 @@ from coordinator.service.history.facts import about, of_tenant, of_user
 from coordinator.service.history.index import Asked, HistoryIndex
 from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.history.usage_sum import Sums
-from coordinator.service.journal.jetstream import History
+from coordinator.service.journal.history_stream import History
 
 CELL = "bench"
 DAY_S = 86_400.0

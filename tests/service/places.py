@@ -14,7 +14,8 @@ from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import Unavailable
 from coordinator.demo.nats_server import NatsServer
-from coordinator.service.journal import jetstream
+from coordinator.service.journal.journal_stream import Journal
+from coordinator.service.journal.snapshot_stream import Snapshots
 from coordinator.service.leadership import jetstream_key
 from coordinator.service.leadership.lease import KeyPort
 from coordinator.service.ports import JournalPort, LeasePort, Lost, SnapshotsPort
@@ -100,7 +101,7 @@ class JetStream:
 
     async def journal(self) -> JournalPort:
         bus = await self.bus()
-        return jetstream.Journal(
+        return Journal(
             bus,
             cell=CELL,
             writer=f"w{self._count}",
@@ -109,7 +110,7 @@ class JetStream:
         )
 
     async def snapshots(self) -> SnapshotsPort:
-        return jetstream.Snapshots(
+        return Snapshots(
             await self.bus(),
             cell=CELL,
             clock=SystemClock(),

@@ -20,7 +20,7 @@ from common.natsrules import MAX_PAYLOAD_BYTES
 from coordinator.demo.nats_server import find_binary
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.decision_loop import BATCH_BYTES
-from coordinator.service.journal import jetstream
+from coordinator.service.journal.journal_stream import Journal
 from tests.fakes import MemoryJournal
 from tests.servers import client_url
 from tests.service.cell import CELL, Cell, make_spec
@@ -102,7 +102,7 @@ async def test_a_server_that_takes_too_little_is_refused_before_the_first_record
     )
     try:
         bus = await connect_nats(await client_url(tmp_path), identity="c", clock=SystemClock())
-        journal = jetstream.Journal(bus, cell=CELL, writer="w", clock=SystemClock())
+        journal = Journal(bus, cell=CELL, writer="w", clock=SystemClock())
         with pytest.raises(ConfigError, match=f"max_payload is .*{MAX_PAYLOAD_BYTES}"):
             await journal.open()
         await bus.close()
@@ -116,7 +116,7 @@ async def test_a_record_that_no_server_would_take_is_no_reason_to_try_again(
     nats_bus: NatsBus,
 ) -> None:
     """The error names the setting, and the journal is as it was."""
-    journal = jetstream.Journal(nats_bus, cell=CELL, writer="w", clock=SystemClock())
+    journal = Journal(nats_bus, cell=CELL, writer="w", clock=SystemClock())
     await journal.open()
     with pytest.raises(ConfigError, match=r"max_payload is .* for one journal record"):
         await journal.append(bytes(MAX_PAYLOAD_BYTES + 1))

@@ -20,7 +20,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.record import Entry, Record, decision_bytes, decode_record
 from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Start
-from coordinator.service.journal import jetstream
+from coordinator.service.journal.journal_stream import Journal
 from coordinator.sim.run.replay import Replay, replay
 from tests.fakes import MemoryJournal
 from tests.servers import running_nats
@@ -245,7 +245,7 @@ def test_events_of_one_instant_keep_their_order() -> None:
 async def test_a_journal_that_went_through_jetstream_is_replayed(tmp_path: Path) -> None:
     """The same life, its records written to a real stream and read back from it."""
 
-    async def records(journal: jetstream.Journal) -> AsyncIterator[tuple[int, Record]]:
+    async def records(journal: Journal) -> AsyncIterator[tuple[int, Record]]:
         for sequence, data in await places.records(journal):
             yield sequence, decode_record(data, sequence=sequence)
 
@@ -254,7 +254,7 @@ async def test_a_journal_that_went_through_jetstream_is_replayed(tmp_path: Path)
         async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
             bus = await connect_nats(server.url, identity="c", clock=SystemClock())
             stack.push_async_callback(bus.close)
-            journal = jetstream.Journal(bus, cell=CELL, writer="w", clock=SystemClock())
+            journal = Journal(bus, cell=CELL, writer="w", clock=SystemClock())
             await journal.open()
             memory = MemoryJournal(cell.records)
             for _, data in await places.records(memory):

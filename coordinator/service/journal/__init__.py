@@ -1,4 +1,4 @@
 """The journal of records in JetStream, its snapshots and its history.
 
-Start at `jetstream`; `recovery` rebuilds the engine from it.
+Start at `journal_stream`; `recovery` rebuilds the engine from it.
 """

@@ -25,7 +25,9 @@ from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.journal.jetstream import TIMEOUT_S, Journal, Snapshots
+from coordinator.service.journal.jetstream import TIMEOUT_S
+from coordinator.service.journal.journal_stream import Journal
+from coordinator.service.journal.snapshot_stream import Snapshots
 from coordinator.service.leadership.jetstream_key import leader_lease
 from coordinator.service.settings import CoordinatorSettings
 

@@ -39,7 +39,7 @@ from coordinator.demo.cell import COORDINATOR, Cell
 from coordinator.demo.plan import CELL, HERE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
 from coordinator.engine.record import Record, decode_record
-from coordinator.service.journal.jetstream import Journal
+from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import Lost
 
 PATIENCE_S = 45.0

@@ -25,7 +25,7 @@ from common.natsclient import NatsClient
 from coordinator.cli.session import EXIT_UNREACHABLE
 from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
-from coordinator.service.journal.jetstream import Journal
+from coordinator.service.journal.journal_stream import Journal
 from tests.agent.daemon_house import DaemonHouse
 from tests.servers import client_url
 from tests.test_docs_examples import INSTALL, REFERENCE, block_with, file_of

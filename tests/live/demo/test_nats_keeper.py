@@ -14,7 +14,7 @@ from common.clock import SystemClock
 from common.errors import ArylError
 from coordinator.demo.nats_keeper import NatsKeeper, takes_writes, write_error
 from coordinator.demo.nats_server import NatsServer
-from coordinator.service.journal.jetstream import Journal
+from coordinator.service.journal.journal_stream import Journal
 from tests.agent.worker_house import kill
 from tests.demo.processes import LIMIT_S
 from tests.servers import running_nats

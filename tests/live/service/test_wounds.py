@@ -36,6 +36,7 @@ from coordinator.demo.nats_server import NatsServer
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.service.daemon import run
 from coordinator.service.journal import jetstream as store
+from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import JournalPort, Wounded
 from coordinator.service.settings import CoordinatorSettings
 from tests.inbox import PATIENCE_S
@@ -130,7 +131,7 @@ async def test_an_append_whose_connection_is_lost_is_not_waited_for(tmp_path: Pa
     async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
         journal = await opened(JetStream(server, stack))
         assert await journal.append(b"one") == 1
-        assert isinstance(journal, store.Journal)
+        assert isinstance(journal, Journal)
         never: asyncio.Future[api.PubAck] = asyncio.get_running_loop().create_future()
         appending = asyncio.create_task(journal._while_connected(never))
         await asyncio.sleep(0)  # it waits now
@@ -144,7 +145,7 @@ async def test_an_append_whose_connection_is_lost_is_not_waited_for(tmp_path: Pa
 async def test_an_append_passes_a_flood_of_foreign_messages_at_once(jetstream: JetStream) -> None:
     """However many came before it, one call writes the record, and each is counted once."""
     journal = await opened(jetstream)
-    stranger, count = await jetstream.bus(), store._FETCH_COUNT + 20
+    stranger, count = await jetstream.bus(), store.FETCH_COUNT + 20
     for _ in range(count):
         await stranger.publish(subjects.journal(CELL), b"garbage")
     stream = stranger.jetstream(timeout_s=PATIENCE_S)

@@ -18,7 +18,7 @@ from coordinator.service.api.rows import history_lines
 from coordinator.service.history.index import Asked
 from coordinator.service.history.keeper import RETRY_S, IndexKeeper, directory
 from coordinator.service.journal.history import Historian, Tail
-from coordinator.service.journal.jetstream import History
+from coordinator.service.journal.history_stream import History
 from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats

@@ -17,7 +17,7 @@ from common.history import HistoryLine
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState, StoryLine
 from coordinator.service.journal.history import BATCH_LINES, Historian, HistoryPort
-from coordinator.service.journal.jetstream import History
+from coordinator.service.journal.history_stream import History
 from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats

@@ -60,7 +60,7 @@ async def test_a_journal_keeps_its_identity(place: Place) -> None:
 async def test_more_records_than_one_fetch_brings(place: Place) -> None:
     """A long journal is read whole and in order."""
     journal = await opened(place)
-    count = store._FETCH_COUNT + 20
+    count = store.FETCH_COUNT + 20
     for number in range(count):
         await journal.append(b"%d" % number)
     assert [data for _, data in await records(journal)] == [b"%d" % n for n in range(count)]
