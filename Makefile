@@ -15,7 +15,8 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-live test-slow test-all test-training test-serving chaos lint docs fuzz env cc clean
+.PHONY: up test test-live test-slow test-all test-training training-env test-serving chaos lint ruff mypy pyright \
+	lint-imports docs fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
@@ -44,6 +45,7 @@ TORCH_INDEX ?=
 test-training: env $(TRAINING_VENV)/.installed
 	ARYL_TRAINING_PYTHON=$(CURDIR)/$(TRAINING_VENV)/bin/python3 $(VENV)/bin/pytest tests/training
 
+training-env: $(TRAINING_VENV)/.installed
 $(TRAINING_VENV)/.installed: tests/training/requirements.txt
 	$(PYTHON) -m venv $(TRAINING_VENV)
 	$(TRAINING_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement $<
@@ -53,12 +55,13 @@ chaos: env
 	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json; \
 	status=$$?; $(VENV)/bin/python docs/generate.py && exit $$status
 
-lint: env
+# One goal for each tool, so that `make -j2 -O lint` runs two of them at a time.
+lint: ruff mypy pyright lint-imports
+ruff: env
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
-	$(VENV)/bin/lint-imports
+mypy pyright lint-imports: env
+	$(VENV)/bin/$@
 
 # The pages of docs/ as a site with a search, in site/. A link that leads nowhere is an error.
 # Not --quiet: MkDocs then counts no warnings, and --strict finds none.
