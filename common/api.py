@@ -186,7 +186,7 @@ class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
     """Everything about one job, node, service or loan, and the reasons for its state.
 
-    in_full: as of `ListJobs`, for the row of a job.
+    in_full: as of `ListJobs` and `ListNodes`, for the row of a job or of a node.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]

@@ -103,9 +103,8 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from _command_misfits("command", spec.command)
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
     yield from _too_many(spec)
-    for field in ("require", "exclude"):
-        for term in getattr(spec, field) or ():
-            yield field, node_labels.term_misfit(term)
+    yield from (("require", node_labels.term_misfit(term)) for term in spec.require or ())
+    yield from (("exclude", node_labels.term_misfit(term)) for term in spec.exclude or ())
     yield "stall_timeout_s", _stall_misfit(spec)
     yield arrays.misfit(spec)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:

@@ -113,11 +113,15 @@ class Explainer:
         """As `why_never`; else how many nodes fit a job by their labels, where it asks for any."""
         if never := self.why_never(job_id):
             return never
-        free = {
-            node.name: node.free_gpus
-            for node in self._views.fleet(self._now()).nodes
-            if node.is_schedulable
-        } if selection_of(job.spec) else {}
+        free = (
+            {
+                node.name: node.free_gpus
+                for node in self._views.fleet(self._now()).nodes
+                if node.is_schedulable
+            }
+            if selection_of(job.spec)
+            else {}
+        )
         said = self._views.excluded.why_waiting(job.spec, free)
         return (said,) if said else ()
 

@@ -471,9 +471,7 @@ _copied = copier(
 )
 
 
-def job_view(
-    ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: NodeNames
-) -> JobView:
+def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: NodeNames) -> JobView:
     """One job, frozen; no larger than the fleet. excluded: nodes that it may not use."""
     span, behind = reach.reach_of(fleet, job), reach.reach_behind(fleet, job)
     longest = span.workers.max if behind is None else max(span.workers.max, behind.max)

@@ -177,9 +177,7 @@ class Excluded:
         return [name for name in self._seen if name not in barred]
 
 
-def _parts(
-    selection: Selection, name: NodeName, seen: _Seen | None
-) -> tuple[NodeName, ...]:
+def _parts(selection: Selection, name: NodeName, seen: _Seen | None) -> tuple[NodeName, ...]:
     """Names that a node adds to the nodes that a selection excludes."""
     if seen is None or not _why_not(selection, name, seen.labels):
         return ()
