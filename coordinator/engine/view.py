@@ -170,7 +170,6 @@ class Views:
             node = ctx.state.nodes.get(name)
             self._count(name, node)
             self._put(ctx, name, node)
-            self.excluded.note(name, node)
         if selections := self.excluded.take_changed():
             self._jobs.stale.update(
                 job_id
@@ -189,7 +188,8 @@ class Views:
         """Replace the views of a node's parts; mostly it is one part."""
         seen = () if node is None else node_views(ctx, node)
         had = self._part_names.pop(name, (name,))
-        now = tuple(view.name for view in seen)
+        now = tuple([view.name for view in seen])
+        self.excluded.note(name, node, now)
         for gone in had if now != had else ():
             if gone not in now:
                 self._nodes.put(gone, None)

@@ -9,6 +9,7 @@ of them. A worker that is there already stays, whatever its node's labels become
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from itertools import chain
 from typing import NamedTuple
 
 from common.model import JobSpec, NodeName
@@ -61,9 +62,17 @@ def _why_not(selection: Selection, name: NodeName, labels: Mapping[str, str]) ->
     for term in selection.exclude:
         if holds(term, labels):
             return f"{name} has label {term}, which the job excludes"
+    return _why_not_named(selection, name)
+
+
+def _why_not_named(selection: Selection, name: NodeName) -> str:
     if selection.require_nodes and name not in selection.require_nodes:
         return f"{name} is none of the nodes that the job requires"
     return f"the job excludes {name}" if name in selection.exclude_nodes else ""
+
+
+_Key = tuple[tuple[str, str], ...]
+"""Labels of a node; nodes of equal ones stand in one group."""
 
 
 class _Seen(NamedTuple):
@@ -81,20 +90,29 @@ class Excluded:
 
     def __init__(self, nodes: Iterable[NodeEntry] = ()) -> None:
         self._seen: dict[NodeName, _Seen] = {}
+        self._groups: dict[_Key, dict[NodeName, tuple[NodeName, ...]]] = {}
+        """The parts of the same nodes, by labels: there are few kinds of nodes."""
         self._found: dict[Selection, NodeNames | None] = {}
         """None: it excludes other nodes now."""
         self._most = _FEW
         for node in nodes:
-            self.note(node.name, node)
+            self.note(node.name, node, mixed_nodes.names(node))
 
-    def note(self, name: NodeName, node: NodeEntry | None) -> None:
-        """Learn of a node as it is now; None: it is gone."""
-        had = self._seen.pop(name, None)
-        now = None if node is None else _Seen(node.labels.now, mixed_nodes.names(node))
-        if now is not None:
-            self._seen[name] = now
+    def note(self, name: NodeName, node: NodeEntry | None, parts: tuple[NodeName, ...]) -> None:
+        """Learn of a node as it is now, None: it is gone, and of the names of its parts."""
+        had = self._seen.get(name)
+        now = None if node is None else _Seen(node.labels.now, parts)
         if had == now:
             return
+        if had is not None:
+            del self._seen[name]
+            group = self._groups[_key(had)]
+            del group[name]
+            if not group:
+                del self._groups[_key(had)]
+        if now is not None:
+            self._seen[name] = now
+            self._groups.setdefault(_key(now), {})[name] = parts
         for selection, found in self._found.items():
             if found is not None and _parts(selection, name, had) != _parts(selection, name, now):
                 self._found[selection] = None
@@ -126,16 +144,13 @@ class Excluded:
         self._most = max(_FEW, 2 * len(self._found))
 
     def _make(self, selection: Selection) -> NodeNames:
-        verdicts: dict[tuple[tuple[str, str], ...], bool] = {}
-        required, excluded = set(selection.require_nodes), set(selection.exclude_nodes)
         found: list[NodeName] = []
-        for name, seen in self._seen.items():
-            key = tuple(seen.labels.items())
-            fits = verdicts.get(key)
-            if fits is None:
-                fits = verdicts[key] = _fits_labels(selection, seen.labels)
-            if not fits or name in excluded or (required and name not in required):
-                found += seen.parts
+        for key, group in self._groups.items():
+            if not _fits_labels(selection, dict(key)):
+                found.extend(chain.from_iterable(group.values()))
+            elif selection.require_nodes or selection.exclude_nodes:
+                for name, parts in group.items():
+                    found += parts if _why_not_named(selection, name) else ()
         return sorted_names(found)
 
     # --- in words ---------------------------------------------------------------------------
@@ -182,6 +197,10 @@ def _parts(selection: Selection, name: NodeName, seen: _Seen | None) -> tuple[No
     if seen is None or not _why_not(selection, name, seen.labels):
         return ()
     return seen.parts
+
+
+def _key(seen: _Seen) -> _Key:
+    return tuple(sorted(seen.labels.items()))
 
 
 def _fits_labels(selection: Selection, labels: Mapping[str, str]) -> bool:

@@ -48,6 +48,7 @@ class NodeNames(tuple[NodeName, ...]):
 
 
 NO_NODES = NodeNames()
+_ONE = ord("1")
 
 
 def sorted_names(names: Iterable[NodeName]) -> NodeNames:
@@ -61,9 +62,8 @@ def bits_of(names: Sequence[NodeName], places: Mapping[NodeName, int]) -> int:
 
 
 def _bits_of(names: Iterable[NodeName], places: Mapping[NodeName, int]) -> int:
-    found = bytearray(len(places) // 8 + 1)
-    for name in names:
-        place = places.get(name)
+    digits = bytearray(b"0") * len(places)
+    for place in map(places.get, names):
         if place is not None:
-            found[place >> 3] |= 1 << (place & 7)
-    return int.from_bytes(found, "little")
+            digits[-1 - place] = _ONE
+    return int(digits or b"0", 2)

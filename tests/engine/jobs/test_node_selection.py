@@ -161,7 +161,7 @@ def test_nodes_kept_one_by_one_are_those_found_anew(
         name = list(nodes)[number % len(nodes)]
         label(house, name, text)
         before = set(kept.of(spec))
-        kept.note(name, nodes[name])
+        kept.note(name, nodes[name], (name,))
         is_other = before != _barred(house, spec)
         assert bool(kept.take_changed()) == is_other
         assert set(kept.of(spec)) == _barred(house, spec)
