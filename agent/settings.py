@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from common import node_labels
 from common.errors import ConfigError
 from common.model import (
     NatsAccess,
@@ -290,6 +291,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str,
         Meta(description="rack or switch of this node; `philly` and other policies place by it"),
     ] = ""
+    labels: Annotated[
+        dict[str, str],
+        Meta(
+            description="labels of this node, by which jobs select it; an empty value is a bare "
+            "flag, such as `nvlink`; `rack` is one by itself"
+        ),
+    ] = field(default_factory=dict[str, str])
     service: Annotated[
         Token | None, Meta(description="inference service of this node; none in training")
     ] = None
@@ -414,6 +422,11 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             " running then is ended when the node must go home"
         )
 
+    def labels_told(self) -> dict[str, str]:
+        """The labels of its reports; `rack` is one if its text can be, and the table wins."""
+        is_label = self.rack and not node_labels.value_misfit("rack", self.rack)
+        return ({"rack": self.rack} if is_label else {}) | self.labels
+
     def check(self) -> None:
         """Check what types cannot express.
 
@@ -421,11 +434,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ConfigError: names the field.
         """
         inference = self.home_pool == Pool.INFERENCE
-        for field, value in (("service", self.service), ("server", self.server)):
+        for name, value in (("service", self.service), ("server", self.server)):
             if inference and value is None:
-                raise ConfigError(f"{field}: an inference node needs it (home_pool is inference)")
+                raise ConfigError(f"{name}: an inference node needs it (home_pool is inference)")
             if not inference and value is not None:
-                raise ConfigError(f"{field}: a training node has none (home_pool is training)")
+                raise ConfigError(f"{name}: a training node has none (home_pool is training)")
+        if why := node_labels.misfit(self.labels):
+            raise ConfigError(f"labels: {why}")
         if self.stranger_after_s > LONGEST_STRANGER_AFTER_S:
             raise ConfigError(
                 f"stranger_after_s: {self.stranger_after_s:g} is longer than a loan should wait for"

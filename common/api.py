@@ -118,6 +118,7 @@ class Change(Order, frozen=True, kw_only=True, tag="change"):
     workers: while the job has workers, its maximum alone may change; workers beyond it are released
         in the next pass.
     depends_on: all that it depends on from now on, while it waits.
+    require, exclude, require_nodes, exclude_nodes: from its next start or growth on.
     """
 
     job_id: str
@@ -126,6 +127,10 @@ class Change(Order, frozen=True, kw_only=True, tag="change"):
     deadline_s: JobSeconds | UnsetType | None = UNSET
     workers: WorkerRange | UnsetType = UNSET
     depends_on: tuple[Dependency, ...] | UnsetType = UNSET
+    require: tuple[str, ...] | UnsetType = UNSET
+    exclude: tuple[str, ...] | UnsetType = UNSET
+    require_nodes: tuple[Token, ...] | UnsetType = UNSET
+    exclude_nodes: tuple[Token, ...] | UnsetType = UNSET
 
 
 class Throttle(Order, frozen=True, kw_only=True, tag="throttle"):
@@ -155,7 +160,8 @@ class ListJobs(Message, frozen=True, kw_only=True, tag="list_jobs"):
 class ListNodes(Message, frozen=True, kw_only=True, tag="list_nodes"):
     """All nodes behind `after`.
 
-    in_full: rows have `cpus` and `memory_bytes` too, which a caller of an older version refuses.
+    in_full: rows have `cpus`, `memory_bytes` and `labels` too, which a caller of an older version
+        refuses.
     """
 
     after: str = ""
@@ -180,7 +186,7 @@ class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
     """Everything about one job, node, service or loan, and the reasons for its state.
 
-    in_full: as of `ListJobs`, for the row of a job.
+    in_full: as of `ListJobs` and `ListNodes`, for the row of a job or of a node.
     """
 
     kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]

@@ -187,8 +187,12 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """Only while it takes no new work by itself, for the same reason."""
     cpus: int | UnsetType | None = UNSET
     """Logical CPUs, and memory below; 0: not reported. Only for a caller that asked for rows in
-    full, as above."""
+    full, as above, as are both below."""
     memory_bytes: int | UnsetType | None = UNSET
+    labels: dict[str, str] | UnsetType | None = UNSET
+    """Its labels as jobs select by them; an empty value: none."""
+    ordered_labels: dict[str, str | None] | UnsetType | None = UNSET
+    """Those that an operator set or, with None, took away; all others are its agent's."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from common import arrays
+from common import arrays, node_labels
 from common.errors import ConfigError
 from common.model import TOKEN_PATTERN, JobSpec
 
@@ -28,6 +28,8 @@ MAX_GPU_TYPES = 64
 """Types that a job names; a pass tries each of them for each job that waits."""
 MAX_DEPENDENCIES = 256
 """Jobs that a job waits for; as long as it waits, each of them is looked up when it ends."""
+MAX_TERMS = 64
+"""Terms of labels that a job requires, and that it excludes."""
 MAX_SPEEDUP_POINTS = 512
 """Of one speed-up table; between two points speed lies on a line."""
 TOKEN_WORDS = "expected a name of 1 to 64 of A-Z a-z 0-9 _ -"
@@ -101,6 +103,8 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from _command_misfits("command", spec.command)
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
     yield from _too_many(spec)
+    yield from (("require", node_labels.term_misfit(term)) for term in spec.require or ())
+    yield from (("exclude", node_labels.term_misfit(term)) for term in spec.exclude or ())
     yield "stall_timeout_s", _stall_misfit(spec)
     yield arrays.misfit(spec)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
@@ -143,6 +147,8 @@ def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:
         ("gpu.worker_multiplier", len(spec.gpu.worker_multiplier), MAX_GPU_TYPES),
         ("profile.speedup", len(spec.profile.speedup), MAX_SPEEDUP_POINTS),
         ("depends_on", len(spec.depends_on or ()), MAX_DEPENDENCIES),
+        ("require", len(spec.require or ()), MAX_TERMS),
+        ("exclude", len(spec.exclude or ()), MAX_TERMS),
     ):
         if count > most:
             yield field, f"it has {count} entries, expected at most {most}"

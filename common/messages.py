@@ -35,6 +35,7 @@ from common.model import (
     TurnBack,
     WorkerKey,
 )
+from common.node_labels import Labels
 from common.telemetry import AgentReport as AgentReport
 from common.telemetry import CollectorReport as CollectorReport
 from common.telemetry import CostReport as CostReport
@@ -134,6 +135,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     """Generation of the desired state that this agent acts on."""
     service: Token | None = None
     rack: str = ""
+    labels: Labels | UnsetType = UNSET
+    """Only where it has any: a coordinator of an older version refuses it."""
     instance: Token
     """This start of the agent: another one each time."""
     follows: Token | None = None

@@ -300,6 +300,14 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """It waits outside the queue until a person releases it."""
     array: ArraySpec | UnsetType = UNSET
     """Many tasks of this job. No order to a node has it: a task is a job of its own."""
+    require: tuple[str, ...] | UnsetType = UNSET
+    """Terms of labels (`common.node_labels`): a node fits all of them. No order has it, nor the
+    three below."""
+    exclude: tuple[str, ...] | UnsetType = UNSET
+    """Terms of labels: a node fits none of them."""
+    require_nodes: tuple[Token, ...] | UnsetType = UNSET
+    """It runs on no other nodes."""
+    exclude_nodes: tuple[Token, ...] | UnsetType = UNSET
 
     @property
     def is_elastic(self) -> bool:
@@ -330,7 +338,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class JobChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New values for fields of a job that has not ended; UNSET leaves a field as it is.
 
-    None, and no dependencies, take the old value away.
+    None, and an empty list, take the old value away.
     """
 
     priority: JobPriority | UnsetType = UNSET
@@ -338,7 +346,14 @@ class JobChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline_s: JobSeconds | UnsetType | None = UNSET
     workers: WorkerRange | UnsetType = UNSET
     depends_on: tuple[Dependency, ...] | UnsetType = UNSET
+    require: tuple[str, ...] | UnsetType = UNSET
+    exclude: tuple[str, ...] | UnsetType = UNSET
+    require_nodes: tuple[Token, ...] | UnsetType = UNSET
+    exclude_nodes: tuple[Token, ...] | UnsetType = UNSET
 
+
+NODE_FIELDS = ("require", "exclude", "require_nodes", "exclude_nodes")
+"""The fields of a job, and of its change, that select nodes."""
 
 STORE_INDEX = -1
 """Worker index of an attempt's rendezvous store: it is held, stopped and reported like a worker,

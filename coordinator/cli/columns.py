@@ -13,6 +13,7 @@ from common.api import (
     TenantRow,
     WorkerRow,
 )
+from common.node_labels import labels_text
 from coordinator.cli.render import Column
 from coordinator.plain_text import (
     ago,
@@ -65,6 +66,7 @@ def nodes() -> list[Column[NodeRow]]:
         Column("WANTED", lambda r: r.desired_role, is_wide=True),
         Column("SERVICE", lambda r: r.service, is_elastic=True, rank=4),
         Column("RACK", lambda r: r.rack, is_wide=True),
+        Column("LABELS", lambda r: labels_text(r.labels or {}), is_wide=True),
         Column("TYPE", lambda r: r.gpu_type, is_elastic=True, rank=2),
         Column("GPUS", lambda r: f"{r.gpus_held}/{r.gpus}", is_number=True),
         Column("BUSY", lambda r: percent(r.gpu_busy_ratio), is_number=True),

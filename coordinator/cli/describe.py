@@ -22,7 +22,8 @@ from common.api import (
     ServiceRow,
     UnknownLoadRow,
 )
-from common.model import FINAL_JOB_STATES, Gate, JobSpec
+from common.model import FINAL_JOB_STATES, NODE_FIELDS, Gate, JobSpec
+from common.node_labels import label_text
 from coordinator import plain_text
 from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
@@ -35,7 +36,7 @@ Pairs = list[tuple[str, str]]
 
 def ask(session: Session, kind: str, name: str) -> Description:
     """Everything about one thing; errors as `Client.ask`."""
-    return session.ask(Describe(kind=kind, name=name, in_full=kind == "job"), Description)
+    return session.ask(Describe(kind=kind, name=name, in_full=kind in ("job", "node")), Description)
 
 
 def describe(session: Session, show: Show, kind: str, name: str) -> None:
@@ -259,7 +260,8 @@ def _limits(spec: JobSpec) -> Pairs:
     pairs = [(name, plain_text.duration(value)) for name, value in found.items() if value]
     if spec.depends_on:
         pairs.append(("after", " ".join(f"{each.when}:{each.job}" for each in spec.depends_on)))
-    return pairs
+    asked = [(name, getattr(spec, name)) for name in NODE_FIELDS]
+    return [*pairs, *((name.replace("_", " "), ", ".join(each)) for name, each in asked if each)]
 
 
 def _store(spec: JobSpec) -> str:
@@ -281,9 +283,21 @@ def _node(row: NodeRow) -> Pairs:
         *_node_load(row),
         ("heard", plain_text.heard(row)),
         ("rack", row.rack),
+        ("labels", _labels(row)),
         ("jobs", ", ".join(row.jobs)),
         ("detail", row.detail),
     ]
+
+
+def _labels(row: NodeRow) -> str:
+    """Its labels, and which an operator set or took away."""
+    labels, ordered = row.labels or {}, row.ordered_labels or {}
+    said = [
+        f"{label_text(key, labels[key])}{' (operator)' if key in ordered else ''}"
+        for key in sorted(labels)
+    ]
+    gone = [f"no {key} (operator)" for key in sorted(ordered) if ordered[key] is None]
+    return ", ".join([*said, *gone])
 
 
 def _node_closed(row: NodeRow) -> Pairs:

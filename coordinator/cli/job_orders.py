@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import typer
@@ -16,7 +17,7 @@ from coordinator.cli.complete import complete_jobs
 from coordinator.cli.jobs import JobArgument
 from coordinator.cli.output import Format, OutputOption, QuietOption, put_json
 from coordinator.cli.session import say, session
-from coordinator.cli.submit import dependencies, seconds, worker_range
+from coordinator.cli.submit import dependencies, node_names, seconds, worker_range
 
 T = TypeVar("T")
 
@@ -108,10 +109,26 @@ def change(
             help="All dependencies of a waiting job, as in `aryl job submit`; may be repeated.",
         ),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL|none", help="As in `aryl job submit`; replaces all."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL|none", help="As in `aryl job submit`; replaces all."),
+    ] = None,
+    require_nodes: Annotated[
+        list[str] | None, typer.Option(metavar="NODE[,NODE]|none", help="The only nodes to run on.")
+    ] = None,
+    exclude_nodes: Annotated[
+        list[str] | None, typer.Option(metavar="NODE[,NODE]|none", help="Nodes not to run on.")
+    ] = None,
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Change a job that has not ended; `none` takes a limit away.
+
+    What it requires of nodes counts from its next start or growth on; its workers stay.
 
     The values are checked as at submission. A job that has run beyond its new time limit ends with
     its grace, and workers beyond a lower maximum are released.
@@ -123,6 +140,10 @@ def change(
         deadline_s=_limit(deadline, "deadline"),
         workers=_workers(workers),
         depends_on=_after(after),
+        require=_list(require, "require"),
+        exclude=_list(exclude, "exclude"),
+        require_nodes=_list(require_nodes, "require-nodes", node_names),
+        exclude_nodes=_list(exclude_nodes, "exclude-nodes", node_names),
     )
     _give(ctx, request, output, is_quiet=quiet)
 
@@ -152,6 +173,18 @@ def _workers(text: str | None) -> WorkerRange | UnsetType:
         return convert(worker_range(text), WorkerRange)
     except ValidationError as error:
         raise ConfigError(f"--workers: {text!r}: {readable(str(error))}") from None
+
+
+def _list(
+    texts: list[str] | None, flag: str, parts: Callable[[list[str]], list[str]] = list
+) -> tuple[str, ...] | UnsetType:
+    if not texts:
+        return UNSET
+    if NONE in texts:
+        if len(texts) > 1:
+            raise ConfigError(f"--{flag}: none stands alone")
+        return ()
+    return tuple(parts(texts))
 
 
 def _after(texts: list[str] | None) -> tuple[Dependency, ...] | UnsetType:

@@ -153,6 +153,26 @@ def submit(
             help="One task for each index, such as 0-99 or 1,3,7; with %5, at most 5 at once.",
         ),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="Run only on nodes with this label: key, key=value or key=value,value; "
+            "alternatives are joined by |; may be repeated, and all must hold.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Run on no node with this label; may be repeated."),
+    ] = None,
+    require_nodes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE[,NODE]", help="Run only on these nodes; may be repeated."),
+    ] = None,
+    exclude_nodes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE[,NODE]", help="Run on none of these nodes; may be repeated."),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job ends and return its exit code.")
     ] = False,
@@ -190,6 +210,10 @@ def submit(
         after=after or (),
         is_held=hold,
         array=array,
+        require=require or (),
+        exclude=exclude or (),
+        require_nodes=require_nodes or (),
+        exclude_nodes=exclude_nodes or (),
     )
     spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd(), kind=kind)
     show = Show(output=output, is_quiet=quiet)

@@ -6,14 +6,23 @@ from typing import Annotated
 
 import typer
 
+from common import node_labels
 from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes
+from common.errors import ConfigError
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
 from coordinator.cli.follow import until_vacated
-from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
-from coordinator.cli.output import Format, OutputOption
+from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
+from coordinator.cli.output import (
+    Format,
+    NoHeadersOption,
+    OutputOption,
+    QuietOption,
+    Show,
+    put_rows,
+)
 from coordinator.cli.session import EXIT_ERROR, say, session
-from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
+from coordinator.cli.shared import add_describe, add_explain, add_order
 from coordinator.cli.submit import deadline_s
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
@@ -26,14 +35,35 @@ NodeArgument = Annotated[
 ]
 
 
-add_list(
-    app,
-    "nodes",
-    lambda here: here.ask(ListNodes(), Nodes).rows,
-    columns=columns.nodes,
-    name=lambda row: row.node,
-    about="List all nodes with home pool, state, allocation and GPU use.",
-)
+@app.command("list", epilog="Example: aryl node list --label rack=r7 -o wide")
+def list_(
+    ctx: typer.Context,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="Only nodes with this label, as in `aryl job submit --require`; may be repeated.",
+        ),
+    ] = None,
+    output: OutputOption = Format.TABLE,
+    no_headers: NoHeadersOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """List all nodes with home pool, state, allocation and GPU use."""
+    terms = label or []
+    for term in terms:
+        if why := node_labels.term_misfit(term):
+            raise ConfigError(f"--label: {why}")
+    here = session(ctx)
+    rows = [
+        row
+        for row in here.ask(ListNodes(in_full=True), Nodes).rows
+        if all(node_labels.holds(term, row.labels or {}) for term in terms)
+    ]
+    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
+    put_rows(here, show, "nodes", rows, columns.nodes(), lambda row: row.node)
+
+
 add_describe(
     app,
     "node",
@@ -55,6 +85,35 @@ add_order(
     NodeArgument,
     about="Use a node again; ends a drain, or a quarantine once its cause is gone.",
 )
+
+
+@app.command("label", epilog="Example: aryl node label n4 rack=r7 nvlink disk-")
+def label(
+    ctx: typer.Context,
+    node: NodeArgument,
+    labels: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="LABEL", help="key=value or key sets a label, key- removes one."),
+    ] = None,
+    reset: Annotated[
+        bool,
+        typer.Option("--reset", help="Forget all that operators set: the agent's labels count."),
+    ] = False,
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Set or remove labels of a node, by which jobs select it.
+
+    They win over the labels in the agent's settings file. Running workers stay where they are.
+    """
+    if reset == bool(labels):
+        raise ConfigError("expected labels, such as rack=r7, or --reset")
+    value = node_labels.RESET if reset else " ".join(labels or ())
+    if not reset:
+        node_labels.parse_changes(labels or ())
+    order(
+        session(ctx), OperatorAction.LABEL, target=node, value=value, reason=reason, output=output
+    )
 
 
 @app.command("drain")

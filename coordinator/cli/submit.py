@@ -44,6 +44,10 @@ class SubmitFlags(Struct, frozen=True, kw_only=True):
     after: Sequence[str] = ()
     is_held: bool = False
     array: str | None = None
+    require: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    require_nodes: Sequence[str] = ()
+    exclude_nodes: Sequence[str] = ()
 
 
 def job_spec(
@@ -142,6 +146,11 @@ def dependencies(texts: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
+def node_names(texts: Sequence[str]) -> list[str]:
+    """Names of nodes, each text one or several with commas between."""
+    return [name for text in texts for name in text.split(",") if name]
+
+
 def environment(pairs: Sequence[str]) -> dict[str, str]:
     """`K=V` pairs; a later one wins. ConfigError names the flag."""
     values: dict[str, str] = {}
@@ -174,6 +183,10 @@ def _overlay(flags: SubmitFlags, here: Path) -> dict[str, Any]:
         "depends_on": dependencies(flags.after) or None,
         "is_held": flags.is_held or None,
         "array": None if flags.array is None else _array(flags.array),
+        "require": list(flags.require) or None,
+        "exclude": list(flags.exclude) or None,
+        "require_nodes": node_names(flags.require_nodes) or None,
+        "exclude_nodes": node_names(flags.exclude_nodes) or None,
     }
     return _said(overlay)
 

@@ -177,7 +177,7 @@ class AsyncCell:
 
     async def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes."""
-        return (await self.ask(ListNodes(), Nodes)).rows
+        return (await self.ask(ListNodes(in_full=True), Nodes)).rows
 
     async def services(self) -> tuple[ServiceRow, ...]:
         """All services."""

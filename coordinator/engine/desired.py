@@ -8,7 +8,16 @@ from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import GpuUuid, JobId, JobSpec, JobState, NodeName, NodeRole, StopReason
+from common.model import (
+    NODE_FIELDS,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    JobState,
+    NodeName,
+    NodeRole,
+    StopReason,
+)
 from coordinator.engine.jobs import numbers
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.nodes import rebuilt_gangs
@@ -111,10 +120,13 @@ def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:
     return frozenset([slot.uuid for slot in node.gpus if slot.guests])
 
 
+_UNORDERED = ("depends_on", "is_held", *NODE_FIELDS)
+
+
 def _begun(spec: JobSpec) -> JobSpec:
-    if spec.depends_on is UNSET and spec.is_held is UNSET:
-        return spec
-    return replace(spec, depends_on=UNSET, is_held=UNSET)
+    """A spec without fields that only the coordinator needs: older agents refuse them."""
+    told = [name for name in _UNORDERED if getattr(spec, name) is not UNSET]
+    return replace(spec, **dict.fromkeys(told, UNSET)) if told else spec
 
 
 def _order(job: JobEntry, worker: WorkerEntry, gang: _Gang, *, is_sharing: bool) -> WorkerOrder:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-from common.model import JobId, JobState, NodeName
+from common.model import JobId, JobSpec, JobState, NodeName
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs import prerun_spec, start_gate
 from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.jobs.node_selection import selection_of
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import shadow_mode
 from coordinator.engine.nodes import lost_records
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.settings import EngineSettings
-from coordinator.engine.state.tables import ClusterState, Recommendation
+from coordinator.engine.state.tables import ClusterState, JobEntry, Recommendation
 from coordinator.engine.view import Views
 from coordinator.policies.policy import Policy
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
@@ -83,7 +84,7 @@ class Explainer:
         if jobs_retry.rests(job):
             return (said, *self.why_never(job_id))
         held = self._held().get(job_id, ())
-        first = ((said,) if said else ()) + self.why_never(job_id) if held else ()
+        first = ((said,) if said else ()) + self._why_few(job, job_id) if held else ()
         if held and state.services:
             first += jobs_retry.why_not_lent(job, state.now_s)
         return (*first, *(why for why in held if why not in first))
@@ -96,12 +97,33 @@ class Explainer:
         state = self._engine.state
         if job_id in state.live_arrays:
             array = state.arrays[job_id]
-            return self._whole_fleet(array.tenant).why_never(wish_of(array.spec), array.tenant)
+            return self._why_never(array.spec, array.tenant)
         job = state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
-        wish = wish_of(prerun_spec.submitted(job))
-        return self._whole_fleet(job.tenant).why_never(wish, job.tenant)
+        return self._why_never(prerun_spec.submitted(job), job.tenant)
+
+    def _why_never(self, spec: JobSpec, tenant: str) -> tuple[str, ...]:
+        fleet, excluded = self._whole_fleet(tenant), self._views.excluded
+        if none := excluded.why_none(spec):
+            return (none,)
+        return fleet.why_never(wish_of(spec, excluded.of(spec)), tenant)
+
+    def _why_few(self, job: JobEntry, job_id: JobId) -> tuple[str, ...]:
+        """As `why_never`; else how many nodes fit a job by their labels, where it asks for any."""
+        if never := self.why_never(job_id):
+            return never
+        free = (
+            {
+                node.name: node.free_gpus
+                for node in self._views.fleet(self._now()).nodes
+                if node.is_schedulable
+            }
+            if selection_of(job.spec)
+            else {}
+        )
+        said = self._views.excluded.why_waiting(job.spec, free)
+        return (said,) if said else ()
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Position in the policy's queue, from 1, and its length; None if the job would start now.

@@ -1,4 +1,4 @@
-"""Orders of operators: freeze, recall, cordon, drain, confirm-dead, remove, revoke, mode.
+"""Orders of operators: freeze, recall, cordon, drain, confirm-dead, remove, revoke, mode, label.
 
 The driver has checked the caller and the names; here an unknown target changes nothing.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from common import node_labels
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import recall as loans_recall
@@ -46,6 +47,8 @@ def act(ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName
             _revoke(ctx, event)
         case A.APPROVE_LOAN:
             _approve(ctx, event, why_not_approved)
+        case A.LABEL:
+            _label(ctx, event)
         case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD | A.REMOVE:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
@@ -105,6 +108,23 @@ def _approve(
         ctx.log_event(decision.node, "not lent", why)
     else:
         ctx.decisions.append(decision)
+
+
+def _label(ctx: Context, event: OperatorAsked) -> None:
+    """Set labels of a node; workers that are there stay."""
+    node = ctx.state.nodes.get(NodeName(event.target))
+    if node is None:
+        return
+    if event.value == node_labels.RESET:
+        node.labels.ordered = {}
+    else:
+        ordered = node.labels.ordered | node_labels.parse_changes(event.value.split())
+        node.labels.ordered = {
+            key: ordered[key]
+            for key in sorted(ordered)
+            if ordered[key] is not None or key in node.labels.reported
+        }
+    ctx.changed_nodes[node.name] = None
 
 
 def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine import reach
-from coordinator.engine.jobs import estimates, migration, prerun_spec
+from coordinator.engine.jobs import estimates, migration, node_selection, prerun_spec
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.jobs.gang_start import is_schedulable
 from coordinator.engine.loans import lifecycle as loans_lifecycle
@@ -36,6 +36,7 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, W
 from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.index import JobSorter, NodeSorter
+from coordinator.policies.contract.node_names import NodeNames, sorted_names
 from coordinator.policies.contract.snapshot import (
     Behind,
     ClusterSnapshot,
@@ -105,6 +106,8 @@ class Views:
         """The contents of each of those nodes."""
         self._part_names: dict[NodeName, tuple[NodeName, ...]] = {}
         """Nodes with several parts; any other node is one part of its own name."""
+        self.excluded = node_selection.Excluded()
+        """The nodes that jobs may not use by what they ask of nodes."""
         self.fleet_mark = 0
         """It grows whenever one of these changes."""
 
@@ -139,7 +142,7 @@ class Views:
         self._see_nodes(ctx)
         state = ctx.state
         for job_id in self._jobs.take_stale():
-            job = _seen_job(ctx, job_id, self._fleet)
+            job = _seen_job(ctx, job_id, self._fleet, self.excluded)
             self._jobs.put(job_id, job)
             self._job_sorter.remove(job_id)
             if job is not None:
@@ -167,6 +170,13 @@ class Views:
             node = ctx.state.nodes.get(name)
             self._count(name, node)
             self._put(ctx, name, node)
+        if selections := self.excluded.take_changed():
+            self._jobs.stale.update(
+                job_id
+                for job_id in ctx.state.live_jobs
+                if node_selection.selection_of(ctx.state.jobs[job_id].spec) in selections
+            )
+        self.excluded.keep(ctx.state.jobs[job_id].spec for job_id in ctx.state.live_jobs)
         if self._fleet != before:
             self._jobs.stale.update(
                 job_id
@@ -178,7 +188,8 @@ class Views:
         """Replace the views of a node's parts; mostly it is one part."""
         seen = () if node is None else node_views(ctx, node)
         had = self._part_names.pop(name, (name,))
-        now = tuple(view.name for view in seen)
+        now = tuple([view.name for view in seen])
+        self.excluded.note(name, node, now)
         for gone in had if now != had else ():
             if gone not in now:
                 self._nodes.put(gone, None)
@@ -242,7 +253,8 @@ def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:
     nodes = [seen for node in ctx.state.nodes.values() for seen in node_views(ctx, node)]
     nodes.sort(key=lambda seen: seen.name)
     fleet = reach.fleet_gpus(ctx.state.nodes.values())
-    jobs = [_seen_job(ctx, job_id, fleet) for job_id in sorted(ctx.state.live_jobs)]
+    excluded = node_selection.Excluded(ctx.state.nodes.values())
+    jobs = [_seen_job(ctx, job_id, fleet, excluded) for job_id in sorted(ctx.state.live_jobs)]
     return nodes, [job for job in jobs if job is not None]
 
 
@@ -405,7 +417,9 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
     return Shadow.LENT if found.reclaimed_at_s is None else Shadow.COMING
 
 
-def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | None:
+def _seen_job(
+    ctx: Context, job_id: JobId, fleet: reach.FleetGpus, excluded: node_selection.Excluded
+) -> JobView | None:
     """A job that has not ended. One that rests before its next try, or waits behind a shut gate, is
     not put to a policy.
     """
@@ -414,7 +428,7 @@ def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | 
         return None
     if job.state == JobState.PENDING and job.gate.is_shut:
         return None
-    seen, time_s = job_view(ctx, job, fleet), job.spec.prerun.time_s
+    seen, time_s = job_view(ctx, job, fleet, excluded.of(job.spec)), job.spec.prerun.time_s
     if not prerun_spec.is_on(job) or time_s is None:
         return seen
     ran_s = prerun_spec.computed_s(job, ctx.now_s)
@@ -457,8 +471,8 @@ _copied = copier(
 )
 
 
-def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
-    """One job, frozen; no larger than the fleet."""
+def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: NodeNames) -> JobView:
+    """One job, frozen; no larger than the fleet. excluded: nodes that it may not use."""
     span, behind = reach.reach_of(fleet, job), reach.reach_behind(fleet, job)
     longest = span.workers.max if behind is None else max(span.workers.max, behind.max)
     work_s, source = estimates.remaining_work(job, ctx.now_s)
@@ -492,7 +506,8 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         first_started_at_s=job.started_at_s,
         attempt=job.attempt.number,
         own_fault_count=job.counts.own_faults,
-        avoid_nodes=_avoided(ctx, job),
+        avoid_nodes=_avoided(ctx, job, excluded),
+        excluded_nodes=excluded,
         wants_no_loan=job.retry.no_loan_until_s is not None,
         suspended_at_s=job.suspension.since_s,
         progress_step=None if job.progress is None else job.progress.step,
@@ -508,13 +523,15 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
     )
 
 
-def _avoided(ctx: Context, job: JobEntry) -> tuple[NodeName, ...]:
+def _avoided(ctx: Context, job: JobEntry, excluded: NodeNames) -> NodeNames:
     """The nodes that a job leaves alone, with all their parts."""
+    if not job.retry.avoided:
+        return excluded  # one value for all jobs that ask the same of nodes
     found: list[NodeName] = []
     for name in job.retry.avoid_nodes:
         node = ctx.state.nodes.get(name)
         found += [name] if node is None else mixed_nodes.names(node)
-    return tuple(found)
+    return sorted_names({*found, *excluded}) if excluded else NodeNames(found)
 
 
 def services(ctx: Context) -> tuple[ServiceView, ...]:

@@ -220,6 +220,8 @@ class _Played:
             self._gpus[event.node] = event.gpus
             if facts is not None or node.last_report.gpus != event.gpus:
                 node.learn(gpus=event.gpus)
+        if node.last_report.labels != event.labels:
+            node.learn(labels=event.labels)
         if node.last_report.ledger_error != (event.rival or event.ledger_error):
             node.learn(ledger_error=event.rival or event.ledger_error)
 
@@ -231,6 +233,7 @@ class _Played:
             gpus=len(event.gpus),
             service=event.service,
             rack=event.rack,
+            labels=event.labels,
             cpus=event.cpus,
             memory_bytes=event.memory_bytes,
         )

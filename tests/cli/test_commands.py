@@ -224,7 +224,7 @@ def test_a_description_as_json_has_every_field(cell: FakeCell, kind: str) -> Non
     assert found["kind"] == kind
     others = {"job", "node", "service", "loan"} - {kind}
     assert all(found[other] is None for other in others)
-    assert cell.asked == [Describe(kind=kind, name="x", in_full=kind == "job")]
+    assert cell.asked == [Describe(kind=kind, name="x", in_full=kind in ("job", "node"))]
 
 
 @pytest.mark.parametrize("kind", ["job", "node", "service", "loan"])

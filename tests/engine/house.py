@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.messages import DesiredState
@@ -187,6 +188,8 @@ class House:
         grace_s: float = 30.0,
         path: str | None = None,
         tenant: str = "trace",
+        require: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
     ) -> JobEntry:
         """A job that waits; elastic and under torchrun it has a rendezvous store.
 
@@ -201,6 +204,8 @@ class House:
             launcher=launcher,
             stop_after_s=stop_after_s,
             checkpoint=CheckpointSpec(grace_s=grace_s, path=path),
+            require=require or UNSET,
+            exclude=exclude or UNSET,
         )
         job_id = JobId(name)
         now_s = self.sim.loop.now_s

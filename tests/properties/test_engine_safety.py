@@ -75,6 +75,7 @@ WEIGHTS = {
     "uncordon": 2,
     "confirm": 1,
     "remove": 2,
+    "label": 3,
 }
 ASKED = {
     "recall": OperatorAction.RECALL,
@@ -82,6 +83,7 @@ ASKED = {
     "uncordon": OperatorAction.UNCORDON,
     "confirm": OperatorAction.CONFIRM_DEAD,
     "remove": OperatorAction.REMOVE,
+    "label": OperatorAction.LABEL,
 }
 
 
@@ -140,6 +142,8 @@ def decide(house: House, op: Op) -> None:
                 work_s=30.0 * (1 + op.b),
                 max_restarts=op.c % 2,
                 launcher=(Launcher.NONE, Launcher.TORCHRUN)[op.a // 2 % 2],
+                require=("fast",) if op.b == 2 else (),
+                exclude=("fast|slow",) if op.b == 3 else (),
             )
         case "start" if job := choose(house, op.a, JobState.PENDING):
             house.decide(any_start(house, job, op))
@@ -220,8 +224,9 @@ def happen(house: House, op: Op, node: NodeName) -> None:
         case what if what in ASKED and not (what == "confirm" and pretend.is_up):
             target = "" if what == "recall" else node
             later_s = 20.0 if what == "drain" and op.c % 2 else None
+            label = ("fast", "fast-")[op.c % 2] if what == "label" else ""
             asked = OperatorAsked(
-                action=ASKED[what], by="ops/me", target=target, deadline_s=later_s
+                action=ASKED[what], by="ops/me", target=target, value=label, deadline_s=later_s
             )
             house.sim.handle(asked)
         case _:
@@ -238,6 +243,28 @@ def no_gpu_holds_two_exclusive_workers(house: House) -> None:
             for uuid in order.gpu_uuids:
                 assert uuid not in on_gpu, f"{uuid} runs {on_gpu[uuid]} and {order.key}"
                 on_gpu[uuid] = order.key
+
+
+class Placed:
+    """Which workers each job was given, step by step; labels change only between steps."""
+
+    def __init__(self) -> None:
+        self._seen: set[WorkerKey] = set()
+
+    def nothing_starts_on_a_node_that_its_job_may_not_use(self, house: House) -> None:
+        """A worker that is new has a node with the label that its job requires, and none with one
+        that it excludes.
+        """
+        state = house.engine.state
+        for job in state.live():
+            for worker in job.workers.values():
+                node = state.nodes.get(worker.node)
+                if worker.key in self._seen or node is None:
+                    continue
+                self._seen.add(worker.key)
+                is_fast = "fast" in node.labels.now
+                assert is_fast or not job.spec.require, f"{worker.key} is on {node.name}"
+                assert not (is_fast and job.spec.exclude), f"{worker.key} is on {node.name}"
 
 
 class Gangs:
@@ -341,7 +368,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
     A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
     """
     house = House(delays=delays, gang_ready_timeout_s=30.0)
-    gangs = Gangs(house)
+    gangs, placed = Gangs(house), Placed()
     for op in ops:
         if op.what == "amnesia":
             gangs.forget()
@@ -349,6 +376,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
         no_gpu_holds_two_exclusive_workers(house)
         no_attempt_runs_beside_a_newer_one(house)
         no_cancelled_job_computes(house)
+        placed.nothing_starts_on_a_node_that_its_job_may_not_use(house)
     gangs.tear()
     calm_down(house)
     gangs.are_whole_or_absent()

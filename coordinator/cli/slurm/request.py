@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from common.errors import ConfigError
 from common.slurm import patterns, times
+from coordinator.cli.slurm import node_options
 from coordinator.cli.slurm.shape import Shape, shape_of
 from coordinator.cli.slurm.words import DEFAULT_PARTITION, DEPENDENCIES, partition, types_meant
 
@@ -114,6 +115,9 @@ def request(
         "gpu": {"types": list(_types(asked, shape, by.gpu_types))},
         "env": env,
     }
+    values |= node_options.selected(asked, shape.nodes)
+    if more := node_options.note(asked, shape.nodes):
+        notes.append(more)
     if "signal" in asked:
         lead_s = signal_of(asked["signal"])[1]
         values["checkpoint"] = {"grace_s": lead_s}

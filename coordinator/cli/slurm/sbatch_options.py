@@ -36,6 +36,9 @@ TABLE = (
     Option("mem"),
     Option("mem-per-cpu"),
     Option("mem-per-gpu"),
+    Option("constraint", "C"),
+    Option("nodelist", "w"),
+    Option("exclude", "x"),
     # when it runs
     Option("time", "t"),
     Option("signal"),
@@ -75,11 +78,8 @@ TABLE = (
     Option("deadline", "", kind=Kind.REFUSED, why="use the field deadline_s of aryl job submit"),
     Option("time-min", "", kind=Kind.REFUSED, why="a job has one time limit"),
     Option("exclusive", "", MAYBE, Kind.REFUSED, "ask for all GPUs of a node"),
-    Option("constraint", "C", kind=Kind.REFUSED, why=_PLACING),
     Option("prefer", "", kind=Kind.REFUSED, why=_PLACING),
-    Option("nodelist", "w", kind=Kind.REFUSED, why=_PLACING),
     Option("nodefile", "F", kind=Kind.REFUSED, why=_PLACING),
-    Option("exclude", "x", kind=Kind.REFUSED, why="an operator closes a node (aryl node cordon)"),
     Option("contiguous", "", FLAG, Kind.REFUSED, _PLACING),
     Option("switches", "", kind=Kind.REFUSED, why=_PLACING),
     Option("segment", "", kind=Kind.REFUSED, why=_PLACING),
@@ -129,6 +129,7 @@ TABLE = (
 
 FROM_ENVIRONMENT = {
     "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
     "SBATCH_EXPORT": "export",
     "SBATCH_GPUS": "gpus",
     "SBATCH_GPUS_PER_NODE": "gpus-per-node",

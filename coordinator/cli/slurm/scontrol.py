@@ -228,7 +228,10 @@ def _what(row: JobRow, spec: JobSpec, why: Iterable[str]) -> list[Pairs]:
     env = spec.env
     output = env.get("ARYL_BATCH_OUTPUT", "").replace("%j", number_of(row))
     error = env.get("ARYL_BATCH_ERROR", "").replace("%j", number_of(row))
+    lists = (("ReqNodeList", spec.require_nodes), ("ExcNodeList", spec.exclude_nodes))
     found: list[Pairs] = [
+        [("Features", "&".join(spec.require or ()) or "(null)")],
+        [(name, compress(names or ()) or "(null)") for name, names in lists],
         [("Command", env.get("ARYL_BATCH_COMMAND") or spec.command[0])],
         [("WorkDir", spec.workdir)],
         [("Comment", env["SLURM_JOB_COMMENT"])] if "SLURM_JOB_COMMENT" in env else [],

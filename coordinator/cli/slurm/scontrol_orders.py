@@ -13,9 +13,11 @@ from common.errors import ConfigError
 from common.jobspec import readable
 from common.messages import Message
 from common.slurm import times
+from common.slurm.nodelists import expand
 from common.slurm.options import OptionError
 from coordinator.cli.slurm import cell, sizes
 from coordinator.cli.slurm.cell import Place
+from coordinator.cli.slurm.node_options import terms
 from coordinator.cli.slurm.request import dependencies
 from coordinator.client import Client
 
@@ -27,8 +29,12 @@ ORDERS: Mapping[str, Callable[[tuple[str, ...]], Message]] = {
     "requeuehold": lambda jobs: Requeue(job_ids=jobs, is_held=True),
 }
 """The request for each order about jobs."""
-UPDATED = "Priority, Nice, TimeLimit, NumNodes, Dependency, ArrayTaskThrottle"
+UPDATED = (
+    "Priority, Nice, TimeLimit, NumNodes, Dependency, Features, ReqNodeList, ExcNodeList, "
+    "ArrayTaskThrottle"
+)
 _THROTTLE = "arraytaskthrottle"
+_LISTS = {"reqnodelist": "require_nodes", "excnodelist": "exclude_nodes"}
 
 
 def order(command: str, names: Sequence[str], place: Place) -> int:
@@ -108,6 +114,10 @@ async def _changed(client: Client, key: str, text: str) -> dict[str, Any]:
                 parts = [part for one in text.split(",") for part in one.split(":")[1:]]
                 ids = {part: (await cell.described(client, part)).name for part in parts}
                 return {"depends_on": dependencies(text, ids) if text else []}
+            case "features":
+                return {"require": terms(text) if text else []}
+            case "reqnodelist" | "excnodelist":
+                return {_LISTS[key]: expand(text)}
             case _:
                 raise OptionError(f"update: {key} cannot be changed; expected one of {UPDATED}")
     except ValueError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
 from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, Pool, is_mig
+from common.node_labels import label_text
 from coordinator.cli.slurm.cell import request_of
 
 COMPACT = {
@@ -251,10 +252,11 @@ NODE_COMPACT = {
 
 
 def features(row: NodeRow) -> str:
-    """The pool of a node, and the service that lends it."""
-    if row.role == NodeRole.ON_LOAN:
-        return f"lent,{row.service}"
-    return f"inference,{row.service}" if row.home_pool == Pool.INFERENCE else str(row.home_pool)
+    """The pool of a node, the service that lends it, and its labels."""
+    pool = "lent" if row.role == NodeRole.ON_LOAN else str(row.home_pool)
+    service = [row.service] if row.home_pool == Pool.INFERENCE else []
+    labels = row.labels or {}
+    return ",".join([pool, *service, *(label_text(key, labels[key]) for key in sorted(labels))])
 
 
 def node_gres(row: NodeRow) -> str:

@@ -1,8 +1,8 @@
-"""Changes of a job after its submission: priority, limits, worker range, dependencies.
+"""Changes of a job after its submission: priority, limits, workers, dependencies, nodes.
 
 The new spec is checked as at submission. What has begun with the old one goes on: a worker range
 keeps its minimum while the job has workers, and workers beyond a lower maximum are released by a
-resize in the next pass.
+resize in the next pass. Workers stay where they are, whatever nodes the job requires from now on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from common.jobspec import Misfit, misfit
 from common.model import (
     FINAL_JOB_STATES,
+    NODE_FIELDS,
     Dependency,
     JobChange,
     JobId,
@@ -27,6 +28,8 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import AfterVacating, ClusterState, JobEntry
 from coordinator.policies.contract.decisions import Resize
 
+LISTS = ("depends_on", *NODE_FIELDS)
+"""Fields that an empty list unsets."""
 NOTHING = Misfit("", "nothing is changed: expected a new value of at least one field")
 
 
@@ -37,8 +40,9 @@ def changed(spec: JobSpec, change: JobChange) -> JobSpec:
     workers, gang = fields.get("workers"), spec.prerun.gang
     if gang is not None and fields.pop("workers", None) is not None:
         fields["prerun"] = replace(spec.prerun, gang=replace(gang, workers=workers))
-    if fields.get("depends_on") == ():
-        fields["depends_on"] = UNSET
+    for name in LISTS:
+        if fields.get(name) == ():
+            fields[name] = UNSET
     return replace(spec, **fields)
 
 
@@ -160,8 +164,10 @@ def _word(value: object) -> str:
     if isinstance(value, WorkerRange):
         return f"{value.min}:{value.max}"
     if isinstance(value, tuple):
-        each = cast("tuple[Dependency, ...]", value)
-        return " ".join(f"{one.when}:{one.job}" for one in each)
+        each = cast("tuple[Dependency | str, ...]", value)
+        return " ".join(
+            f"{one.when}:{one.job}" if isinstance(one, Dependency) else one for one in each
+        )
     return str(value)
 
 

@@ -8,6 +8,7 @@ from common.lifecycle import JobEvent
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey, is_mig
 from coordinator.engine.jobs import (
     gpu_sharing,
+    node_selection,
     preemption_loss,
     rendezvous,
 )
@@ -65,6 +66,8 @@ def does_not_fit(
         part = mixed_nodes.found(ctx.state, name)
         if part is None or not is_schedulable(part[0]):
             return f"{name} takes no workers now"
+        if why := node_selection.why_not_on(job.spec, part[0]):
+            return why
         kind = part[1]
         if job.spec.gpu.gpus_for_one(kind, gpu_type) is None:
             return f"{name} has {kind}, the attempt runs on {gpu_type}"

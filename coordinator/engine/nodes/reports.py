@@ -60,6 +60,8 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     if is_seen_anew:  # or it was not heard
         node.home_pool, node.rack, node.service = event.home_pool, event.rack, event.service
         node.cpus, node.memory_bytes, node.contact.is_heard = event.cpus, event.memory_bytes, True
+        ctx.needs_pass |= node.labels.reported != event.labels
+        node.labels.reported = event.labels
     node.contact.epoch, node.contact.generation = event.epoch, event.generation
     _fold_ledger_error(ctx, node, event)
     if is_new_boot and node.gpu_conditions:
@@ -91,6 +93,7 @@ def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
         or node.home_pool != event.home_pool
         or node.service != event.service
         or node.rack != event.rack
+        or node.labels.reported != event.labels
         or node.cpus != event.cpus
         or node.memory_bytes != event.memory_bytes
     )

@@ -197,6 +197,7 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     gpus: tuple[GpuFact, ...]
     service: ServiceName | None = None
     rack: str = ""
+    labels: dict[str, str] = {}
     cpus: int = 0
     memory_bytes: int = 0
     lease_id: LeaseId | None = None
@@ -305,11 +306,13 @@ class OperatorAction(StrEnum):
     REVOKE_LOAN = "revoke_loan"
     APPROVE_LOAN = "approve_loan"
     SET_MODE = "set_mode"
+    LABEL = "label"
 
 
 class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     """A human action; `target` is a node, a service or empty for the whole cell.
 
+    value: of `set_mode` the mode; of `label` the changes, as `common.node_labels` reads them.
     deadline_s: of a drain, how long running work may go on; None: not at all.
     """
 

@@ -45,6 +45,22 @@ class Homecoming(Struct, kw_only=True):
     """The stages of its latest return, as it reported last."""
 
 
+class NodeLabels(Struct, kw_only=True, omit_defaults=True):
+    """Labels of a node. What an operator set wins over what its agent reports."""
+
+    reported: dict[str, str] = field(default_factory=dict[str, str])
+    ordered: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """By an operator; None takes away what the agent reports."""
+
+    @property
+    def now(self) -> dict[str, str]:
+        """The labels that count."""
+        if not self.ordered:
+            return self.reported  # as of nearly all
+        both = {**self.reported, **self.ordered}
+        return {key: value for key, value in both.items() if value is not None}
+
+
 class Cordon(Struct, kw_only=True):
     """An operator's order that a node takes nothing new; see `nodes.maintenance`."""
 

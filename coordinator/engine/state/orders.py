@@ -8,7 +8,7 @@ from types import MappingProxyType
 from msgspec import UNSET
 
 from common.history import OrderRecord, StoryKind
-from common.model import JobChange
+from common.model import NODE_FIELDS, JobChange
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import (
     ArrayThrottled,
@@ -99,6 +99,10 @@ def _changed(change: JobChange) -> dict[str, str]:
     if change.depends_on is not UNSET:
         after = (f"{one.when}:{one.job}" for one in change.depends_on)
         texts["depends_on"] = " ".join(after) or "none"
+    for name in NODE_FIELDS:
+        asked = getattr(change, name)
+        if asked is not UNSET:
+            texts[name] = " ".join(asked) or "none"
     return texts
 
 

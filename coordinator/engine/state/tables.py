@@ -54,6 +54,7 @@ from coordinator.engine.state.node_groups import (
     FailedStarts,
     Homecoming,
     LedgerEntry,
+    NodeLabels,
 )
 from coordinator.policies.contract.decisions import Migrate, Reclaim
 from coordinator.policies.contract.seasonal_load import Season
@@ -398,6 +399,7 @@ class NodeEntry(Struct, kw_only=True):
     desired: DesiredEntry
     service: ServiceName | None = None
     rack: str = ""
+    labels: NodeLabels = field(default_factory=NodeLabels)
     cpus: int = 0
     """Logical CPUs, and memory below; 0: not reported."""
     memory_bytes: int = 0

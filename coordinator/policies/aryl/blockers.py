@@ -134,6 +134,13 @@ def _of_type(
 def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
     """Nodes of a type that are closed to a job now, whatever runs on them."""
     found: list[str] = []
+    open_to = [node for node in nodes if node.name not in job.excluded_nodes]
+    if excluded := len(nodes) - len(open_to):
+        does = "does" if excluded == 1 else "do"
+        found.append(
+            f"{counted(excluded, 'node')} of type {gpu_type} {does} not fit what it asks of nodes"
+        )
+    nodes = open_to
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")

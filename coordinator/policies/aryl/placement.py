@@ -28,6 +28,7 @@ from coordinator.policies.contract.index import (
     spots_now,
     tag_of,
 )
+from coordinator.policies.contract.node_names import bits_of
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     Flexible,
@@ -260,14 +261,10 @@ class PlacementState:
                 yield group, [mask & ~barred for mask in masks] if barred else masks
 
     def avoided(self, job: JobView) -> int:
-        """Places that all workers of a job leave alone, because it failed there, as bits."""
+        """Places that all workers of a job leave alone, as bits."""
         if not job.avoid_nodes:
             return 0  # so of nearly all
-        places = 0
-        for name in job.avoid_nodes:
-            if name in self.index.places:
-                places |= 1 << self.index.places[name]
-        return places
+        return bits_of(job.avoid_nodes, self.index.places)
 
     def barred(self, job: JobView) -> int:
         """Places that base workers of a job must leave alone, as bits."""

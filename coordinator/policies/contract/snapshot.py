@@ -330,7 +330,9 @@ class JobView(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
-    """Nodes on which it failed and which its workers leave alone."""
+    """Nodes that its workers leave alone: those on which it failed, and `excluded_nodes`."""
+    excluded_nodes: tuple[NodeName, ...] = ()
+    """Those of them that it may never use as they are, by the labels and names that it selects."""
     back_off: BackOff | None = None
     """It was called back by guarantees; None: never, or not since it did well."""
     wants_no_loan: bool = False

@@ -47,6 +47,7 @@ class Wish(Struct, frozen=True, cache_hash=True):
 
     types: in the job's order; empty: any. multipliers: workers for one, where a type needs more.
     spans_types: its gang may be on several of them at one time.
+    excluded_nodes: nodes that it may not use, by the labels and names that it selects.
     """
 
     gpus_per_worker: int
@@ -56,10 +57,14 @@ class Wish(Struct, frozen=True, cache_hash=True):
     preemptibility: Preemptibility
     grace_s: float
     spans_types: bool
+    excluded_nodes: tuple[NodeName, ...] = ()
 
 
-def wish_of(job: JobView | JobSpec) -> Wish:
-    """The requirements of a job, as a policy or its user sees them."""
+def wish_of(job: JobView | JobSpec, excluded_nodes: tuple[NodeName, ...] = ()) -> Wish:
+    """The requirements of a job, as a policy or its user sees them.
+
+    excluded_nodes: of a `JobSpec`; a view has its own.
+    """
     return Wish(
         gpus_per_worker=job.gpus_per_worker,
         min_workers=job.workers.min,
@@ -68,6 +73,7 @@ def wish_of(job: JobView | JobSpec) -> Wish:
         preemptibility=job.preemptibility,
         grace_s=job.checkpoint.grace_s if isinstance(job, JobSpec) else job.grace_s,
         spans_types=job.gpu.heterogeneous_speed_ratio > 0,
+        excluded_nodes=excluded_nodes if isinstance(job, JobSpec) else job.excluded_nodes,
     )
 
 
@@ -161,7 +167,7 @@ class Fleet:
         if job.gpu.worker_multiplier or job.gpu.heterogeneous_speed_ratio:
             return bool(self.why_never(wish_of(job)))
         gang = (job.workers.min, job.gpus_per_worker, job.gpu.types)
-        alike = (gang, job.preemptibility, job.grace_s)
+        alike = (gang, job.preemptibility, job.grace_s, job.excluded_nodes)
         if alike not in self._never:
             self._never[alike] = bool(self.why_never(wish_of(job)))
         return self._never[alike]
@@ -220,6 +226,10 @@ class Fleet:
         nodes, size = self._nodes.get(gpu_type, []), wish.gpus_per_worker
         if not nodes:
             return absent(gpu_type)
+        if wish.excluded_nodes:
+            nodes = _left(nodes, wish)
+            if not nodes:
+                return f"can never run here: no node of type {gpu_type} fits what it asks of nodes"
         largest = max(node.gpus for node in nodes)
         if largest < size:
             return (
@@ -232,7 +242,7 @@ class Fleet:
             return ""
         is_all = len(found.usable) == len(nodes)
         which = "all" if is_all and len(nodes) > 1 else "the"
-        limit = "" if is_all else " that it may use"
+        limit = "" if is_all and not wish.excluded_nodes else " that it may use"
         has = "has" if len(found.usable) == 1 else "have"
         gpus = sum(node.gpus for node in found.usable)
         said = (
@@ -248,7 +258,7 @@ class Fleet:
         """Whether a gang that may span its types has places enough on all of them together."""
         if not wish.spans_types:
             return False
-        every = (self._places(wish, self._nodes.get(name, [])) for name in wish.types)
+        every = (self._places(wish, _left(self._nodes.get(name, []), wish)) for name in wish.types)
         return sum(places.lent_count for places in every) >= count
 
     def _places(self, wish: Wish, nodes: Iterable[NodeView]) -> _Places:
@@ -272,6 +282,12 @@ class Fleet:
         if wish.preemptibility != Preemptibility.FULL or service not in self._services:
             return False
         return wish.grace_s <= self._services[service].max_grace_s
+
+
+def _left(nodes: list[NodeView], wish: Wish) -> list[NodeView]:
+    """Nodes without those that a job may not use."""
+    barred = wish.excluded_nodes
+    return [node for node in nodes if node.name not in barred] if barred else nodes
 
 
 def is_absent(node: NodeView) -> bool:

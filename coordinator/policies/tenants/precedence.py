@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.contract.decisions import Allocation, PendingReason, Preempt, Start
 from coordinator.policies.contract.estimates import base_runtime_s, ends_at_s, late_ratio
+from coordinator.policies.contract.node_names import NodeNames, sorted_names
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.contract.text import listed
 from coordinator.policies.tenants.entitlements import is_covered
@@ -212,12 +213,17 @@ def _takes(made: Allocation, barred: dict[JobId, list[Kept]]) -> bool:
 
 
 def _avoiding(snapshot: ClusterSnapshot, barred: dict[JobId, list[Kept]]) -> ClusterSnapshot:
+    both: dict[tuple[frozenset[NodeName], tuple[NodeName, ...]], NodeNames] = {}
+
     def seen(job: JobView) -> JobView:
         kept = barred.get(job.job_id)
         if kept is None:
             return job
-        nodes = {name for each in kept for name in each.nodes}
-        return replace(job, avoid_nodes=tuple(sorted(nodes.union(job.avoid_nodes))))
+        nodes = frozenset(name for each in kept for name in each.nodes)
+        like = (nodes, job.avoid_nodes)
+        if like not in both:
+            both[like] = sorted_names(nodes.union(job.avoid_nodes))
+        return replace(job, avoid_nodes=both[like])
 
     return replace(snapshot, jobs=tuple(map(seen, snapshot.jobs)), index=None)
 

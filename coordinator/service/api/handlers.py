@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import UNSET, structs
 
 from common import arrays as array_text
-from common import subjects
+from common import node_labels, subjects
 from common.api import (
     REQUESTS,
     ApiError,
@@ -39,7 +39,7 @@ from common.api import (
     Throttle,
 )
 from common.bus import BusMessage
-from common.errors import ProtocolError, Unavailable
+from common.errors import ConfigError, ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import (
@@ -508,6 +508,9 @@ class Api:
         match action:
             case a.CORDON | a.UNCORDON | a.DRAIN | a.CONFIRM_DEAD | a.REMOVE:
                 self._check_node(action, NodeName(request.target))
+            case a.LABEL:
+                self._check_node(action, NodeName(request.target))
+                _check_labels(request.value)
             case a.APPROVE_LOAN:
                 self._check_recommended(NodeName(request.target))
             case a.REVOKE_LOAN:
@@ -541,6 +544,14 @@ class Api:
         services = self._coordinator.engine.state.services
         if name and name not in services:
             raise unknown("service", name, sorted(services))
+
+
+def _check_labels(text: str) -> None:
+    try:
+        if text != node_labels.RESET:
+            node_labels.parse_changes(text.split())
+    except ConfigError as error:
+        raise Refusal(ApiErrorCode.USAGE, str(error), "value") from None
 
 
 def _counts(spec: JobSpec) -> tuple[int, int]:

@@ -214,6 +214,10 @@ class JobOrders:
             workers=request.workers,
             depends_on=request.depends_on
             and name_lookup.dependencies(self._state, request.depends_on),
+            require=request.require,
+            exclude=request.exclude,
+            require_nodes=request.require_nodes,
+            exclude_nodes=request.exclude_nodes,
         )
         before = _spec(one)
         self._check_change(one, change)

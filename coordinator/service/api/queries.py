@@ -297,7 +297,7 @@ class Looks:
         """
         describers: dict[str, Callable[[str], Description]] = {
             "job": partial(self._describe_job, in_full=request.in_full),
-            "node": self._describe_node,
+            "node": partial(self._describe_node, in_full=request.in_full),
             "service": self._describe_service,
             "loan": self._describe_loan,
         }
@@ -327,7 +327,7 @@ class Looks:
             spec=prerun_spec.submitted(job),
         )
 
-    def _describe_node(self, name: str) -> Description:
+    def _describe_node(self, name: str, *, in_full: bool) -> Description:
         c = self._coordinator
         node = name_lookup.node(c.engine.state, name)
         report = c.folder.reports.get(node.name)
@@ -338,7 +338,7 @@ class Looks:
             agent=report.agent if report else None,
             cost=report.cost if report else None,
             collectors=report.collectors if report else (),
-            node=self._node_row(node),
+            node=self._node_row(node, in_full=in_full),
             telemetry=rows.telemetry(node.name, c.folder, boot_now_s=c.clock.now_s()),
             why=explain.node(
                 c.engine,

@@ -250,7 +250,7 @@ def node_row(
     closed: ClosedRow | UnsetType = UNSET,
     in_full: bool = False,
 ) -> NodeRow:
-    """One node; `in_full` for a caller that asked for its CPUs and memory."""
+    """One node; `in_full` for a caller that asked for its CPUs, memory and labels."""
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
     holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
@@ -279,6 +279,8 @@ def node_row(
         closed=closed,
         cpus=node.cpus if in_full else UNSET,
         memory_bytes=node.memory_bytes if in_full else UNSET,
+        labels=node.labels.now if in_full else UNSET,
+        ordered_labels=node.labels.ordered if in_full else UNSET,
     )
 
 

@@ -299,6 +299,7 @@ def facts_of(
         gpus=tuple(map(catalogue.fact, units(report.gpus))),
         service=ServiceName(report.service) if report.service else None,
         rack=report.rack,
+        labels=report.labels or {},
         cpus=report.host.cpu_count if report.host else 0,
         memory_bytes=report.host.memory_total_bytes if report.host else 0,
         lease_id=LeaseId(report.lease.lease_id) if report.lease else None,

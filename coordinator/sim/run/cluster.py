@@ -56,6 +56,7 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     gpus: int
     service: ServiceName | None = None
     rack: str = ""
+    labels: dict[str, str] = {}
     cpus: int = 0
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
@@ -152,6 +153,7 @@ class PretendNode:
             ),
             service=spec.service,
             rack=spec.rack,
+            labels=spec.labels,
             cpus=spec.cpus,
             memory_bytes=spec.memory_bytes,
         )

@@ -161,6 +161,7 @@ def _spec(node: NodeEntry) -> NodeSpec:
         gpus=len(node.gpus),
         service=node.service,
         rack=node.rack,
+        labels=node.labels.reported,
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
     )
@@ -190,6 +191,7 @@ def _report(node: NodeEntry, workers: tuple[WorkerEntry, ...]) -> NodeReported:
         ),
         service=node.service,
         rack=node.rack,
+        labels=node.labels.reported,
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
         lease_id=_lease_id(node),

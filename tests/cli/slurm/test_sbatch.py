@@ -81,6 +81,11 @@ def test_a_node_is_a_worker_and_tasks_are_processes_of_it(
         ("--nice", "priority", -100),
         ("-D sub", "workdir", "sub"),
         ("-J nf-task_(1)", "name", "nf-task__1_"),
+        ("-C nvlink&rack=r7", "require", ("nvlink", "rack=r7")),
+        ("-C (rack=r7|rack=r8)&nvlink", "require", ("rack=r7|rack=r8", "nvlink")),
+        ("-C ib|nvlink", "require", ("ib|nvlink",)),
+        ("-x n[1-3,7]", "exclude_nodes", ("n1", "n2", "n3", "n7")),
+        ("--nodelist=n[01-02] -N2", "require_nodes", ("n01", "n02")),
     ],
 )
 def test_options_become_fields_of_the_job(options: str, field: str, value: Any) -> None:
@@ -136,7 +141,11 @@ def test_the_submitter_s_variables_travel_but_secrets_and_those_of_its_own_job()
     "options, says",
     [
         ("--qos=high", "--qos is not supported"),
-        ("--exclude=n1", "--exclude is not supported"),
+        ("--exclude=n[1", "--exclude: 'n[1': brackets do not match"),
+        ("--nodelist=./hosts", "--nodelist: './hosts', expected names of nodes; no file is read"),
+        ("--nodelist=n1 -N2", "--nodelist: 'n1' names 1, and the job has 2 nodes"),
+        ("--constraint=a&b|c", "--constraint: 'a&b|c', expected features joined by & or by |"),
+        ("--constraint=a*2", "there are no counts (*), ! and []"),
         ("--begin=now+1hour", "--begin is not supported"),
         ("--nosuch=1", "unrecognized option '--nosuch'"),
         ("--gpus=3 -N2", "3 GPUs do not spread evenly over 2 nodes"),

@@ -1,4 +1,4 @@
-"""Jobs in order on a real cell, by the CLI: hold, dependencies, release, requeue, change."""
+"""Orders on a real cell, by the CLI: hold, dependencies, release, requeue, change, labels."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    """A cell of one node with four GPUs."""
+    """A cell of two nodes with four GPUs each."""
     directory = tmp_path_factory.mktemp("cell")
-    async with running_cell(directory, training_nodes=1, inference_nodes=0) as found:
+    async with running_cell(directory, training_nodes=2, inference_nodes=0) as found:
         yield found
 
 
@@ -138,3 +138,47 @@ async def test_an_array_is_held_follows_a_job_and_is_followed(house: House) -> N
     started_at_s = (await house.job(last)).started_at_s
     assert ended_at_s is not None and started_at_s is not None
     assert ended_at_s <= started_at_s
+
+
+async def test_a_job_runs_where_its_labels_are(house: House) -> None:
+    """An agent's labels and those of an operator count; what nobody has is said, and waited for."""
+    node = next(plan for plan in house.cell.nodes if plan.name == "train-2")
+    drop_in = node.config.with_name(f"{node.config.name}.d") / "labels.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text('rack = "r7"\n[labels]\nnvlink = ""\n')
+    house.kill_agent("train-2")
+
+    async def is_told() -> bool:
+        out, _ = await aryl(house, "node", "list", "--label", "rack=r7", "-o", "name")
+        return out.split() == ["train-2"]
+
+    await house.until("train-2 has reported its labels", is_told)
+
+    async def submit(name: str, *flags: str) -> tuple[str, str]:
+        words = ("job", "submit", "--name", name, *flags, "-o", "name", "--", "sleep", "600")
+        out, err = await aryl(house, *words)
+        return out.strip(), err
+
+    for name in ("a", "b"):
+        job, err = await submit(name, "--gpus-per-worker", "2", "--require", "nvlink")
+        assert not err
+        row = await house.until_state(job, JobState.RUNNING)
+        assert row.nodes == ("train-2",)
+    job, _ = await submit("other", "--exclude", "rack=r6,r7")
+    assert (await house.until_state(job, JobState.RUNNING)).nodes == ("train-1",)
+
+    full, err = await submit("full", "--require", "nvlink")
+    assert not err
+    why, _ = await aryl(house, "explain", "job", full)
+    assert "1 of 2 nodes fits what it asks of nodes (nvlink); all busy or closed" in why
+    nobody, err = await submit("nobody", "--require", "ib")
+    assert "can never run here: no node has ib, which it requires" in err
+    await aryl(house, "node", "label", "train-1", "ib", "nvlink")
+    for job in (full, nobody):
+        assert (await house.until_state(job, JobState.RUNNING)).nodes == ("train-1",)
+    out, _ = await aryl(house, "node", "describe", "train-1")
+    assert "ib (operator), nvlink (operator)" in out
+    out, _ = await aryl(house, "audit")
+    assert "ib nvlink" in out
+    _, err = await aryl(house, "node", "label", "train-1", "ib=", code=2)
+    assert "expected key=value, key or key-" in err

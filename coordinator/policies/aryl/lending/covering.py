@@ -80,7 +80,7 @@ class Plan:
         self._fresh: dict[str, list[_Place]] = {}
         """By GPU type, at first use: there are many types, and most are never used."""
         self._started: list[Share] = []
-        self._full: set[tuple[str, int, Preemptibility, float]] = set()
+        self._full: set[tuple[str, int, Preemptibility, float, tuple[NodeName, ...]]] = set()
         self._by_id = {share.job.job_id: share for share in unmet.shares}
         for place in _places(sure, is_sure=True):
             self._sure.setdefault(place.node.gpu_type, []).append(place)
@@ -308,7 +308,13 @@ class Plan:
     ) -> tuple[Sequence[Placement], list[tuple[_Place, int]]]:
         """Seats for workers: free GPUs first, then offered nodes; nothing is taken yet."""
         job, gpu_type = share.job, share.gpu_type
-        like = (gpu_type, job.gpus_per_worker, job.preemptibility, job.grace_s)
+        like = (
+            gpu_type,
+            job.gpus_per_worker,
+            job.preemptibility,
+            job.grace_s,
+            job.avoid_nodes,
+        )
         found: Sequence[Placement] = ()
         if count and like not in self._full:
             found = fill(self._room, job, gpu_type, count, is_flexible=True)
