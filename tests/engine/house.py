@@ -187,6 +187,7 @@ class House:
         grace_s: float = 30.0,
         path: str | None = None,
         tenant: str = "trace",
+        time_limit_s: float | None = None,
     ) -> JobEntry:
         """A job that waits; elastic and under torchrun it has a rendezvous store.
 
@@ -201,6 +202,7 @@ class House:
             launcher=launcher,
             stop_after_s=stop_after_s,
             checkpoint=CheckpointSpec(grace_s=grace_s, path=path),
+            time_limit_s=time_limit_s,
         )
         job_id = JobId(name)
         now_s = self.sim.loop.now_s

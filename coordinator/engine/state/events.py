@@ -300,6 +300,7 @@ class OperatorAction(StrEnum):
     CORDON = "cordon"
     UNCORDON = "uncordon"
     DRAIN = "drain"
+    DRAIN_AT = "drain_at"
     CONFIRM_DEAD = "confirm_dead"
     REMOVE = "remove"
     REVOKE_LOAN = "revoke_loan"
@@ -311,6 +312,7 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     """A human action; `target` is a node, a service or empty for the whole cell.
 
     deadline_s: of a drain, how long running work may go on; None: not at all.
+    in_s: of `drain_at`, when the drain begins, in seconds from this event.
     """
 
     action: OperatorAction
@@ -319,6 +321,7 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     value: str = ""
     reason: str = ""
     deadline_s: float | None = None
+    in_s: float | None = None
     client: str = ""
 
 

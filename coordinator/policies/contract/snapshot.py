@@ -238,6 +238,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not reported."""
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
+    closes_at_s: float | None = None
+    """When an operator drains it: no attempt that would not be over by then starts there. None: not
+    ordered, or a node of a service."""
 
 
 class BackOff(Struct, frozen=True, kw_only=True):
@@ -330,7 +333,11 @@ class JobView(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
-    """Nodes on which it failed and which its workers leave alone."""
+    """Nodes which its workers leave alone: it failed there, or would not be over when they
+    close."""
+    longest_s: float | None = None
+    """The longest that an attempt of it holds its nodes, from the decision; None: it has no time
+    limit, or no node closes."""
     back_off: BackOff | None = None
     """It was called back by guarantees; None: never, or not since it did well."""
     wants_no_loan: bool = False
