@@ -28,6 +28,8 @@ from coordinator.policies.contract.text import some
 
 NAMED = 4
 """Nodes that one reason names; more are counted."""
+TOGETHER_S = 1.0
+"""Windows that begin within this are one to people: each node of a rack has an order of its own."""
 _COMPUTING = (JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED)
 
 
@@ -201,13 +203,15 @@ def why_not_on(ctx: Context, job: JobEntry, node: NodeEntry, *, is_new: bool) ->
 
 def why_waiting(ctx: Context, job: JobEntry) -> tuple[str, ...]:
     """Which nodes a job that waits leaves alone because they close; a sentence for each instant."""
-    found: dict[float, list[NodeName]] = {}
-    for name in sorted(barred(ctx, job)):
-        found.setdefault(ctx.state.windows[name].at_s, []).append(name)
+    groups: list[tuple[float, list[NodeName]]] = []
+    for at_s, name in sorted((ctx.state.windows[name].at_s, name) for name in barred(ctx, job)):
+        if not groups or at_s - groups[-1][0] > TOGETHER_S:
+            groups.append((at_s, []))
+        groups[-1][1].append(name)
     end_s = ends_at_s(ctx, job)
     return tuple(
-        f"{_closes(ctx, names, at_s)}, {_too_long(job, end_s - at_s)}"
-        for at_s, names in sorted(found.items())
+        f"{_closes(ctx, sorted(names), at_s)}, {_too_long(job, end_s - at_s)}"
+        for at_s, names in groups
     )
 
 

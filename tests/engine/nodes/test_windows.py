@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole
 from coordinator.engine.engine import Engine, decode_state
@@ -16,7 +17,6 @@ from coordinator.engine.state.events import (
     OperatorAsked,
     PassDue,
 )
-from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan, Migrate, Placement, Resize
 from coordinator.policies.registry import policy
@@ -245,21 +245,14 @@ def test_other_settings_of_a_service_move_the_call_home() -> None:
     house.wait(1.0)
     ask(house, node="i0")
     before = house.engine.settings
-    [service] = before.services
-    longer = EngineSettings(
-        policy=before.policy,
-        services=(type(service)(**{**_fields(service), "reclaim_deadline_s": 500.0}),),
-    )
+    services = tuple(replace(service, reclaim_deadline_s=500.0) for service in before.services)
+    longer = replace(before, services=services)
     house.sim.handle(LeaderStarted(epoch=9, holder="new", settings=longer))
     for node in house.sim.nodes.values():
         node.report_soon()
     house.wait(IN_S - 500.0)
     [loan] = house.engine.state.loans.values()
     assert loan.reclaim_reason.startswith("i0 closes in 500 s")
-
-
-def _fields(one: object) -> dict[str, object]:
-    return {name: getattr(one, name) for name in one.__struct_fields__}  # type: ignore[attr-defined]  # a struct
 
 
 def test_a_window_survives_a_snapshot_and_a_replay() -> None:
