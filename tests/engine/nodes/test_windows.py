@@ -121,8 +121,11 @@ def test_what_is_left_of_its_limit_decides_whether_a_job_grows() -> None:
     house = House(training=3, delays=QUICK)
     job = house.submit("j", workers=(1, 2), time_limit_s=FITS_S + 100.0, work_s=1e6)
     house.start(job, "t1")
+    rigid = house.submit("rigid", time_limit_s=FITS_S + 100.0, work_s=1e6)
+    house.start(rigid, "t2")
     house.wait(300.0)
     ask(house)
+    assert (avoids(house, job), avoids(house, rigid)) == ((), ("t0",))
     grow = Resize(
         job_id=job.job_id,
         added=(Placement(node=T0, worker_count=1, is_flexible=True),),
