@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from common.model import Mode, NodeName, NodeRole
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import (
