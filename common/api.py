@@ -23,6 +23,7 @@ from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
 from common.apirows import UnknownLoadRow as UnknownLoadRow
+from common.apirows import WindowRow as WindowRow
 from common.apirows import WorkerRow as WorkerRow
 from common.history import HistoryLine, JobRecord, StoryKind
 from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
@@ -194,6 +195,11 @@ class Describe(Message, frozen=True, kw_only=True, tag="describe"):
     in_full: bool = False
 
 
+MAX_WINDOW_S = 366 * 86_400.0
+WindowSeconds = Annotated[float, Meta(gt=0, le=MAX_WINDOW_S)]
+"""How far ahead a maintenance window may begin."""
+
+
 class Operate(Order, frozen=True, kw_only=True, tag="operate"):
     """A human action: see `coordinator.engine.state.events.OperatorAction` for the verbs.
 
@@ -201,6 +207,7 @@ class Operate(Order, frozen=True, kw_only=True, tag="operate"):
         the loan or the name of the lent node.
     deadline_s: of a drain: work on the node may go on for this long, and is preempted then; None:
         at once.
+    in_s: of `drain_at`, when the drain begins; only there.
     """
 
     action: str
@@ -208,6 +215,7 @@ class Operate(Order, frozen=True, kw_only=True, tag="operate"):
     value: str = ""
     reason: str = ""
     deadline_s: JobSeconds | None = None
+    in_s: WindowSeconds | UnsetType = UNSET
 
 
 class GetStatus(Message, frozen=True, kw_only=True, tag="get_status"):

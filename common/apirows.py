@@ -152,6 +152,18 @@ class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     left_s: float | None
 
 
+class WindowRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A maintenance window to come.
+
+    at_s: when the node is drained. left_s: how long that is from now.
+    said: by whose order, and why.
+    """
+
+    at_s: float
+    left_s: float
+    said: str
+
+
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
@@ -193,6 +205,8 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """Its labels as jobs select by them; an empty value: none."""
     ordered_labels: dict[str, str | None] | UnsetType | None = UNSET
     """Those that an operator set or, with None, took away; all others are its agent's."""
+    window: WindowRow | UnsetType | None = UNSET
+    """Only while an operator has ordered one that has not begun, as above."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

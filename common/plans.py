@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from common.encoding import Message, Part
 from common.model import JobSeconds, JobSpec, NonNegativeInt
@@ -32,7 +32,7 @@ class Plan(Message, frozen=True, kw_only=True, tag="plan"):
         a tenant; a policy, perhaps with knobs; the id, number or name of a waiting job, for `job`
         without a spec.
     guarantee_gpus: of `tenant`.
-    deadline_s: of `drain`, as in `Operate`.
+    deadline_s, in_s: of `drain`, as in `Operate`; without `in_s` it begins at once.
     horizon_s: how far ahead is played at most.
     limit_s: how long the playing may take.
     """
@@ -44,6 +44,7 @@ class Plan(Message, frozen=True, kw_only=True, tag="plan"):
     deadline_s: JobSeconds | None = None
     horizon_s: JobSeconds = 86_400.0
     limit_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    in_s: JobSeconds | UnsetType = UNSET
 
 
 class PlanStep(Part, frozen=True, kw_only=True):

@@ -10,7 +10,16 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from common.api import ArrayRow, ClosedRow, JobRow, NodeRow, ServiceRow, Status, UnknownLoadRow
+from common.api import (
+    ArrayRow,
+    ClosedRow,
+    JobRow,
+    NodeRow,
+    ServiceRow,
+    Status,
+    UnknownLoadRow,
+    WindowRow,
+)
 from common.model import FINAL_JOB_STATES, Gate, JobState
 from coordinator.policies.contract.text import counted
 
@@ -56,6 +65,12 @@ def instant(at_s: float | None) -> str:
     if at_s is None:
         return MISSING
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def local_instant(at_s: float, now_s: float) -> str:
+    """An instant in local time, for the near future: `18:00` of today, else with its date."""
+    at, now = (datetime.datetime.fromtimestamp(s, datetime.UTC).astimezone() for s in (at_s, now_s))
+    return f"{at:%H:%M}" if at.date() == now.date() else f"{at:%a %Y-%m-%d %H:%M}"
 
 
 def percent(ratio: float | None) -> str:
@@ -170,9 +185,15 @@ def why(row: JobRow) -> str:
     return f"{row.failure.title} ({code})" if row.failure else code
 
 
+def closes(window: WindowRow) -> str:
+    """When a node closes: `closes at 18:00, in 2h`."""
+    at = local_instant(window.at_s, window.at_s - window.left_s)
+    return f"closes at {at}, in {duration(round(window.left_s))}"
+
+
 def role(row: NodeRow) -> str:
     """The role, whether its server is down, whether it is closed by an order or because it can take
-    no work, and whether running work has to leave or has left.
+    no work, whether running work has to leave or has left, and when it closes.
     """
     said = ["server down"] if row.is_server_down else []
     if isinstance(row.load_unknown, UnknownLoadRow):
@@ -184,6 +205,8 @@ def role(row: NodeRow) -> str:
         said.append(drained if row.is_draining else "cordoned")
     if isinstance(row.closed, ClosedRow):
         said.append("closed")
+    if isinstance(row.window, WindowRow):
+        said.append(closes(row.window))
     return f"{row.role} ({', '.join(said)})" if said else str(row.role)
 
 

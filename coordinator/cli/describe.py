@@ -21,6 +21,7 @@ from common.api import (
     NodeRow,
     ServiceRow,
     UnknownLoadRow,
+    WindowRow,
 )
 from common.model import FINAL_JOB_STATES, NODE_FIELDS, Gate, JobSpec
 from common.node_labels import label_text
@@ -280,6 +281,7 @@ def _node(row: NodeRow) -> Pairs:
         ("gpus", f"{row.gpus_held} of {row.gpus} {row.gpu_type} held"),
         ("busy", plain_text.percent(row.gpu_busy_ratio)),
         *_node_closed(row),
+        *_node_window(row),
         *_node_load(row),
         ("heard", plain_text.heard(row)),
         ("rack", row.rack),
@@ -309,6 +311,13 @@ def _node_closed(row: NodeRow) -> Pairs:
     if found.left_s is not None:
         until = f"for {plain_text.duration(found.left_s)} more"
     return [("closed", f"takes nothing new {until}: {found.why}")]
+
+
+def _node_window(row: NodeRow) -> Pairs:
+    """Only while an operator has ordered one that has not begun."""
+    if not isinstance(row.window, WindowRow):
+        return []
+    return [("window", f"{plain_text.closes(row.window)}, ordered {row.window.said}")]
 
 
 def _node_load(row: NodeRow) -> Pairs:

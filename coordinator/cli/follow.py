@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
+from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs, WindowRow
 from common.clock import Clock
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator import plain_text
@@ -57,7 +57,8 @@ def exit_code_of(row: JobRow) -> int:
 
 
 async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
-    """Wait until no job has anything on a node that is drained; False when the drain was ended.
+    """Wait until no job has anything on a node that is drained, or will be; False when the drain
+    was ended.
 
     The remaining jobs are printed on stderr whenever they change.
 
@@ -70,7 +71,8 @@ async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
         if found is not None:
             row = found.node
             assert row is not None, "a node's description has its row"
-            if not row.is_draining or not row.jobs:
+            is_to_come = isinstance(row.window, WindowRow)
+            if not is_to_come and not (row.is_draining and row.jobs):
                 return row.is_draining
             still = f"node {node} is {plain_text.role(row)}, with {', '.join(row.jobs)}"
             if still != told:

@@ -79,13 +79,13 @@ def revoke(
 ) -> None:
     """Take one lent node back now; its jobs shrink or are preempted, with their grace."""
 
-    async def find(client: Client) -> tuple[str, set[str]]:
+    async def find(client: Client) -> tuple[tuple[str, ...], set[str]]:
         found = await client.ask(Describe(kind="loan", name=loan), Description)
         assert found.loan is not None, "a loan's description has its row"
         if found.loan.returned_at_s is not None:
             said = await _not_lent(client, found.loan, named=loan)
             raise ApiRefused(ApiError(code=ApiErrorCode.CONFLICT, message=said, field="lease_id"))
-        return found.loan.lease_id, {found.loan.node}
+        return (found.loan.lease_id,), {found.loan.node}
 
     order_against_jobs(
         session(ctx),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -24,9 +25,10 @@ from coordinator.cli.output import (
 from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.shared import add_describe, add_explain, add_order
 from coordinator.cli.submit import deadline_s
+from coordinator.cli.window import AtOption, Window
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
-from coordinator.plain_text import duration
+from coordinator.plain_text import duration, local_instant
 
 app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out for maintenance.")
 
@@ -116,44 +118,56 @@ def label(
     )
 
 
-@app.command("drain")
+@app.command(
+    "drain", epilog="Example: aryl node drain gpu-7 gpu-8 --at 2026-12-05T06:00 --reason cooling"
+)
 def drain(
     ctx: typer.Context,
-    node: NodeArgument,
+    nodes: Annotated[
+        list[str],
+        typer.Argument(metavar="NODE", help="Names of the nodes.", autocompletion=complete_nodes),
+    ],
+    at: AtOption = None,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Running jobs may continue for this long, such as 30m."),
     ] = None,
     reason: ReasonOption = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when no job has workers on the node.")
+        bool, typer.Option("--wait", help="Return when no job has workers on the nodes.")
     ] = False,
     yes: YesOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Cordon a node and stop its workers, with their grace; preempted jobs queue again.
+    """Cordon nodes and stop their workers, with their grace; preempted jobs queue again.
 
     If no job runs there, this is only a cordon and asks nothing; `uncordon` ends it.
 
     With --deadline flexible workers leave at once, and jobs that still run at the deadline are
     preempted. A later order replaces an earlier one.
+
+    With --at the drain begins then. Until then only jobs whose time limit ends by then start there,
+    and lent nodes are home before. `uncordon` cancels it.
     """
-    limit_s = deadline_s(deadline)
+    limit_s, here = deadline_s(deadline), session(ctx)
+    window = None if at is None else Window.at(at, now_s=here.clock.wall_s())
     within = "" if limit_s is None else f" within {duration(limit_s)}"
-    name = _against_jobs(
+    begins = "" if window is None else f" at {local_instant(window.at_s, here.clock.wall_s())}"
+    names = _against_jobs(
         ctx,
-        OperatorAction.DRAIN,
-        node,
-        f"draining {node}{within}",
+        OperatorAction.DRAIN if window is None else OperatorAction.DRAIN_AT,
+        tuple(dict.fromkeys(nodes)),
+        f"draining {', '.join(dict.fromkeys(nodes))}{begins}{within}",
         reason=reason,
         yes=yes,
         output=output,
         limit_s=limit_s,
+        window=window,
     )
-    here = session(ctx)
-    if wait and not here.run(lambda client: until_vacated(client, here.clock, name)):
-        say(f"node {name} is no longer drained: an operator ended the drain")
-        raise typer.Exit(EXIT_ERROR)
+    for name in names if wait else ():
+        if not here.run(partial(until_vacated, clock=here.clock, node=name)):
+            say(f"node {name} is no longer drained: an operator ended the drain")
+            raise typer.Exit(EXIT_ERROR)
 
 
 @app.command("confirm-dead")
@@ -172,7 +186,7 @@ def confirm_dead(
     _against_jobs(
         ctx,
         OperatorAction.CONFIRM_DEAD,
-        node,
+        (node,),
         f"declaring {node} dead",
         reason=reason,
         yes=yes,
@@ -194,16 +208,21 @@ add_order(
 def _against_jobs(
     ctx: typer.Context,
     action: OperatorAction,
-    node: str,
+    nodes: tuple[str, ...],
     what: str,
     *,
     reason: str,
     yes: bool,
     output: Format,
     limit_s: float | None = None,
+    window: Window | None = None,
     promise: str = "",
-) -> str:
-    async def find(client: Client) -> tuple[str, set[str]]:
+) -> tuple[str, ...]:
+    async def find(client: Client) -> tuple[tuple[str, ...], set[str]]:
+        found = [await name_of(client, node) for node in nodes]  # all before the first order
+        return tuple(found), set(found)
+
+    async def name_of(client: Client, node: str) -> str:
         try:
             found = await client.ask(Describe(kind="node", name=node), Description)
         except ApiRefused as refused:
@@ -211,9 +230,9 @@ def _against_jobs(
             if is_missing and action == OperatorAction.CONFIRM_DEAD:
                 # Gangs may wait for a node that nobody has heard of; the coordinator knows.
                 say(f"node {node} never reported here: only a gang that waits for it names it")
-                return node, {node}
+                return node
             raise
-        return found.name, {found.name}
+        return found.name
 
     return order_against_jobs(
         session(ctx),
@@ -224,5 +243,6 @@ def _against_jobs(
         is_yes=yes,
         output=output,
         deadline_s=limit_s,
+        window=window,
         promise=promise,
     )

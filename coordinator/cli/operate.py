@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
+from msgspec import UNSET
 
 from common.api import Done, Jobs, ListJobs, Operate
-from common.errors import ConfigError
+from common.errors import ArylError, ConfigError
 from coordinator.cli.describe import Hit, hit_line, hits
 from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
+from coordinator.cli.window import Window
 from coordinator.client import Client
 from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.contract.text import counted
@@ -49,28 +51,32 @@ def done(answer: Done, output: Format) -> None:
     if output == Format.JSON:
         put_json({"detail": answer.detail})
     else:
-        verb, _, rest = answer.detail.partition(" ")
-        say(f"ordered: {verb.replace('_', ' ')} {rest}".rstrip())
+        for line in answer.detail.splitlines() or [""]:
+            verb, _, rest = line.partition(" ")
+            say(f"ordered: {verb.replace('_', ' ')} {rest}".rstrip())
 
 
 def order_against_jobs(
     session: Session,
     action: OperatorAction,
     *,
-    find: Callable[[Client], Awaitable[tuple[str, set[str]]]],
+    find: Callable[[Client], Awaitable[tuple[tuple[str, ...], set[str]]]],
     what: str,
     reason: str,
     is_yes: bool,
     output: Format,
     deadline_s: float | None = None,
+    window: Window | None = None,
     promise: str = "",
-) -> str:
-    """Show the jobs that an order affects, ask if there are any, then give it; returns its target.
+) -> tuple[str, ...]:
+    """Show the jobs that an order affects, ask if there are any, then give it; returns its targets.
 
     Args:
-        find: the order's target, and the nodes that it takes from jobs.
+        find: the order's targets, and the nodes that it takes from jobs.
         what: the order in words, as a question needs it.
         deadline_s: how long the jobs may go on; None: not at all.
+        window: the nodes are taken later, and jobs that are over by then are not affected; None: at
+            once.
         promise: what an operator confirms with this order and only the operator can know. It is
             shown before the question, and then an order that affects no job is confirmed, too.
 
@@ -79,30 +85,49 @@ def order_against_jobs(
         ApiRefused: there is no such target, or it cannot be done now.
     """
 
-    async def look(client: Client) -> tuple[str, list[Hit]]:
-        target, nodes = await find(client)
-        jobs = (await client.ask(ListJobs(is_live_only=True), Jobs)).rows
-        found = hits(jobs, nodes)
-        show_hits(found, what)
-        return target, found
+    async def look(client: Client) -> tuple[tuple[str, ...], list[Hit]]:
+        targets, nodes = await find(client)
+        in_full = window is not None
+        jobs = (await client.ask(ListJobs(is_live_only=True, in_full=in_full), Jobs)).rows
+        found = hits(jobs if window is None else tuple(filter(window.hits, jobs)), nodes)
+        show_hits(found, what, by_then=window is not None)
+        return targets, found
 
     async def act(client: Client) -> Done:
-        request = Operate(action=action, target=target, reason=reason, deadline_s=deadline_s)
-        return await client.ask(request, Done)
+        given: list[str] = []
+        for target in targets:
+            request = Operate(
+                action=action,
+                target=target,
+                reason=reason,
+                deadline_s=deadline_s,
+                in_s=UNSET if window is None else window.in_s(session.clock.wall_s()),
+            )
+            try:
+                given.append((await client.ask(request, Done)).detail)
+            except ArylError:
+                if given:
+                    say(f"ordered before this failed: {'; '.join(given)}")
+                raise
+        return Done(detail="\n".join(given))
 
-    target, found = session.run(look)
+    targets, found = session.run(look)
     if promise:
         say(promise)
     if found or promise:
         confirm(session, what, is_yes=is_yes)
     done(session.run(act), output)
-    return target
+    return targets
 
 
-def show_hits(found: list[Hit], what: str) -> None:
-    """Which jobs an order stops or shrinks, on stderr."""
+def show_hits(found: list[Hit], what: str, *, by_then: bool = False) -> None:
+    """Which jobs an order stops or shrinks, on stderr.
+
+    by_then: it does so later; jobs that are over by then are not among them.
+    """
     if not found:
-        say(f"{what}: no job runs there")
+        beyond = " beyond that" if by_then else ""
+        say(f"{what}: no job runs there{beyond}")
         return
     say(f"{what} hits {counted(len(found), 'job')}:")
     for hit in found:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from common.errors import ConfigError
@@ -18,8 +19,9 @@ from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, session
 from coordinator.cli.submit import SubmitFlags, deadline_s, job_spec, seconds
+from coordinator.cli.window import AtOption, Window
 from coordinator.client import Client
-from coordinator.plain_text import duration, number
+from coordinator.plain_text import duration, local_instant, number
 from coordinator.policies.contract.text import counted
 
 EXIT_CHANGES = 1
@@ -110,17 +112,22 @@ def drain(
         str | None,
         typer.Option("--deadline", metavar="TIME", help="As in `aryl node drain`, such as 30m."),
     ] = None,
+    at: AtOption = None,
     horizon: HorizonOption = DAY,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show which jobs a drain of a node would stop or shrink, and when the node would be empty."""
+    now_s = session(ctx).clock.wall_s()
+    window = None if at is None else Window.at(at, now_s=now_s)
     request = Plan(
         kind=PlanKind.DRAIN,
         target=node,
         deadline_s=deadline_s(deadline),
-        horizon_s=_horizon_s(horizon),
+        in_s=UNSET if window is None else window.in_s(now_s),
+        horizon_s=_horizon_s(horizon) + (0.0 if window is None else window.in_s(now_s)),
     )
-    _show(ctx, request, f"drain of {node}", output)
+    begins = "" if window is None else f" at {local_instant(window.at_s, now_s)}"
+    _show(ctx, request, f"drain of {node}{begins}", output)
 
 
 def loan(

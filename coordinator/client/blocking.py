@@ -171,12 +171,28 @@ class Cell:
         value: str = "",
         reason: str = "",
         deadline_s: float | None = None,
+        in_s: float | None = None,
     ) -> str:
         """As `AsyncCell.operate`."""
         asked = self._cell.operate(
-            action, target, value=value, reason=reason, deadline_s=deadline_s
+            action, target, value=value, reason=reason, deadline_s=deadline_s, in_s=in_s
         )
         return self._run(asked)
+
+    def drain(
+        self,
+        node: str,
+        *,
+        at_s: float | None = None,
+        deadline_s: float | None = None,
+        reason: str = "",
+    ) -> str:
+        """As `AsyncCell.drain`."""
+        return self._run(self._cell.drain(node, at_s=at_s, deadline_s=deadline_s, reason=reason))
+
+    def undrain(self, node: str, *, reason: str = "") -> str:
+        """As `AsyncCell.undrain`."""
+        return self._run(self._cell.undrain(node, reason=reason))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from common.api import (
     Cancel,
@@ -223,15 +223,49 @@ class AsyncCell:
         value: str = "",
         reason: str = "",
         deadline_s: float | None = None,
+        in_s: float | None = None,
     ) -> str:
         """Give an order of an operator; the detail of what was done.
 
-        action: a verb of the protocol page: `drain`, `undrain`, `freeze`, `recall` and others.
+        action: a verb of the protocol page: `drain`, `uncordon`, `freeze`, `recall` and others.
         """
         request = Operate(
-            action=action, target=target, value=value, reason=reason, deadline_s=deadline_s
+            action=action,
+            target=target,
+            value=value,
+            reason=reason,
+            deadline_s=deadline_s,
+            in_s=UNSET if in_s is None else in_s,
         )
         return await self._order(request)
+
+    async def drain(
+        self,
+        node: str,
+        *,
+        at_s: float | None = None,
+        deadline_s: float | None = None,
+        reason: str = "",
+    ) -> str:
+        """Drain a node; what was done, in words.
+
+        at_s: when, in seconds since 1970 by the clock of this machine: until then only jobs whose
+            time limit ends by then start there, and a loan of the node ends before. None: now.
+        deadline_s: how long running jobs may go on after that; None: not at all.
+
+        Raises:
+            ConfigError: `at_s` is past.
+        """
+        if at_s is None:
+            return await self.operate("drain", node, deadline_s=deadline_s, reason=reason)
+        in_s = at_s - self._clock.wall_s()
+        if in_s <= 0:
+            raise ConfigError(f"at_s: {at_s:g} is {-in_s:.0f} s ago, expected an instant to come")
+        return await self.operate("drain_at", node, deadline_s=deadline_s, reason=reason, in_s=in_s)
+
+    async def undrain(self, node: str, *, reason: str = "") -> str:
+        """Use a node again: ends a drain, or cancels one that has not begun; what was done."""
+        return await self.operate("uncordon", node, reason=reason)
 
 
 @asynccontextmanager

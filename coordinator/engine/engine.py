@@ -21,7 +21,7 @@ each fact:
 1. Dispatch it by type to its handler in `jobs`, `nodes` or `loans`. A handler changes the tables
    (`state.tables`) through a `Context` and marks which nodes and jobs changed.
 2. Settle what follows from the change by fixed rules, in the order of `follow_ups`: delayed
-   reclaims, drains, closed nodes, migrations, shared GPUs, unused loans, tasks of arrays.
+   reclaims, windows, drains, closed nodes, migrations, shared GPUs, unused loans, tasks of arrays.
 3. Bring the indexes that are derived from the tables up to date: the GPU tally, the view for
    policies, timers, the line of waiting jobs, the orders per node.
 4. Return the outcome: desired states to push, decisions, refusals, and when a pass is due.
@@ -111,6 +111,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     reports as nodes_reports,
 )
+from coordinator.engine.nodes import windows as nodes_windows
 from coordinator.engine.state import accounting, older_forms, orders, usage
 from coordinator.engine.state.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.state.context import Context
@@ -234,8 +235,13 @@ class Engine:
         if policy_s is not None and (wake_at_s is None or policy_s < wake_at_s):
             wake_at_s = policy_s
         state = self.state
-        if state.awaited or state.drains or state.closed_until_s:
-            each = (delayed_reclaim.next_s, nodes_maintenance.next_s, start_failures.next_s)
+        if state.awaited or state.drains or state.closed_until_s or state.windows:
+            each = (
+                delayed_reclaim.next_s,
+                nodes_maintenance.next_s,
+                start_failures.next_s,
+                nodes_windows.next_s,
+            )
             ends_s = (wake_at_s, *(next_s(state) for next_s in each))
             wake_at_s = min(end_s for end_s in ends_s if end_s is not None)
         return wake_at_s
@@ -293,6 +299,7 @@ class Engine:
         if event.settings is not None:
             self._configure(event.settings)
             ctx.settings = event.settings
+            nodes_windows.reckon(ctx)
         for node in self.state.nodes.values():
             node.contact.is_heard = False
             if node.contact.silent_since_s is not None:

@@ -17,7 +17,7 @@ from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.jobs.node_selection import selection_of
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import shadow_mode
-from coordinator.engine.nodes import lost_records
+from coordinator.engine.nodes import lost_records, windows
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, Recommendation
@@ -85,6 +85,8 @@ class Explainer:
             return (said, *self.why_never(job_id))
         held = self._held().get(job_id, ())
         first = ((said,) if said else ()) + self._why_few(job, job_id) if held else ()
+        if held and state.windows:
+            first += windows.why_waiting(self._now(), job)
         if held and state.services:
             first += jobs_retry.why_not_lent(job, state.now_s)
         return (*first, *(why for why in held if why not in first))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from coordinator.engine.jobs import arrays, gpu_sharing, migration
 from coordinator.engine.loans import delayed_reclaim, recall
-from coordinator.engine.nodes import lost_records, maintenance, start_failures
+from coordinator.engine.nodes import lost_records, maintenance, start_failures, windows
 from coordinator.engine.state.context import Context
 
 
@@ -32,6 +32,10 @@ def _awaited(ctx: Context) -> bool:
 
 def _drains(ctx: Context) -> bool:
     return bool(ctx.state.drains)
+
+
+def _windows(ctx: Context) -> bool:
+    return bool(ctx.state.windows)
 
 
 def _closed(ctx: Context) -> bool:
@@ -64,6 +68,7 @@ FOLLOW_UPS = (
     FollowUp(_in_doubt, lost_records.settle),
     # Time limits of nodes: they stop workers, or let a node take new ones, ...
     FollowUp(_awaited, delayed_reclaim.settle),
+    FollowUp(_windows, windows.settle),
     FollowUp(_drains, maintenance.settle),
     FollowUp(_closed, start_failures.settle),
     # ... and a migration arrives only where its node takes workers after that.

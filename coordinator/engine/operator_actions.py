@@ -23,6 +23,7 @@ from coordinator.engine.nodes import (
 from coordinator.engine.nodes import (
     maintenance as nodes_maintenance,
 )
+from coordinator.engine.nodes import windows as nodes_windows
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import NodeEntry
@@ -49,7 +50,7 @@ def act(ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName
             _approve(ctx, event, why_not_approved)
         case A.LABEL:
             _label(ctx, event)
-        case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD | A.REMOVE:
+        case A.CORDON | A.UNCORDON | A.DRAIN | A.DRAIN_AT | A.CONFIRM_DEAD | A.REMOVE:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
                 _node(ctx, node, event)
@@ -60,8 +61,10 @@ def act(ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName
 
 
 def _ordered(event: OperatorAsked) -> str:
+    begins = "" if event.in_s is None else f"in {event.in_s:.0f} s"
     within = "" if event.deadline_s is None else f"within {event.deadline_s:.0f} s"
-    return " ".join(word for word in (event.action, event.value, within) if word)
+    verb = "drain" if event.action == A.DRAIN_AT else event.action
+    return " ".join(word for word in (verb, event.value, begins, within) if word)
 
 
 def _said(event: OperatorAsked) -> str:
@@ -131,6 +134,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
     match event.action:
         case A.UNCORDON:
             nodes_maintenance.end(ctx, node)
+            nodes_windows.cancel(ctx, node)
             start_failures.forget(ctx, node, _said(event))
             gpu_faults.mended(ctx, node, _said(event))
             node.cordon.is_cordoned = False
@@ -145,9 +149,14 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
                 nodes_lost.confirm_dead(ctx, node.name, event.by)
         case A.REMOVE:
             nodes_maintenance.remove(ctx, node, _said(event))
+        case A.DRAIN_AT:
+            nodes_windows.order(
+                ctx, node, _said(event), in_s=event.in_s or 0.0, deadline_s=event.deadline_s
+            )
         case _:
             node.cordon.is_cordoned = True
             node.cordon.reason = _said(event)
             if event.action == A.DRAIN:
+                nodes_windows.cancel(ctx, node)
                 nodes_maintenance.begin(ctx, node, _said(event), event.deadline_s)
     ctx.touch(node.name)

@@ -20,7 +20,7 @@ from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.jobs.gang_start import is_schedulable
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import unknown_loads
-from coordinator.engine.nodes import lost_records
+from coordinator.engine.nodes import lost_records, windows
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.commands import Refused
 from coordinator.engine.state.context import (
@@ -36,7 +36,7 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, W
 from coordinator.policies.contract.decisions import Decision
 from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.index import JobSorter, NodeSorter
-from coordinator.policies.contract.node_names import NodeNames, sorted_names
+from coordinator.policies.contract.node_names import NodeNames, with_more
 from coordinator.policies.contract.snapshot import (
     Behind,
     ClusterSnapshot,
@@ -108,6 +108,7 @@ class Views:
         """Nodes with several parts; any other node is one part of its own name."""
         self.excluded = node_selection.Excluded()
         """The nodes that jobs may not use by what they ask of nodes."""
+        self._barred = windows.Barred()
         self.fleet_mark = 0
         """It grows whenever one of these changes."""
 
@@ -163,8 +164,11 @@ class Views:
         )
 
     def _see_nodes(self, ctx: Context) -> None:
-        """Bring the views of nodes up to date; jobs are stale that reach less far, or farther."""
+        """Bring the views of nodes up to date; jobs are stale that reach less far, or farther, or
+        would overrun other windows.
+        """
         self.note(ctx)
+        self._jobs.stale.update(self._barred.moved(ctx))
         before = dict(self._fleet) if self._nodes.stale else self._fleet
         for name in self._nodes.take_stale():
             node = ctx.state.nodes.get(name)
@@ -203,7 +207,7 @@ class Views:
             self._jobs.stale.update(
                 job_id
                 for job_id in ctx.state.live_jobs
-                if name in ctx.state.jobs[job_id].retry.avoided
+                if name in ctx.state.windows or name in ctx.state.jobs[job_id].retry.avoided
             )
 
     def _count(self, name: NodeName, node: NodeEntry | None) -> None:
@@ -393,7 +397,12 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN
         and (node.homecoming.is_awaited or node.desired.role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.cordon.is_cordoned,
-        takes_nothing=bool(node.ledger.error or node.failed_starts.closed_reason or node.is_out),
+        takes_nothing=bool(
+            node.ledger.error
+            or node.failed_starts.closed_reason
+            or node.is_out
+            or node.cordon.is_closing
+        ),
         sick_gpus=len(sick_slots(node)) if barred else 0,
         is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
@@ -407,6 +416,7 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
         gpu_memory_bytes=min([slot.memory_bytes for slot in node.gpus], default=0),
+        closes_at_s=windows.closes_at_s(ctx.state, node),
     )
 
 
@@ -508,6 +518,7 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: Node
         own_fault_count=job.counts.own_faults,
         avoid_nodes=_avoided(ctx, job, excluded),
         excluded_nodes=excluded,
+        longest_s=windows.longest_s(ctx, job) if ctx.state.windows else None,
         wants_no_loan=job.retry.no_loan_until_s is not None,
         suspended_at_s=job.suspension.since_s,
         progress_step=None if job.progress is None else job.progress.step,
@@ -525,13 +536,14 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: Node
 
 def _avoided(ctx: Context, job: JobEntry, excluded: NodeNames) -> NodeNames:
     """The nodes that a job leaves alone, with all their parts."""
-    if not job.retry.avoided:
+    names = {*job.retry.avoid_nodes, *windows.barred(ctx, job)}
+    if not names:
         return excluded  # one value for all jobs that ask the same of nodes
     found: list[NodeName] = []
-    for name in job.retry.avoid_nodes:
+    for name in sorted(names):
         node = ctx.state.nodes.get(name)
         found += [name] if node is None else mixed_nodes.names(node)
-    return sorted_names({*found, *excluded}) if excluded else NodeNames(found)
+    return with_more(excluded, tuple(found))
 
 
 def services(ctx: Context) -> tuple[ServiceView, ...]:

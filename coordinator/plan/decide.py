@@ -6,7 +6,7 @@ of the leader, if the change came at this instant.
 
 from __future__ import annotations
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from common.errors import ConfigError
 from common.model import JobId, Mode, NodeName
@@ -64,11 +64,13 @@ def change_of(question: WhatIf) -> Change:
             )
             return Change(settings=settings, event=event)
         case PlanKind.DRAIN:
+            is_at = request.in_s is not UNSET
             event = OperatorAsked(
-                action=OperatorAction.DRAIN,
+                action=OperatorAction.DRAIN_AT if is_at else OperatorAction.DRAIN,
                 by=by,
                 target=request.target,
                 deadline_s=request.deadline_s,
+                in_s=None if request.in_s is UNSET else request.in_s,
             )
             return Change(settings=settings, event=event)
         case PlanKind.RECALL:

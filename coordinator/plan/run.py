@@ -261,7 +261,7 @@ class Run:
         """Note what an event has changed: preemptions, ends, the drained node."""
         if self._drained is not None and self.empty_in_s is None:
             node = self.state.nodes.get(self._drained)
-            if node is None or not keys_on(node):
+            if node is None or not (keys_on(node) or node.name in self.state.windows):
                 self.empty_in_s = self._in_s()
         seen = (self.state.counters.preemptions, len(self.state.live_jobs))
         if seen == self._seen:

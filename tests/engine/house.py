@@ -190,6 +190,7 @@ class House:
         tenant: str = "trace",
         require: tuple[str, ...] = (),
         exclude: tuple[str, ...] = (),
+        time_limit_s: float | None = None,
     ) -> JobEntry:
         """A job that waits; elastic and under torchrun it has a rendezvous store.
 
@@ -206,6 +207,7 @@ class House:
             checkpoint=CheckpointSpec(grace_s=grace_s, path=path),
             require=require or UNSET,
             exclude=exclude or UNSET,
+            time_limit_s=time_limit_s,
         )
         job_id = JobId(name)
         now_s = self.sim.loop.now_s

@@ -42,6 +42,7 @@ CALM_S = 20.0
 
 Not more: a torn gang that went on would come to the end of its work and leave no trace.
 """
+START_S = 15.0  # start_p99_s
 NODES = tuple(NodeName(name) for name in ("t0", "t1", "i0", "i1"))
 
 
@@ -72,6 +73,7 @@ WEIGHTS = {
     "amnesia": 1,
     "recall": 1,
     "drain": 1,
+    "window": 2,
     "uncordon": 2,
     "confirm": 1,
     "remove": 2,
@@ -80,6 +82,7 @@ WEIGHTS = {
 ASKED = {
     "recall": OperatorAction.RECALL,
     "drain": OperatorAction.DRAIN,
+    "window": OperatorAction.DRAIN_AT,
     "uncordon": OperatorAction.UNCORDON,
     "confirm": OperatorAction.CONFIRM_DEAD,
     "remove": OperatorAction.REMOVE,
@@ -144,6 +147,7 @@ def decide(house: House, op: Op) -> None:
                 launcher=(Launcher.NONE, Launcher.TORCHRUN)[op.a // 2 % 2],
                 require=("fast",) if op.b == 2 else (),
                 exclude=("fast|slow",) if op.b == 3 else (),
+                time_limit_s=None if op.a < 5 else 20.0 * (1 + op.b),
             )
         case "start" if job := choose(house, op.a, JobState.PENDING):
             house.decide(any_start(house, job, op))
@@ -223,10 +227,16 @@ def happen(house: House, op: Op, node: NodeName) -> None:
         # An operator who vouches for a node that still runs would lie; that is not our bug.
         case what if what in ASKED and not (what == "confirm" and pretend.is_up):
             target = "" if what == "recall" else node
-            later_s = 20.0 if what == "drain" and op.c % 2 else None
+            later_s = 20.0 if what in ("drain", "window") and op.c % 2 else None
+            begins_s = (5.0, 60.0, 100.0, 300.0)[op.a % 4] if what == "window" else None
             label = ("fast", "fast-")[op.c % 2] if what == "label" else ""
             asked = OperatorAsked(
-                action=ASKED[what], by="ops/me", target=target, value=label, deadline_s=later_s
+                action=ASKED[what],
+                by="ops/me",
+                target=target,
+                value=label,
+                deadline_s=later_s,
+                in_s=begins_s,
             )
             house.sim.handle(asked)
         case _:
@@ -330,6 +340,56 @@ class Gangs:
             )
 
 
+class Windows:
+    """Which workers there were before each event, and when the windows of their nodes begin.
+
+    A worker is new on a node when an event gives it to its job; by then the window was ordered.
+    """
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._known = self._workers()
+        self._begin_at_s = self._instants()
+
+    def _workers(self) -> dict[WorkerKey, NodeName]:
+        jobs = self._house.engine.state.live()
+        return {worker.key: worker.node for job in jobs for worker in job.workers.values()}
+
+    def _instants(self) -> dict[NodeName, float]:
+        state = self._house.engine.state
+        return {name: window.at_s for name, window in state.windows.items()}
+
+    def watch(self) -> None:
+        """Look after each event from now on, of the engine that there is."""
+        engine = self._house.engine
+        real = engine.handle
+
+        def handle(event: Event, *, now_s: float) -> Outcome:
+            outcome = real(event, now_s=now_s)
+            self.nothing_that_starts_overruns_a_window()
+            return outcome
+
+        engine.handle = handle  # type: ignore[method-assign]  # a tap, not a mock
+
+    def nothing_that_starts_overruns_a_window(self) -> None:
+        """Its time limit ends a new worker on a training node, with its grace, before the node is
+        drained; a job without a time limit gets none there.
+        """
+        state, before = self._house.engine.state, self._known
+        self._known = self._workers()
+        for key, name in self._known.items():
+            at_s = self._begin_at_s.get(name)
+            if key in before or at_s is None or not name.startswith("t"):
+                continue
+            job = state.jobs[key.job_id]
+            limit_s, ran_at_s = job.spec.time_limit_s, job.attempt.ran_at_s
+            assert limit_s is not None, f"{key} has no time limit, and {name} is drained at {at_s}"
+            begins_at_s = state.now_s + START_S if ran_at_s is None else ran_at_s
+            end_s = begins_at_s + limit_s + job.spec.checkpoint.grace_s
+            assert end_s <= at_s, f"{key} may end at {end_s}, and {name} is drained at {at_s}"
+        self._begin_at_s = self._instants()
+
+
 def calm_down(house: House) -> None:
     """No more faults: every node is there and hears, and time for what is under way."""
     for name, node in house.sim.nodes.items():
@@ -363,16 +423,21 @@ def no_cancelled_job_computes(house: House) -> None:
 @often
 @given(steps(), DELAYS)
 def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: Delays) -> None:
-    """No GPU twice, gangs start whole, attempts alone, and the engine's own invariants.
+    """No GPU twice, gangs start whole, attempts alone, nothing that starts overruns a window, and
+    the engine's own invariants.
 
     A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
     """
     house = House(delays=delays, gang_ready_timeout_s=30.0)
-    gangs, placed = Gangs(house), Placed()
+    gangs, placed, windows = Gangs(house), Placed(), Windows(house)
+    windows.watch()
     for op in ops:
         if op.what == "amnesia":
             gangs.forget()
         perform(house, op)
+        if op.what == "amnesia":  # with its orders, and in a new engine
+            windows = Windows(house)
+            windows.watch()
         no_gpu_holds_two_exclusive_workers(house)
         no_attempt_runs_beside_a_newer_one(house)
         no_cancelled_job_computes(house)

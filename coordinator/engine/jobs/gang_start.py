@@ -15,6 +15,7 @@ from coordinator.engine.jobs import (
 from coordinator.engine.jobs import (
     lifecycle as jobs_lifecycle,
 )
+from coordinator.engine.nodes import windows
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context, free_slots
 from coordinator.engine.state.job_groups import AttemptEntry
@@ -30,6 +31,7 @@ def is_schedulable(node: NodeEntry) -> bool:
         and not node.ledger.error
         and not node.failed_starts.closed_reason
         and not node.is_out
+        and not (node.cordon.is_closing and node.role == NodeRole.ON_LOAN)
         and not node.ledger.unknown_workers
         and not node.homecoming.is_awaited
         and (
@@ -51,10 +53,12 @@ def does_not_fit(
     placements: Iterable[Placement],
     *,
     is_packed: bool = False,
+    is_new: bool = False,
     held: Collection[WorkerKey] = (),
 ) -> str:
     """Why workers cannot be placed like this; empty if they can.
 
+    is_new: they are an attempt that begins; else the present one grows.
     held: keys with GPUs held already; these GPUs count as free.
     """
     if is_mig(gpu_type) and not job.spec.accepts(gpu_type):
@@ -66,7 +70,8 @@ def does_not_fit(
         part = mixed_nodes.found(ctx.state, name)
         if part is None or not is_schedulable(part[0]):
             return f"{name} takes no workers now"
-        if why := node_selection.why_not_on(job.spec, part[0]):
+        barred = node_selection.why_not_on(job.spec, part[0])
+        if why := barred or windows.why_not_on(ctx, job, part[0], is_new=is_new):
             return why
         kind = part[1]
         if job.spec.gpu.gpus_for_one(kind, gpu_type) is None:
@@ -124,7 +129,13 @@ def why_not(
     if base != gang.min or count > gang.max:
         return f"{base} base and {count} workers in all, the gang is {gang.min} to {gang.max}"
     return does_not_fit(
-        ctx, job, decision.gpu_type, decision.placements, is_packed=decision.is_packed, held=held
+        ctx,
+        job,
+        decision.gpu_type,
+        decision.placements,
+        is_packed=decision.is_packed,
+        is_new=True,
+        held=held,
     )
 
 

@@ -130,8 +130,9 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
     """Why a node that was heard is not lent; empty when it may be."""
     if node.role != NodeRole.SERVING or node.desired.role != NodeRole.SERVING:
         return f"{node.name} is {node.role}"
-    if node.cordon.is_cordoned:
-        return f"{node.name} is cordoned"
+    if node.cordon.is_cordoned or node.cordon.is_closing:
+        near = "not lent: its maintenance window is near"
+        return f"{node.name} is {'cordoned' if node.cordon.is_cordoned else near}"
     if closed := node.ledger.error or node.failed_starts.closed_reason:
         return f"{node.name} takes nothing new: {closed}"
     if not node.gpus:

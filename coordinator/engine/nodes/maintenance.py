@@ -82,6 +82,8 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     del state.nodes[name]
     # Its loan recommendations go with the next loan pass, as for any lost node.
     state.drains.pop(name, None)
+    if state.windows.pop(name, None) is not None:
+        ctx.changed_jobs.update(state.live_jobs)  # which left it alone
     state.unknown_loads.pop(name, None)
     state.closed_until_s.pop(name, None)
     state.idle_loans_since_s.pop(name, None)

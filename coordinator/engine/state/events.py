@@ -301,6 +301,7 @@ class OperatorAction(StrEnum):
     CORDON = "cordon"
     UNCORDON = "uncordon"
     DRAIN = "drain"
+    DRAIN_AT = "drain_at"
     CONFIRM_DEAD = "confirm_dead"
     REMOVE = "remove"
     REVOKE_LOAN = "revoke_loan"
@@ -314,6 +315,7 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
 
     value: of `set_mode` the mode; of `label` the changes, as `common.node_labels` reads them.
     deadline_s: of a drain, how long running work may go on; None: not at all.
+    in_s: of `drain_at`, when the drain begins, in seconds from this event.
     """
 
     action: OperatorAction
@@ -322,6 +324,7 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     value: str = ""
     reason: str = ""
     deadline_s: float | None = None
+    in_s: float | None = None
     client: str = ""
 
 

@@ -66,6 +66,8 @@ class Cordon(Struct, kw_only=True):
 
     is_cordoned: bool = False
     is_draining: bool = False
+    is_closing: bool = False
+    """Its maintenance window is so near that no loan of it is made; see `nodes.windows`."""
     reason: str = ""
 
 

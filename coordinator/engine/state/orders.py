@@ -111,6 +111,8 @@ def _operator(event: OperatorAsked) -> OrderRecord:
     values = {"value": event.value} if event.value else {}
     if event.deadline_s is not None:
         values["deadline_s"] = f"{event.deadline_s:g}"
+    if event.in_s is not None:
+        values["in_s"] = f"{event.in_s:g}"
     return OrderRecord(
         tenant=tenant,
         user=user,

@@ -468,6 +468,23 @@ class DrainEntry(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class WindowEntry(Struct, kw_only=True):
+    """A maintenance window that has been ordered and has not begun; see `nodes.windows`.
+
+    at_s: when its node is drained. reason: by whose order, and why.
+    deadline_s: for how long base workers may go on after that; None: not at all.
+    lent_until_s: no loan of the node is made after that, and nothing starts on it while it is lent.
+    home_from_s: a loan of it that is open is called home then.
+    """
+
+    at_s: float
+    reason: str
+    deadline_s: float | None = None
+    lent_until_s: float = 0.0
+    home_from_s: float = 0.0
+    is_called_home: bool = False
+
+
 class WorkerEntry(Struct, kw_only=True):
     """One worker of a job's current attempt, or its rendezvous store, which has no GPUs."""
 
@@ -700,6 +717,8 @@ class ClusterState(Struct, kw_only=True):
     )
     awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
     drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
+    windows: dict[NodeName, WindowEntry] = field(default_factory=dict[NodeName, WindowEntry])
+    """Nodes that an operator drains at an instant to come."""
     closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
     """Nodes that could start no worker, and until when they are closed; `nodes.start_failures`."""
     idle_loans_since_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])

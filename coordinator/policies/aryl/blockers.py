@@ -144,7 +144,8 @@ def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
-    avoided = [node.name for node in nodes if node.name in job.avoid_nodes]
+    # Of one that closes, the engine says why.
+    avoided = [n.name for n in nodes if n.name in job.avoid_nodes and n.closes_at_s is None]
     if avoided:
         found.append(f"{', '.join(avoided)} left alone for now: an attempt of it failed there")
     serving = sum(1 for node in nodes if node.service and node.role != NodeRole.ON_LOAN)

@@ -17,6 +17,16 @@ Opening = tuple[float, int]
 """An instant from which on a node has room for one worker more, and the node's place."""
 
 
+def is_over_in_time(job: JobView, occupied: Occupied, at_s: float) -> bool:
+    """Whether an attempt that starts at an instant is over, by its time limit, when a node closes;
+    as the engine reckons it at that instant.
+    """
+    closes_at_s = occupied.node.closes_at_s
+    if closes_at_s is None:
+        return True
+    return job.longest_s is not None and at_s + job.longest_s <= closes_at_s
+
+
 class Openings:
     """Answers for one snapshot when training nodes have room for workers.
 
@@ -50,10 +60,19 @@ class Openings:
             if occupied.node.gpu_type == gpu_type and not avoided >> place & 1
             for at_s in self._of(room, occupied, size, not_before_s(place))
         ]
-        if len(found) < count:
-            return []
         found.sort()
-        return found[:count]
+        while len(found) >= count:
+            # The gang starts with the last of them, and then all of it has to be over in time.
+            starts_at_s, taken = found[count - 1][0], found[:count]
+            late = {place for _, place in taken if self._is_late(room, job, place, starts_at_s)}
+            if not late:
+                return taken
+            found = [each for each in found if each[1] not in late]
+        return []
+
+    def _is_late(self, room: PlacementState, job: JobView, place: int, at_s: float) -> bool:
+        occupied = room.index.nodes[place]
+        return occupied is not None and not is_over_in_time(job, occupied, at_s)
 
     def _of(
         self, room: PlacementState, occupied: Occupied, size: int, not_before_s: float

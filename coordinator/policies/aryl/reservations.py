@@ -22,7 +22,8 @@ a reservation, then the longest waiting. A gang waits for those before it as wel
 in number. A job gets no reservation if no other job that runs on its GPU type or waits for it is
 narrower. Any GPUs that come free would do for it, and only the order (shorter jobs first) keeps it
 waiting, as intended. A reservation is on training nodes, because lent ones may go home before. It
-ends when its nodes close or the job is to avoid them, and is made again elsewhere.
+ends when its nodes close or the job is to avoid them, and is made again elsewhere. It is on no node
+with a maintenance window that the gang would overrun from the instant on.
 
 Flexible workers leave when they are asked to, but not again within the cooldown of a resize. So
 none is added on the reserved GPUs from that long before the instant. More important jobs pass.
@@ -39,7 +40,7 @@ from msgspec import Struct
 
 from common.model import JobId, NodeName
 from coordinator.policies.aryl.gpu_types import types_in_order
-from coordinator.policies.aryl.openings import Opening, Openings
+from coordinator.policies.aryl.openings import Opening, Openings, is_over_in_time
 from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.estimates import base_runtime_s
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
@@ -309,6 +310,8 @@ class Reservations:
             if node.gpu_type != made.gpu_type or node.gpus - node.barred_gpus < gpus:
                 return False
             if avoided >> place & 1:
+                return False
+            if not is_over_in_time(job, occupied, max(made.ready_at_s, self._now_s)):
                 return False
         return True
 

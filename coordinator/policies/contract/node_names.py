@@ -8,6 +8,7 @@ for all jobs that share the value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from common.model import NodeName
 
@@ -54,6 +55,12 @@ _ONE = ord("1")
 def sorted_names(names: Iterable[NodeName]) -> NodeNames:
     """Names in order."""
     return NodeNames(sorted(names))
+
+
+@lru_cache(maxsize=256)
+def with_more(names: NodeNames, more: tuple[NodeName, ...]) -> NodeNames:
+    """Names and a few more, in order; the same value for each job that asks for the same."""
+    return sorted_names({*names, *more})
 
 
 def bits_of(names: Sequence[NodeName], places: Mapping[NodeName, int]) -> int:

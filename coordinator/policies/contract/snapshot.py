@@ -238,6 +238,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not reported."""
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
+    closes_at_s: float | None = None
+    """When an operator drains it: no attempt that would not be over by then starts there. None: not
+    ordered, or a node of a service."""
 
 
 class BackOff(Struct, frozen=True, kw_only=True):
@@ -330,9 +333,13 @@ class JobView(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
-    """Nodes that its workers leave alone: those on which it failed, and `excluded_nodes`."""
+    """Nodes that its workers leave alone: it failed there, would not be over when they close, or may
+    not use them."""
     excluded_nodes: tuple[NodeName, ...] = ()
     """Those of them that it may never use as they are, by the labels and names that it selects."""
+    longest_s: float | None = None
+    """The longest that an attempt of it holds its nodes, from the decision; None: it has no time
+    limit, or no node closes."""
     back_off: BackOff | None = None
     """It was called back by guarantees; None: never, or not since it did well."""
     wants_no_loan: bool = False

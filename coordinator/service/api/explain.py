@@ -36,7 +36,7 @@ from coordinator.engine.state import loan_outcome
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, LoanEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.text import counted
-from coordinator.service.api import explain_job, rows
+from coordinator.service.api import explain_job, explain_windows, rows
 
 
 def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple[str, ...]:
@@ -254,6 +254,7 @@ def node(
         said.append("it has not reported to this coordinator yet, so it gets no orders")
     said += _silent(engine, entry, refused_report)
     said += explain_job.closed_reasons(engine, entry, at_s)
+    said += explain_windows.of_node(engine, entry, at_s)
     if closed := start_failures.why(engine.state, entry):
         said.append(closed)
     if detail := _detail(entry):

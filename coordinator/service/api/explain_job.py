@@ -14,6 +14,7 @@ from coordinator.engine.jobs import prerun_spec
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.state.tables import AfterVacating, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.contract.text import counted
+from coordinator.service.api import explain_windows
 
 COMPUTING = (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
 
@@ -114,7 +115,7 @@ def closed_reasons(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
 
 
 def drain_reasons(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    """When a job has to leave nodes that are drained. now_s: engine time."""
+    """When a job has to leave nodes that are drained, or will be. now_s: engine time."""
     held = (*entry.workers.values(), *((entry.store,) if entry.store else ()))
     said: list[str] = []
     for name in sorted({worker.node for worker in held}):
@@ -124,7 +125,7 @@ def drain_reasons(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
             said.append(
                 f"{drain.reason}: unless it ends in {left_s:.0f} s, it is preempted and waits again"
             )
-    return said
+    return said + explain_windows.of_job(engine, entry, now_s)
 
 
 def prerun_reasons(job: JobEntry) -> tuple[str, ...]:

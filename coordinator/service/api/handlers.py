@@ -65,7 +65,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.text import counted
-from coordinator.service.api import name_lookup
+from coordinator.service.api import explain_windows, name_lookup
 from coordinator.service.api.history_reads import HistoryReads
 from coordinator.service.api.job_orders import JobOrder, JobOrders
 from coordinator.service.api.name_lookup import Refusal, unknown
@@ -454,10 +454,7 @@ class Api:
             raise Refusal(
                 ApiErrorCode.USAGE, f"{request.action!r} is not one of {known}", "action"
             ) from None
-        if request.deadline_s is not None and action != OperatorAction.DRAIN:
-            raise Refusal(
-                ApiErrorCode.USAGE, f"{action} has no deadline_s, only drain has", "deadline_s"
-            )
+        _check_times(action, request)
         target = self._target(action, request)
         event = OperatorAsked(
             action=action,
@@ -466,11 +463,14 @@ class Api:
             value=request.value,
             reason=request.reason,
             deadline_s=request.deadline_s,
+            in_s=None if request.in_s is UNSET else request.in_s,
             client=client_of(request),
         )
         await self._coordinator.record(event)
         if action == OperatorAction.REMOVE:
             self._forget_node(NodeName(target))
+        if action == OperatorAction.DRAIN_AT:
+            return Done(detail=explain_windows.ordered(self._coordinator.engine, target))
         within = "" if request.deadline_s is None else f" within {request.deadline_s:.0f} s"
         return Done(detail=f"{action} {target}".strip() + within)
 
@@ -506,7 +506,7 @@ class Api:
         state = self._coordinator.engine.state
         a = OperatorAction
         match action:
-            case a.CORDON | a.UNCORDON | a.DRAIN | a.CONFIRM_DEAD | a.REMOVE:
+            case a.CORDON | a.UNCORDON | a.DRAIN | a.DRAIN_AT | a.CONFIRM_DEAD | a.REMOVE:
                 self._check_node(action, NodeName(request.target))
             case a.LABEL:
                 self._check_node(action, NodeName(request.target))
@@ -552,6 +552,19 @@ def _check_labels(text: str) -> None:
             node_labels.parse_changes(text.split())
     except ConfigError as error:
         raise Refusal(ApiErrorCode.USAGE, str(error), "value") from None
+
+
+def _check_times(action: OperatorAction, request: Operate) -> None:
+    """Refuse a time that an order does not have, or lacks."""
+    drains = (OperatorAction.DRAIN, OperatorAction.DRAIN_AT)
+    if request.deadline_s is not None and action not in drains:
+        raise Refusal(
+            ApiErrorCode.USAGE, f"{action} has no deadline_s, only drain has", "deadline_s"
+        )
+    is_at = action == OperatorAction.DRAIN_AT
+    if is_at != (request.in_s is not UNSET):
+        why = "drain_at needs in_s" if is_at else f"{action} has no in_s, only drain_at has"
+        raise Refusal(ApiErrorCode.USAGE, why, "in_s")
 
 
 def _counts(spec: JobSpec) -> tuple[int, int]:

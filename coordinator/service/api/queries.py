@@ -283,6 +283,7 @@ class Looks:
             drain_left_s=None if drain is None else max(0.0, drain.until_s - self._now_s()),
             unknown_load=rows.unknown_load(c.engine, node, now_s=self._now_s()),
             closed=rows.closed(c.engine, node, now_s=self._now_s()),
+            window=rows.window(c.engine, node, now_s=self._now_s()),
             in_full=in_full,
         )
 

@@ -71,7 +71,9 @@ def _content(request: Order) -> tuple[str, str, dict[str, str], str]:
         case Hold() | Release() | Requeue():
             return str(request.__struct_config__.tag), " ".join(request.job_ids), {}, ""
         case Operate():
-            return request.action, request.target, {"value": request.value}, request.reason
+            in_s = "" if request.in_s is UNSET else f"{request.in_s:g}"
+            values = {"value": request.value, "in_s": in_s}
+            return request.action, request.target, values, request.reason
         case _:
             return str(request.__struct_config__.tag), "", {}, ""
 

@@ -22,6 +22,7 @@ from common.api import (
     StoryRow,
     TenantRow,
     UnknownLoadRow,
+    WindowRow,
     WorkerRow,
 )
 from common.history import TOLD, AttemptRecord, HistoryLine, OrderRecord
@@ -248,6 +249,7 @@ def node_row(
     drain_left_s: float | None = None,
     unknown_load: UnknownLoadRow | UnsetType = UNSET,
     closed: ClosedRow | UnsetType = UNSET,
+    window: WindowRow | UnsetType = UNSET,
     in_full: bool = False,
 ) -> NodeRow:
     """One node; `in_full` for a caller that asked for its CPUs, memory and labels."""
@@ -281,7 +283,16 @@ def node_row(
         memory_bytes=node.memory_bytes if in_full else UNSET,
         labels=node.labels.now if in_full else UNSET,
         ordered_labels=node.labels.ordered if in_full else UNSET,
+        window=window,
     )
+
+
+def window(engine: Engine, node: NodeEntry, *, now_s: float) -> WindowRow | UnsetType:
+    """When a node is to be drained; unset where no operator has ordered it."""
+    found = engine.state.windows.get(node.name)
+    if found is None:
+        return UNSET
+    return WindowRow(at_s=found.at_s, left_s=max(0.0, found.at_s - now_s), said=found.reason)
 
 
 def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:

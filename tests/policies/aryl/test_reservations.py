@@ -150,6 +150,30 @@ def test_a_node_that_closes_ends_a_reservation_and_another_takes_its_place() -> 
     assert after.since_s == before.since_s
 
 
+@pytest.mark.parametrize(
+    ("longest_s", "closes_at_s", "nodes"),
+    [
+        (2000.0, 3200.0, ["n1", "n2"]),
+        (2000.0, 3199.0, ["n2", "n3"]),
+        (None, 9e9, ["n2", "n3"]),
+    ],
+)
+def test_a_reservation_is_on_no_node_that_closes_before_the_gang_would_be_over(
+    longest_s: float | None, closes_at_s: float, nodes: list[str]
+) -> None:
+    """n1 is free and closes; at the instant, with its last node, all of the gang has to fit. One
+    that was made before an operator ordered the window moves as well."""
+    _, _, memory = passed(cell(gang()))
+    snapshot = cell(replace(gang(), longest_s=longest_s))
+    closing = tuple(
+        replace(node, closes_at_s=NOW_S + closes_at_s if node.name == "n1" else None)
+        for node in snapshot.nodes
+    )
+    for before in (b"", memory):
+        _, (made,), _ = passed(replace(snapshot, nodes=closing), before)
+        assert [name for name, _ in made.nodes] == nodes
+
+
 def test_one_gang_of_a_type_has_a_reservation_and_whoever_has_one_keeps_it() -> None:
     """The longest waiting first; one that came earlier and was only seen later waits for it."""
     older = replace(gang(waited_s=9000.0), job_id="older")

@@ -128,7 +128,7 @@ async def test_a_deadline_that_is_none_is_refused_by_its_name(deadline_s: Any, w
         assert not coordinator.engine.state.nodes[cell.agents["t0"].name].cordon.is_cordoned
 
 
-@each_row("action", [a for a in A if a != A.DRAIN])
+@each_row("action", [a for a in A if a not in (A.DRAIN, A.DRAIN_AT)])
 async def test_only_a_drain_has_a_deadline(action: A) -> None:
     """Of any other order it would be forgotten in silence."""
     async with Cell() as cell:

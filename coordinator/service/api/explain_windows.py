@@ -1,0 +1,96 @@
+"""Explains maintenance windows: what an order does, and what it means to nodes and jobs. Pure."""
+
+from __future__ import annotations
+
+from math import inf
+
+from common.model import NodeName
+from coordinator.engine.engine import Engine
+from coordinator.engine.nodes import windows
+from coordinator.engine.state.context import Context
+from coordinator.engine.state.tables import JobEntry, NodeEntry, WindowEntry
+
+NAMED = 6
+"""Jobs that one answer names; more are counted."""
+
+
+def ordered(engine: Engine, target: str) -> str:
+    """What the order of a window just did: when it begins, the jobs that will still be there by
+    their time limits, and the loan that ends for it.
+    """
+    node = engine.state.nodes.get(NodeName(target))
+    window = None if node is None else engine.state.windows.get(node.name)
+    if node is None or window is None:
+        why = "" if node is None else windows.why_not(node)
+        return f"drain_at {target}: {why or 'it has begun already'}"
+    now_s = engine.state.now_s
+    within = "" if window.deadline_s is None else f" within {window.deadline_s:.0f} s"
+    said = [f"drain_at {target} in {window.at_s - now_s:.0f} s{within}"]
+    if still := still_there(engine, node, window):
+        said.append(f"still there then: {still}")
+    if home := _home(engine, node, window, now_s):
+        said.append(home)
+    return "; ".join(said)
+
+
+def still_there(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
+    """The jobs that the window will find on a node, each with when its time limit would end it."""
+    ctx = Context(engine.state, engine.settings, engine.state.now_s)
+    found = [
+        f"{job_id} ({_ends(end_s - window.at_s)})"
+        for job_id, end_s in sorted(windows.still_there(ctx, node, window.at_s).items())
+    ]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
+
+
+def _ends(after_s: float) -> str:
+    return "no time limit" if after_s == inf else f"its time limit ends {after_s:.0f} s later"
+
+
+def _home(engine: Engine, node: NodeEntry, window: WindowEntry, now_s: float) -> str:
+    """When the loan of a node ends for its window; empty for one that is not lent."""
+    if node.lease is None:
+        return ""
+    lease = node.lease.lease_id
+    if window.home_from_s <= now_s:
+        return f"loan {lease} is called home now, and may come home after that"
+    return f"loan {lease} is called home in {window.home_from_s - now_s:.0f} s"
+
+
+def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
+    """What the window of a node means; empty without one. now_s: engine time."""
+    window = engine.state.windows.get(entry.name)
+    if window is None:
+        return []
+    until = "only a job whose time limit ends by then starts there"
+    if entry.service is not None:
+        until = "it is lent no more" if entry.cordon.is_closing else _lent_for(window, now_s)
+    left_s = max(0.0, window.at_s - now_s)
+    said = [f"it closes in {left_s:.0f} s, ordered {window.reason}: {until}"]
+    if still := still_there(engine, entry, window):
+        said.append(f"by their time limits these jobs are still there then: {still}")
+    if home := _home(engine, entry, window, now_s):
+        said.append(home)
+    return said
+
+
+def _lent_for(window: WindowEntry, now_s: float) -> str:
+    return f"it may be lent for {max(0.0, window.lent_until_s - now_s):.0f} s more"
+
+
+def of_job(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
+    """When a job has to leave nodes that close before its time limit ends it; now_s as above."""
+    ctx = Context(engine.state, engine.settings, now_s)
+    said: list[str] = []
+    for name in sorted({worker.node for worker in entry.workers.values()}):
+        window, node = engine.state.windows.get(name), engine.state.nodes.get(name)
+        if window is None or node is None:
+            continue
+        if entry.job_id in windows.still_there(ctx, node, window.at_s):
+            left_s = max(0.0, window.at_s - now_s)
+            said.append(
+                f"{name} closes, ordered {window.reason}: unless it ends in {left_s:.0f} s, it is "
+                "preempted and waits again"
+            )
+    return said

@@ -1,0 +1,139 @@
+"""Maintenance windows as their operators see them: ordered, shown, kept over a change of leader."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from common.api import (
+    MAX_WINDOW_S,
+    ApiError,
+    ApiErrorCode,
+    Describe,
+    Description,
+    Done,
+    ListNodes,
+    NodeRow,
+    Nodes,
+    Operate,
+    WindowRow,
+)
+from common.messages import encode
+from common.model import JobState
+from coordinator.engine.state.events import OperatorAction
+from tests.service.cell import Cell, make_settings
+from tests.service.steps import job, running
+from tests.tables import each_row
+
+IN_S = 100.0
+A = OperatorAction
+
+
+def window(node: str = "t0", in_s: float = IN_S) -> Operate:
+    """The order."""
+    return Operate(action=A.DRAIN_AT, target=node, reason="a fan", in_s=in_s)
+
+
+async def said(cell: Cell, kind: str, name: str) -> str:
+    """Why it is where it is, as one text."""
+    found = await cell.ask(Describe(kind=kind, name=name))
+    assert isinstance(found, Description)
+    return "\n".join(found.why)
+
+
+async def row(cell: Cell, name: str = "t0") -> NodeRow:
+    """A node in the list."""
+    found = await cell.ask(ListNodes())
+    assert isinstance(found, Nodes)
+    return next(row for row in found.rows if row.node == name)
+
+
+async def test_the_answer_names_who_is_still_there_and_the_row_says_when() -> None:
+    """So do the explanations of the node and of the job; an uncordon takes all of it away."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        answer = await cell.ask(window(), tenant="ops")
+        still = f"still there then: {job_id} (no time limit)"
+        assert answer == Done(detail=f"drain_at t0 in 100 s; {still}")
+        found = (await row(cell)).window
+        assert isinstance(found, WindowRow)
+        assert found.at_s - found.left_s == pytest.approx(cell.clock.wall_s(), abs=1.0)
+        assert (IN_S - 5.0 < found.left_s <= IN_S, found.said) == (True, "by ops/ann: a fan")
+        assert "it closes in " in await said(cell, "node", "t0")
+        assert "t0 closes, ordered by ops/ann: a fan: unless it ends in " in await said(
+            cell, "job", job_id
+        )
+        await cell.ask(Operate(action=A.UNCORDON, target="t0"), tenant="ops")
+        assert (await row(cell)).window is msgspec.UNSET
+        assert "closes" not in await said(cell, "node", "t0") + await said(cell, "job", job_id)
+
+
+async def test_a_drained_node_stays_drained_and_the_answer_says_so() -> None:
+    """Whoever takes a whole rack down need not leave it out; a drain now replaces a window."""
+    async with Cell() as cell:
+        await cell.lead()
+        await cell.ask(window(), tenant="ops")
+        await cell.ask(Operate(action=A.DRAIN, target="t0"), tenant="ops")
+        found = await row(cell)
+        assert (found.window, found.is_draining) == (msgspec.UNSET, True)
+        answer = await cell.ask(window(), tenant="ops")
+        assert isinstance(answer, Done)
+        assert answer.detail.startswith("drain_at t0: node t0 is drained already")
+        assert (await row(cell)).window is msgspec.UNSET
+
+
+@each_row("in_s", [0.0, -5.0, MAX_WINDOW_S + 1.0, float("nan"), "soon"])
+async def test_a_window_that_is_past_or_too_far_is_refused(in_s: object) -> None:
+    """The field is named, and nothing changes."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        values = {**msgspec.to_builtins(window()), "in_s": in_s}
+        reply = await cell.ask_raw("operate", msgspec.msgpack.encode(values), tenant="ops")
+        assert isinstance(reply, ApiError)
+        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "in_s")
+        assert not coordinator.engine.state.windows
+
+
+@each_row(
+    "request_",
+    [
+        Operate(action=A.DRAIN_AT, target="t0"),
+        Operate(action=A.DRAIN, target="t0", in_s=5.0),
+        Operate(action=A.CORDON, target="t0", in_s=5.0),
+    ],
+)
+async def test_only_a_window_has_a_begin(request_: Operate) -> None:
+    """And it has to have one: neither is guessed."""
+    async with Cell() as cell:
+        await cell.lead()
+        reply = await cell.ask(request_, tenant="ops")
+        assert isinstance(reply, ApiError)
+        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "in_s")
+        assert not (await row(cell)).is_cordoned
+
+
+def test_any_other_order_is_what_older_coordinators_know() -> None:
+    """They refuse a message with a field that they do not know."""
+    assert b"in_s" not in encode(Operate(action=A.DRAIN, target="t0"))
+
+
+@each_row("step_s", [-3600.0, 3600.0])
+@each_row("snapshot_records", [1, 500])
+async def test_a_window_outlives_the_coordinator_that_took_it(
+    snapshot_records: int, step_s: float
+) -> None:
+    """The next one, by snapshot or by journal, drains at the instant of the order, whatever the
+    wall clock says while it leads."""
+    settings = make_settings(snapshot_records=snapshot_records)
+    async with Cell() as cell:
+        coordinator = await cell.lead(settings=settings)
+        job_id = await running(cell, coordinator)
+        began_s = cell.clock.now_s()
+        await cell.ask(window(), tenant="ops")
+        await cell.leaders[0].crash()
+        second = await cell.lead("two", settings)
+        cell.clock.step_wall(step_s)
+        await cell.until(lambda: job(second, job_id).state == JobState.PREEMPTING)
+        assert IN_S <= cell.clock.now_s() - began_s < IN_S + 2.0
+        assert (await row(cell)).is_draining
