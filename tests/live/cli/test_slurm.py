@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.api import Jobs, ListJobs
 from common.model import JobState
+from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
@@ -123,6 +125,7 @@ async def test_slurm_s_commands_on_a_real_cell(tmp_path: Path) -> None:
         await srun_alone(shell)
         await arrays_and_dependencies(shell)
         await submitit_works(shell)
+        await forgotten_jobs(shell)
 
 
 async def a_script_travels(shell: Shell) -> None:
@@ -219,3 +222,22 @@ async def submitit_works(shell: Shell) -> None:
     await shell.until_ended(number, JobState.CANCELLED)
     shown = await shell.run("sacct", "-o", "JobID,State", "--parsable2", "-j", number)
     assert shown == f"JobID|State\n{number}|CANCELLED\n"
+
+
+async def forgotten_jobs(shell: Shell) -> None:
+    """What sacct says of ended jobs stays the same as the cell forgets them, over a restart too."""
+    call = ("sacct", "-anXP", "-S", "today", "-o", "JobID,State,ExitCode,Start,End,Elapsed,NNodes")
+    before = set((await shell.run(*call)).splitlines())
+    settings = shell.house.cell.run_dir / f"{COORDINATOR}.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace("engine = {", "engine = {finished_jobs_kept = 1, ", 1))
+    await shell.house.kill_coordinator()
+    await shell.house.cell.ready(shell.house.client)
+    for _ in range(2):
+        await shell.run("srun", "--gpus=1", "true")
+    known = (await shell.house.client.ask(ListJobs(), Jobs)).rows
+    assert len(known) <= 4 < len(before)
+    # The end of tasks that never had their turn is their own, and no longer that of their array.
+    after = set((await shell.run(*call)).splitlines())
+    assert {line for line in before - after if "_[" not in line} == set()
+    assert len({line.split("|")[0] for line in after}) == len(after) == len(before) + 2
