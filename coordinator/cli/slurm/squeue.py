@@ -192,10 +192,18 @@ def run(arguments: list[str], place: Place) -> int:
     choice = Choice(given, user=place.target().user, live_only=True)
     form = _format(options, place)
 
-    async def work(client: Client) -> list[JobRow]:
-        return await cell.jobs(client, live_only=not choice.wants_ended)
+    async def work(client: Client) -> list[JobRow] | None:
+        found = await cell.jobs(client, live_only=not choice.wants_ended)
+        # As in Slurm, of several jobs those that it does not know are passed over.
+        if len(choice.numbers) == 1 and not any(map(choice.is_named, found)):
+            is_known = await cell.knows(client, *choice.numbers)
+            return found if is_known else None
+        return found
 
-    rows = [row for row in place.run(work) if choice.passes(row)]
+    found = place.run(work)
+    if found is None:
+        return cell.unknown_job()
+    rows = [row for row in found if choice.passes(row)]
     rows.sort(key=lambda row: (_place(row), -request_of(row).priority))
     if "json" in options:
         put(json.dumps({"jobs": [_plain(row) for row in rows]}))
