@@ -32,7 +32,6 @@ from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.sim.run.resume import estimated_left_s, resumed
 from coordinator.sim.run.runtime import RunRules
 
-
 BY_LIMIT = "its time limit"
 """The source of the end of a job that has no estimate."""
 
