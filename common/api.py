@@ -286,6 +286,9 @@ class ListEndedJobs(Message, frozen=True, kw_only=True, tag="list_ended_jobs"):
     """Accounts of jobs that ended in a span of time, oldest first; scoped as `GetUsage`.
 
     after: the `number` of the last row of the page before.
+    job_numbers: only jobs and tasks of arrays with one of these numbers; empty: of any.
+    submitted_until_at_s: only jobs that were submitted before; None: whenever. A coordinator of an
+        older version refuses these two, so they are left out where they say nothing.
     """
 
     since_at_s: float
@@ -294,6 +297,8 @@ class ListEndedJobs(Message, frozen=True, kw_only=True, tag="list_ended_jobs"):
     user: str = ""
     job_ids: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
     after: int = 0
+    job_numbers: Annotated[tuple[int, ...], Meta(max_length=1000)] | UnsetType = UNSET
+    submitted_until_at_s: float | UnsetType | None = UNSET
 
 
 class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
@@ -396,10 +401,15 @@ class EndedJobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class EndedJobs(Message, frozen=True, kw_only=True, tag="ended_jobs"):
-    """Answer to `ListEndedJobs`."""
+    """Answer to `ListEndedJobs`.
+
+    missing_lines: as of `History`. Only where there are any: a caller of an older version refuses
+        it.
+    """
 
     rows: tuple[EndedJobRow, ...]
     has_more: bool = False
+    missing_lines: int | UnsetType = UNSET
 
 
 class Logs(Message, frozen=True, kw_only=True, tag="logs"):

@@ -120,15 +120,34 @@ class WaitRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="wai
     ended_at_s: float
 
 
+class Requested(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job that ended had asked for, as `RequestRow` has it."""
+
+    priority: int = 0
+    time_limit_s: float | None = None
+    gpu_types: tuple[str, ...] = ()
+    cpus_per_worker: int = 0
+    memory_bytes_per_worker: int = 0
+    workdir: str = ""
+    title: str = ""
+    comment: str = ""
+
+
 class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="job"):
-    """The account of a job that ended.
+    """The account of a job that ended, or of tasks of an array that were cancelled before their
+    turn: these share one, whose `job_id` is such as `ARRAY_[4-9]`.
 
     state: succeeded, failed or cancelled.
     waited_s: in the queue, before all its attempts; `last_wait`: the part after its last attempt
         that ran, or all of it for a job that never ran.
     held_gpu_s: GPU-seconds by pool and GPU type, such as `loan/H100`.
     lost_gpu_s: GPU-seconds by cause, as in `LossRecord`.
-    nodes: of its latest attempt.
+    nodes, workers: of its latest attempt that ran; `attempt_started_at_s`: when that ran.
+    number: its number in the cell; 0: a version without numbers wrote this.
+    array_number, array_indices: of a task, the number of its array and its index; of tasks that
+        were cancelled before their turn, their indices, such as `4-9`.
+    min_workers, gpus_per_worker: its smallest gang; 0: an earlier version wrote this.
+    failure: the reason of its latest own fault (`common.failures`); empty: none is known.
     """
 
     job_id: str
@@ -149,6 +168,15 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="job"
     held_gpu_s: dict[str, float] = {}
     lost_gpu_s: dict[str, float] = {}
     nodes: tuple[str, ...] = ()
+    workers: int = 0
+    attempt_started_at_s: float | None = None
+    number: int = 0
+    array_number: int = 0
+    array_indices: str = ""
+    min_workers: int = 0
+    gpus_per_worker: int = 0
+    failure: str = ""
+    requested: Requested = Requested()
 
 
 class LoanRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="loan"):

@@ -23,6 +23,7 @@ class PlanKind(StrEnum):
     RECALL = "recall"  # an operator recalls a service, or all
     TENANT = "tenant"  # a tenant has another guarantee
     POLICY = "policy"  # another policy decides
+    QUEUE = "queue"  # nothing changes: when the jobs that wait start
 
 
 class Plan(Message, frozen=True, kw_only=True, tag="plan"):
@@ -35,6 +36,8 @@ class Plan(Message, frozen=True, kw_only=True, tag="plan"):
     deadline_s, in_s: of `drain`, as in `Operate`; without `in_s` it begins at once.
     horizon_s: how far ahead is played at most.
     limit_s: how long the playing may take.
+    in_full: the answer has `number` too, which a caller of an older version refuses. A coordinator
+        of an older version refuses the request then.
     """
 
     kind: PlanKind
@@ -45,6 +48,7 @@ class Plan(Message, frozen=True, kw_only=True, tag="plan"):
     horizon_s: JobSeconds = 86_400.0
     limit_s: Annotated[float, Meta(gt=0, le=60)] = 5.0
     in_s: JobSeconds | UnsetType = UNSET
+    in_full: bool | UnsetType = UNSET
 
 
 class PlanStep(Part, frozen=True, kw_only=True):
@@ -89,6 +93,21 @@ class PlanStart(Part, frozen=True, kw_only=True):
     after: tuple[PlanEnd, ...] = ()
     waits_for: tuple[str, ...] = ()
     unknown: str = ""
+
+
+class PlanTurn(Part, frozen=True, kw_only=True):
+    """The expected start of a job that waits, or of the first task of an array that does.
+
+    job_id: of the job or the array.
+    gpus, nodes: of that start.
+    """
+
+    job_id: str
+    name: str
+    tenant: str
+    in_s: float
+    gpus: int = 0
+    nodes: tuple[str, ...] = ()
 
 
 class PlanEffect(Part, frozen=True, kw_only=True):
@@ -136,6 +155,8 @@ class Planned(Message, frozen=True, kw_only=True, tag="planned"):
     now: what the next pass would decide.
     later: what differs after that, first things first.
     start: of kind `job`.
+    turns: of kind `queue`, the first starts in their order; `turns_cut` counts those left out.
+    number: of kind `job`, the number that a submission now would get; only `in_full`.
     warnings: why the job could never run on this fleet.
     refused: why the change itself would be refused; empty: it would not.
     played_s: how far ahead was played, in both runs.
@@ -155,6 +176,9 @@ class Planned(Message, frozen=True, kw_only=True, tag="planned"):
     played_s: float = 0.0
     took_s: float = 0.0
     assumptions: tuple[str, ...] = ()
+    turns: tuple[PlanTurn, ...] | UnsetType = UNSET
+    turns_cut: int | UnsetType = UNSET
+    number: int | UnsetType = UNSET
 
     @property
     def has_changes(self) -> bool:

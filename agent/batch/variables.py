@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from common.slurm import patterns
 from common.slurm.nodelists import compress
 
 RANKS = ("RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -67,7 +68,7 @@ def of_patterns(environ: Mapping[str, str], *, host: str) -> dict[str, str]:
     step = environ.get("SLURM_STEP_ID", "batch")
     return {
         "A": environ.get("SLURM_ARRAY_JOB_ID", number),
-        "a": environ.get("SLURM_ARRAY_TASK_ID", "4294967294"),
+        "a": environ.get("SLURM_ARRAY_TASK_ID", patterns.NO_TASK),
         "J": f"{number}.{step}",
         "j": number,
         "N": host,

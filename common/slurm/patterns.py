@@ -8,6 +8,8 @@ from collections.abc import Mapping
 _PART = re.compile(r"%(\d*)([A-Za-z%])", re.ASCII)
 LETTERS = "AaJjNnstux%"
 MAX_WIDTH = 10
+NO_TASK = "4294967294"
+"""What `%a` stands for in a job that is no task of an array."""
 
 
 def misfit(pattern: str) -> str:

@@ -5,11 +5,21 @@ Everything here polls. It waits for a coordinator that is away, because the job 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
 
-from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs, WindowRow
+from common.api import (
+    ApiErrorCode,
+    Describe,
+    Description,
+    GetLogs,
+    JobRow,
+    Logs,
+    RequestRow,
+    WindowRow,
+)
 from common.clock import Clock
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator import plain_text
@@ -131,6 +141,84 @@ async def follow_logs(
         if has_ended:
             return
         await clock.sleep(POLL_S)
+
+
+async def follow_all_logs(
+    client: Client, clock: Clock, job_id: str, *, show: Callable[[Logs], None]
+) -> None:
+    """Show the logs of all workers of a job side by side, in whole lines, until the job ends.
+
+    It waits as `follow_logs` does. A worker that never ran has no log.
+
+    Args:
+        show: called with each new piece and its source.
+
+    Raises:
+        ApiRefused: there is no such job.
+        Unavailable: no coordinator answers from the start, or a node has a log of the job that
+            ended, and does not answer.
+    """
+    whole: dict[int, _Lines] = {}
+    patience, for_log = Patience(), Patience(whom="the logs", is_first_awaited=True)
+
+    async def read(index: int, *, has_ended: bool) -> None:
+        asked = client.ask(GetLogs(job_id=job_id, worker_index=index), Logs)
+        try:
+            answer = await (asked if has_ended else for_log.answer(asked))
+        except ApiRefused as refused:
+            if refused.error.code != ApiErrorCode.NOT_FOUND:
+                raise
+            return
+        if answer is not None:
+            whole[index].told.take(answer)
+
+    while True:
+        request = Describe(kind="job", name=job_id, in_full=True)
+        found = await patience.answer(client.ask(request, Description))
+        if found is not None and found.job is not None:
+            has_ended = found.job.state in FINAL_JOB_STATES
+            for index in _workers(found):
+                whole.setdefault(index, _Lines(show))
+            await asyncio.gather(*(read(index, has_ended=has_ended) for index in sorted(whole)))
+            if has_ended:
+                for lines in whole.values():
+                    lines.end()
+                return
+        await clock.sleep(POLL_S)
+
+
+def _workers(found: Description) -> set[int]:
+    """The workers that a job has, and those that ran in its latest attempt."""
+    assert found.job is not None, "a job's description has its row"
+    asked = found.job.request
+    ran = asked.ran_workers if isinstance(asked, RequestRow) else 0
+    return {worker.worker_index for worker in found.workers} | set(range(ran))
+
+
+class _Lines:
+    """Shows a log in whole lines, so that lines of several logs do not mix.
+
+    Args:
+        show: called with each new piece.
+    """
+
+    def __init__(self, show: Callable[[Logs], None]) -> None:
+        self.told = _Told(self._take)
+        self._show = show
+        self._rest: Logs | None = None
+
+    def _take(self, piece: Logs) -> None:
+        text = piece.text if self._rest is None else self._rest.text + piece.text
+        lines, end, rest = text.rpartition("\n")
+        if end:
+            self._show(msgspec.structs.replace(piece, text=lines + end))
+        self._rest = msgspec.structs.replace(piece, text=rest) if rest else None
+
+    def end(self) -> None:
+        """Show a last line without an end."""
+        if self._rest is not None:
+            self._show(self._rest)
+            self._rest = None
 
 
 class _Told:

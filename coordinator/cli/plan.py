@@ -1,4 +1,6 @@
-"""`aryl plan`: what a job, a drain, a loan, a recall, a guarantee or a policy would lead to."""
+"""`aryl plan`: what a job, a drain, a loan, a recall, a guarantee or a policy would lead to, and
+when the jobs that wait start.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,19 @@ from typing import Annotated
 
 import typer
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobSpec
-from common.plans import Plan, PlanEffect, PlanKind, PlanMove, Planned, PlanStart, PlanStep
+from common.plans import (
+    Plan,
+    PlanEffect,
+    PlanKind,
+    PlanMove,
+    Planned,
+    PlanStart,
+    PlanStep,
+    PlanTurn,
+)
 from coordinator.cli.complete import complete_nodes, complete_services
 from coordinator.cli.job_file import STDIN, FileKind
 from coordinator.cli.output import Format, OutputOption, fields, put, put_json
@@ -20,18 +30,11 @@ from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, session
 from coordinator.cli.submit import SubmitFlags, deadline_s, job_spec, seconds
 from coordinator.cli.window import AtOption, Window
-from coordinator.client import Client
 from coordinator.plain_text import duration, local_instant, number
 from coordinator.policies.contract.text import counted
 
 EXIT_CHANGES = 1
 """Something would change; 0: nothing would. Errors have codes from 2 on."""
-LIMIT_RATIO = 0.5
-"""Share of the time for an answer in which the coordinator plays; the rest is for the turn."""
-MAX_LIMIT_S = 60.0
-PATIENCE_S = 20.0
-"""Beyond the time for an answer: the process that plays has to start, and gives way to all others
-on its machine."""
 EXIT_CODES = (
     "Exit codes: 0 nothing would change, 1 something would; errors have the codes from 2 on."
 )
@@ -53,6 +56,7 @@ def register(app: typer.Typer) -> None:
     app.command("tenant", epilog=f"Example: aryl plan tenant vision guarantee=16. {EXIT_CODES}")(
         tenant
     )
+    app.command("queue", epilog=f"Example: aryl plan queue. {EXIT_CODES}")(queue)
     app.command("policy", epilog=f"Example: aryl plan policy tiresias. {EXIT_CODES}")(policy)
 
 
@@ -201,6 +205,14 @@ def policy(
     _show(ctx, request, f"policy {name}", output)
 
 
+def queue(
+    ctx: typer.Context, horizon: HorizonOption = DAY, output: OutputOption = Format.TABLE
+) -> None:
+    """Show when and where the jobs that wait are expected to start, without any change."""
+    request = Plan(kind=PlanKind.QUEUE, horizon_s=_horizon_s(horizon))
+    _show(ctx, request, "the queue as it is", output)
+
+
 def plan_job(here: Session, spec: JobSpec, *, horizon: str = DAY) -> Planned:
     """What the submission of a job would lead to; errors as `Client.ask`."""
     return _asked(here, Plan(kind=PlanKind.JOB, spec=spec, horizon_s=_horizon_s(horizon)))
@@ -212,13 +224,7 @@ def _show(ctx: typer.Context, request: Plan, what: str, output: Format) -> None:
 
 
 def _asked(here: Session, request: Plan) -> Planned:
-    limit_s = min(MAX_LIMIT_S, LIMIT_RATIO * here.timeout_s)
-
-    async def work(client: Client) -> Planned:
-        patient = client.patient(here.timeout_s + PATIENCE_S)
-        return await patient.ask(replace(request, limit_s=limit_s), Planned)
-
-    return here.run(work)
+    return here.run(lambda client: client.plan(request))
 
 
 def _horizon_s(text: str) -> float:
@@ -258,6 +264,15 @@ def _lines(found: Planned, what: str, here: Session, *, is_wide: bool) -> Iterat
     for warning in found.warnings:
         yield f"warning: {warning}"
     width = here.out.width
+    if found.kind == PlanKind.QUEUE:
+        yield from _turn_lines(found, width)
+    else:
+        yield from _difference_lines(found, width, is_wide=is_wide)
+    ahead, took = duration(found.played_s), duration(found.took_s)
+    yield f"\nplayed {ahead} ahead in {took}; {'; '.join(found.assumptions)}"
+
+
+def _difference_lines(found: Planned, width: int, *, is_wide: bool) -> Iterator[str]:
     for heading, rows in (("now", found.now), ("later", found.later)):
         if rows:
             yield f"\n{heading}:"
@@ -273,8 +288,16 @@ def _lines(found: Planned, what: str, here: Session, *, is_wide: bool) -> Iterat
         yield from map(str, table(found.moves, _MOVES, width=width, is_wide=is_wide))
     if not found.has_changes and not (found.kind == PlanKind.JOB and found.target):
         yield "nothing would change"
-    ahead, took = duration(found.played_s), duration(found.took_s)
-    yield f"\nplayed {ahead} ahead in {took}; {'; '.join(found.assumptions)}"
+
+
+def _turn_lines(found: Planned, width: int) -> Iterator[str]:
+    if not found.turns:
+        yield "no job that waits is expected to start in this time"
+        return
+    yield "\nexpected starts:"
+    yield from map(str, table(found.turns, _TURNS, width=width, is_wide=False))
+    if found.turns_cut:
+        yield f"and {found.turns_cut} more"
 
 
 def _start_lines(start: PlanStart) -> Iterator[str]:
@@ -324,6 +347,14 @@ _EFFECTS = (
     Column[PlanEffect]("LOSES GPU-S", lambda row: number(row.lost_gpu_s), is_number=True),
     Column[PlanEffect]("LATER BY", _moves_by, is_number=True),
     Column[PlanEffect]("AGAIN", lambda row: _when(row.again_in_s), is_number=True),
+)
+_TURNS = (
+    Column[PlanTurn]("JOB", lambda row: row.job_id),
+    Column[PlanTurn]("NAME", lambda row: row.name, is_elastic=True),
+    Column[PlanTurn]("TENANT", lambda row: row.tenant),
+    Column[PlanTurn]("WHEN", lambda row: _when(row.in_s), is_number=True),
+    Column[PlanTurn]("GPUS", lambda row: str(row.gpus), is_number=True),
+    Column[PlanTurn]("NODES", lambda row: ", ".join(row.nodes), is_elastic=True),
 )
 _MOVES = (
     Column[PlanMove]("NODE", lambda row: row.node),

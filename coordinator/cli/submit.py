@@ -141,7 +141,9 @@ def dependencies(texts: Sequence[str]) -> list[dict[str, str]]:
             kinds = ", ".join(f"{kind}:JOB" for kind in DependencyKind)
             raise ConfigError(f"--after: {text!r}, expected one of {kinds}")
         if not re.fullmatch(TOKEN_PATTERN, job):
-            raise ConfigError(f"--after: {text!r}, expected the id of a job after the colon")
+            raise ConfigError(
+                f"--after: {text!r}, expected the id or number of a job after the colon"
+            )
         found.append({"job": job, "when": when})
     return found
 

@@ -13,6 +13,7 @@ from common.access import AccessError
 from common.api import ApiError, ApiErrorCode, EndedJobs, Events, Jobs, Loans, Nodes, Order
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
+from common.plans import Plan, Planned
 from common.version import version
 
 if TYPE_CHECKING:  # a command that only prints help loads no NATS client
@@ -28,6 +29,12 @@ ROW_NAMES: dict[type[Message], str] = {
     EndedJobs: "number",
 }
 """What names a row, and so where the next page begins."""
+PLAN_RATIO = 0.5
+"""Share of the time for an answer in which the coordinator plays; the rest is for the turn."""
+MAX_PLAN_S = 60.0
+PLAN_PATIENCE_S = 20.0
+"""Beyond the time for an answer: the process that plays has to start, and gives way to all others
+on its machine."""
 
 
 class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
@@ -103,6 +110,15 @@ class Client:
             last = cast("Paged", await self._ask(request, kind))
             rows |= {getattr(row, name): row for row in last.rows}
         return cast("M", structs.replace(last, rows=tuple(rows.values())))
+
+    async def plan(self, request: Plan) -> Planned:
+        """What a change would lead to; the coordinator plays for half of the time for an answer.
+
+        Errors are those of `ask`.
+        """
+        limit_s = min(MAX_PLAN_S, PLAN_RATIO * self._timeout_s)
+        patient = self.patient(self._timeout_s + PLAN_PATIENCE_S)
+        return await patient.ask(structs.replace(request, limit_s=limit_s), Planned)
 
     async def _ask(self, request: Message, kind: type[M]) -> M:
         if isinstance(request, Order) and request.client is UNSET:

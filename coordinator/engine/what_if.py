@@ -32,6 +32,11 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     state: bytes = b""
 
     @property
+    def has_change(self) -> bool:
+        """False where only the time ahead is in question, so that one run answers it."""
+        return self.request.kind != PlanKind.QUEUE and not self.is_of_waiting_job
+
+    @property
     def is_of_waiting_job(self) -> bool:
         """True if the question is when a job starts that waits already, without any change."""
         return self.request.kind == PlanKind.JOB and self.request.spec is None

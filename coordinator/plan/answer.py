@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from msgspec import UNSET
+
 from common.model import JobId, NodeName
 from common.plans import (
     Plan,
@@ -15,6 +17,7 @@ from common.plans import (
     Planned,
     PlanStart,
     PlanStep,
+    PlanTurn,
 )
 from coordinator.engine.jobs.start_gate import gated
 from coordinator.engine.state.tables import LoanEntry
@@ -28,6 +31,7 @@ LATER_KEPT = 50
 """Rows of the time after the first instant; the next thousand say nothing new."""
 ENDS_KEPT = 5
 EFFECTS = ("preempted", "shrinks", "does not start", "starts later", "starts earlier")
+TURNS_KEPT = 2000
 EFFECTS_KEPT = 2000
 """Some 300 kB; a message carries a megabyte."""
 SAME_S = 1.0
@@ -56,7 +60,7 @@ def answer(question: WhatIf, *, clock_s: Callable[[], float]) -> Planned:
     def is_over(share: float) -> Callable[[], bool]:
         return lambda: clock_s() - began_s >= share * request.limit_s
 
-    if question.is_of_waiting_job:  # there is no change: the two runs are one
+    if not question.has_change:  # the two runs are one
         changed.play(
             request.horizon_s,
             is_over=is_over(1.0),
@@ -86,6 +90,8 @@ def compare(request: Plan, base: Run, changed: Run, *, took_s: float) -> Planned
     """The rows that only the run with the change has."""
     now, later = _steps(base, changed)
     start = _start(changed) if request.kind == PlanKind.JOB else None
+    is_queue = request.kind == PlanKind.QUEUE
+    turns = tuple(_turns(changed)) if is_queue else ()
     return Planned(
         kind=request.kind,
         target=request.target,
@@ -98,6 +104,9 @@ def compare(request: Plan, base: Run, changed: Run, *, took_s: float) -> Planned
         played_s=changed.played_s,
         took_s=took_s,
         assumptions=_assumptions(request, base, changed),
+        turns=turns[:TURNS_KEPT] if is_queue else UNSET,
+        turns_cut=(len(turns[TURNS_KEPT:]) or UNSET) if is_queue else UNSET,
+        number=(changed.own_number or UNSET) if request.in_full is True else UNSET,
     )
 
 
@@ -173,7 +182,8 @@ def _start(run: Run) -> PlanStart:
     if noted is None:
         return PlanStart(waits_for=waits_for, unknown=_unknown(run))
     in_s = noted.starts[0]
-    ended = ends(run, before_s=in_s) if in_s else []
+    # A start may be decided as the workers before it are on their way out.
+    ended = ends(run, before_s=in_s + SAME_S) if in_s else []
     before = [one for one in ended if not run.is_own(one.job_id)]
     there = [one for one in before if set(one.nodes) & set(noted.nodes)]
     return PlanStart(
@@ -183,6 +193,25 @@ def _start(run: Run) -> PlanStart:
         after=tuple(_end(one) for one in (there or before)[-ENDS_KEPT:]),
         waits_for=waits_for if in_s else (),
     )
+
+
+def _turns(run: Run) -> Iterator[PlanTurn]:
+    """The first start of each job and array that waits, in the order of the starts."""
+    told: set[str] = set()
+    started = [one for one in run.jobs.values() if one.was_waiting and one.starts]
+    for noted in sorted(started, key=lambda one: (one.starts[0], one.job_id)):
+        array_id = JobId(noted.job_id.rpartition("_")[0])
+        job_id = array_id if array_id in run.state.arrays else noted.job_id
+        if job_id not in told:
+            told.add(job_id)
+            yield PlanTurn(
+                job_id=job_id,
+                name=noted.name,
+                tenant=noted.tenant,
+                in_s=noted.starts[0],
+                gpus=noted.gpus,
+                nodes=tuple(map(str, noted.nodes)),
+            )
 
 
 def _unknown(run: Run) -> str:
@@ -337,9 +366,9 @@ def _move(run: Run, loan: LoanEntry, to: str) -> PlanMove:
 def _assumptions(request: Plan, base: Run, changed: Run) -> tuple[str, ...]:
     jobs = changed.jobs.values()
     known = sum(bool(one.source) for one in jobs)
-    said = [f"{known} of {counted(len(jobs), 'job')} end by their estimates"]
+    said = [f"{known} of {counted(len(jobs), 'job')} end by their estimates or time limits"]
     if known < len(jobs):
-        said[0] += ", the others have no estimate and go on"
+        said[0] += ", the others have neither and go on"
     if base.state.services:
         said.append("the load of each service stays as it was measured last")
     said.append("no other job is submitted, and no node fails")

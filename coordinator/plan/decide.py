@@ -80,6 +80,8 @@ def change_of(question: WhatIf) -> Change:
             return _loan(question, by)
         case PlanKind.TENANT:
             return Change(settings=_with_guarantee(settings, request.target, _gpus(question)))
+        case PlanKind.QUEUE:
+            return Change(settings=settings)
         case PlanKind.POLICY:
             policy(request.target)
             return Change(settings=structs.replace(settings, policy=request.target))

@@ -32,6 +32,9 @@ from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.sim.run.resume import estimated_left_s, resumed
 from coordinator.sim.run.runtime import RunRules
 
+BY_LIMIT = "its time limit"
+"""The source of the end of a job that has no estimate."""
+
 
 class Stop(Struct, frozen=True, kw_only=True):
     """A preemption: when, in seconds from the question, and what it throws away at most."""
@@ -44,7 +47,7 @@ class Stop(Struct, frozen=True, kw_only=True):
 class Noted(Struct, kw_only=True):
     """What a job comes to; instants are seconds from the question.
 
-    source: of the estimate of its work; empty: its end is unknown.
+    source: of the estimate of its work, or its time limit; empty: its end is unknown.
     """
 
     job_id: JobId
@@ -94,6 +97,8 @@ class Run:
         self.decided: Decided = decide(
             self.engine, change, now_s=self.began_s, loan_pass_at_s=question.loan_pass_at_s
         )
+        own = start_gate.gated(self.state, self.own)
+        self.own_number = 0 if own is None else own.number
         self.never = self.engine.explain.why_never(self.own)
         self.waits_for = self._waits_for()
         self.steps: list[Step] = []
@@ -205,12 +210,14 @@ class Run:
 
     def _noted(self, job: JobEntry) -> Noted:
         left_s, source = estimated_left_s(job, self.began_s)
+        if left_s is None:
+            source = "" if submitted(job).time_limit_s is None else BY_LIMIT
         return Noted(
             job_id=job.job_id,
             name=submitted(job).name,
             tenant=job.tenant,
             was_waiting=job.state == JobState.PENDING,
-            source="" if left_s is None else source,
+            source=source,
             worker_count=_stays(job),
             preemptions=job.counts.preemptions,
             nodes=tuple(sorted({worker.node for worker in job.workers.values()})),

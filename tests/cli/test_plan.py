@@ -64,6 +64,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "recall": {"kind": PlanKind.RECALL, "target": ""},
     "recall chat --horizon 2h": {"kind": PlanKind.RECALL, "target": "chat", "horizon_s": 7200.0},
     "tenant vision guarantee=16": {"kind": PlanKind.TENANT, "guarantee_gpus": 16},
+    "queue --horizon 1h": {"kind": PlanKind.QUEUE, "target": "", "horizon_s": 3600.0},
     "policy aryl:reclaim=random": {"kind": PlanKind.POLICY, "target": "aryl:reclaim=random"},
 }
 

@@ -139,6 +139,8 @@ def asked(kind: PlanKind, number: int) -> dict[str, Any]:
             return {"target": ("trace", "other")[number % 2], "guarantee_gpus": 8 * (number % 3)}
         case PlanKind.POLICY:
             return {"target": POLICIES[number % len(POLICIES)]}
+        case PlanKind.QUEUE:
+            return {}
 
 
 def really(engine: Engine, kind: PlanKind, request: dict[str, Any]) -> tuple[Decision, ...]:
@@ -349,7 +351,7 @@ def test_a_task_starts_when_the_plan_says() -> None:
 
 
 def test_a_job_that_waits_starts_when_its_plan_says() -> None:
-    """Asked for by its id, the plan has its start, and no change."""
+    """Asked for by its id or as one of the queue, it has this start in the plan, and no change."""
     cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
     cell.engine.policy = policy("fifo")
     for name, work_s in (("a", 500.0), ("b", 300.0)):
@@ -360,6 +362,12 @@ def test_a_job_that_waits_starts_when_its_plan_says() -> None:
     found = {
         name: plan(cell.engine, now_s=now_s, kind=PlanKind.JOB, target=name) for name in ("b", "c")
     }
+    queue = plan(cell.engine, now_s=now_s, kind=PlanKind.QUEUE)
+    starts = {name: one.start for name, one in found.items()}
+    assert {turn.job_id: (turn.in_s, turn.nodes) for turn in queue.turns or ()} == {
+        name: (start.in_s, start.nodes) for name, start in starts.items() if start is not None
+    }
+    assert not queue.has_changes
     cell.wait(800.0)
     for name, first in (("b", "b"), ("c", "c_0")):
         start = found[name].start
@@ -472,3 +480,18 @@ def test_a_job_behind_one_without_an_estimate_has_no_start() -> None:
         "no running job has an estimate of its end",
     )
     assert not found.has_changes
+
+
+def test_a_job_without_an_estimate_ends_by_its_time_limit() -> None:
+    """The plan knows the start behind it, and names the limit as the source."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    spec = make_spec("mute", gpus_per_worker=8, expected_runtime_s=None, time_limit_s=300.0)
+    cell.sim.runtime.add(JobId("mute"), work_s=1e9, speedup=linear(spec.workers), gpus_per_worker=8)
+    cell.sim.handle(JobSubmitted(job_id=JobId("mute"), spec=spec, tenant="trace", user="u"))
+    cell.wait(10.0)
+    new = make_spec("new", gpus_per_worker=8)
+    found = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.JOB, spec=new)
+    assert found.start is not None
+    assert found.start.in_s == pytest.approx(300.0, abs=20.0)
+    assert [(end.name, end.source) for end in found.start.after] == [("mute", "its time limit")]

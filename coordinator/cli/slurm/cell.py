@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from common import arrays
 from common.api import (
+    ApiErrorCode,
     ArrayRow,
     Describe,
     Description,
@@ -29,7 +30,7 @@ from common.model import FINAL_JOB_STATES, JobState
 from common.slurm.options import Kind, Option, OptionError, read
 from common.terminal import visible
 from common.version import version
-from coordinator.client import Client, registry
+from coordinator.client import ApiRefused, Client, registry
 from coordinator.client.target import Choice, Connect, Target, over_nats, resolve
 
 T = TypeVar("T")
@@ -86,6 +87,12 @@ def note(command: str, text: str) -> None:
     sys.stderr.write(f"{command}: {visible(text)}\n")
 
 
+def unknown_job() -> int:
+    """Say of a job in Slurm's words that the cell does not know it; the exit code."""
+    sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
+    return 1
+
+
 def options_of(
     words: list[str], table: Iterable[Option], *, mixed: bool = True
 ) -> tuple[list[tuple[str, str]], list[str]]:
@@ -133,6 +140,9 @@ def number_of(row: JobRow) -> str:
     asked = request_of(row)
     if asked.array_number is not None:
         return f"{asked.array_number}_{asked.array_index}"
+    shared = row.job_id.partition("_[")[2]  # tasks cancelled before their turn, in one account
+    if shared and isinstance(row.number, int):
+        return f"{row.number}_[{shared}"
     return str(row.number) if isinstance(row.number, int) else row.job_id
 
 
@@ -152,8 +162,16 @@ async def jobs(client: Client, *, live_only: bool) -> list[JobRow]:
     As in Slurm, one row has all tasks of an array that wait, one those that were cancelled before
     they started, and each other task has its own.
     """
-    request = ListJobs(is_live_only=live_only, in_full=True)
-    rows = (await client.ask(request, Jobs)).rows
+    return of_tasks(await listed(client, live_only=live_only), live_only=live_only)
+
+
+async def listed(client: Client, *, live_only: bool) -> tuple[JobRow, ...]:
+    """The rows as the cell lists them: an array is one that sums up its tasks."""
+    return (await client.ask(ListJobs(is_live_only=live_only, in_full=True), Jobs)).rows
+
+
+def of_tasks(rows: Sequence[JobRow], *, live_only: bool) -> list[JobRow]:
+    """Rows with those of tasks in place of those of arrays, as of `jobs`."""
     own: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(row.array_id, str) and isinstance(row.array_index, int):
@@ -203,6 +221,15 @@ async def described(client: Client, name: str) -> Description:
     found = await client.ask(Describe(kind="job", name=name, in_full=True), Description)
     row = found.job
     return found if row is None else msgspec.structs.replace(found, job=as_of_waiting(row))
+
+
+async def knows(client: Client, name: str) -> bool:
+    """Whether the cell remembers a job of this number or id."""
+    try:
+        await described(client, name)
+    except ApiRefused as refused:
+        return refused.error.code != ApiErrorCode.NOT_FOUND
+    return True
 
 
 async def until(

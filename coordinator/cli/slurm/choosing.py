@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from common.api import JobRow
+from common import arrays
+from common.api import ArrayRow, JobRow
+from common.errors import ConfigError
 from common.slurm.options import OptionError
 from coordinator.cli.slurm import words
 from coordinator.cli.slurm.cell import number_of
@@ -21,9 +23,18 @@ class Choice:
         given: options by name, each with the values that it was given, in order.
         user: the user who calls, for `--me`.
         live_only: without `--states`, jobs that have ended do not pass.
+        state: the state of a job as the command shows it.
     """
 
-    def __init__(self, given: list[tuple[str, str]], *, user: str, live_only: bool) -> None:
+    def __init__(
+        self,
+        given: list[tuple[str, str]],
+        *,
+        user: str,
+        live_only: bool,
+        state: Callable[[JobRow], str] = words.state,
+    ) -> None:
+        self._state = state
         self.numbers = _many(given, "jobs") | _many(given, "job") | _many(given, "jobid")
         self._users = _many(given, "user")
         if ("me", "") in given:
@@ -40,16 +51,36 @@ class Choice:
         """Whether jobs that have ended may pass."""
         return not self.states or bool(self.states - set(_LIVE))
 
+    def are_all_known(self, rows: Iterable[JobRow]) -> bool:
+        """Whether jobs were named and rows of the cell show them all: an array may have tasks that
+        have none.
+        """
+        single = [row for row in rows if not isinstance(row.array, ArrayRow)]
+        known = {str(row.number) for row in single} | {number_of(row) for row in single}
+        return bool(self.numbers) and known.issuperset(self.numbers)
+
+    def asked_numbers(self) -> list[int]:
+        """The numbers of the jobs and arrays that were named; empty: none was, or one by its id."""
+        names = [main_number(name) for name in self.numbers]
+        return sorted(map(int, names)) if all(map(str.isdecimal, names)) else []
+
+    def one_user(self) -> str:
+        """The user whose jobs alone may pass; empty: those of several may."""
+        return next(iter(self._users)) if len(self._users) == 1 else ""
+
+    def is_named(self, row: JobRow) -> bool:
+        """Whether a job goes by one of the names that were given."""
+        return any(_names(name, row) for name in self.numbers)
+
     def passes(self, row: JobRow) -> bool:
         """Whether a job is meant."""
-        own = {main_number(number_of(row)), str(row.number), row.job_id}
         return (
-            (not self.numbers or not own.isdisjoint(map(main_number, self.numbers)))
+            (not self.numbers or self.is_named(row))
             and (not self._users or row.user in self._users)
             and (not self._names or not {row.name, words.title(row)}.isdisjoint(self._names))
             and (not self._accounts or row.tenant.lower() in self._accounts)
             and (not self._partitions or self._is_in(row))
-            and (not self.states or words.state(row) in self.states)
+            and (not self.states or self._state(row) in self.states)
         )
 
     def _is_in(self, row: JobRow) -> bool:
@@ -86,6 +117,32 @@ def states(names: Iterable[str]) -> frozenset[str]:
             )
         found.add(long)
     return frozenset(found)
+
+
+def _names(name: str, row: JobRow) -> bool:
+    """Whether a job goes by a name: `17`, `17_3`, `17_[0-9]`, or Aryl's own id.
+
+    What is no array has no tasks, so that a number with any is its number.
+    """
+    shown = number_of(row)
+    if name in (shown, str(row.number), row.job_id):
+        return True
+    wanted, own = _JOB.fullmatch(name), _JOB.fullmatch(shown)
+    if wanted is None or own is None:
+        return False
+    if wanted["number"] != own["number"]:
+        return not own["tasks"] and wanted["number"] == str(row.number)
+    if not wanted["tasks"] or not own["tasks"]:
+        return True
+    return not _indices(wanted["tasks"]).isdisjoint(_indices(own["tasks"]))
+
+
+def _indices(tasks: str) -> frozenset[int]:
+    """The indices in `3` or `[0-9,20%2]`; empty: they are none."""
+    try:
+        return frozenset(arrays.indices(tasks.strip("[]").partition("%")[0]))
+    except ConfigError:
+        return frozenset()
 
 
 def main_number(text: str) -> str:

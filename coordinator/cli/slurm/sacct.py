@@ -1,4 +1,4 @@
-"""`sacct`: jobs with their times and exit codes, ended ones too while the cell remembers them."""
+"""`sacct`: jobs with their times and exit codes: those that the cell knows, and its history."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from common.api import JobRow
 from common.slurm import times
 from common.slurm.nodelists import compress
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError
-from coordinator.cli.slurm import cell, words
+from coordinator.cli.slurm import cell, past, words
 from coordinator.cli.slurm.cell import Place, number_of, put, request_of
-from coordinator.cli.slurm.choosing import Choice
+from coordinator.cli.slurm.choosing import Choice, main_number
 from coordinator.cli.slurm.formats import Field, Piece, table
 from coordinator.client import Client
 
@@ -62,7 +62,8 @@ BRIEF = "JobID,State,ExitCode"
 LONG = f"{DEFAULT},Submit,Start,End,Elapsed,Timelimit,NNodes,NodeList,AllocTRES,User"
 HELP = """usage: sacct [OPTION...]
 
-List jobs, ended ones too; without -j those of today. --helpformat lists the fields.
+List jobs, ended ones too; without -j those of today. What the cell has forgotten comes from its
+history, for the jobs of your tenant. --helpformat lists the fields.
 
   sacct -j 17 --format=JobID,State,ExitCode,Elapsed
 """
@@ -76,7 +77,7 @@ class Line(Struct, frozen=True):
 
 
 def _state(line: Line) -> str:
-    return words.state(line.row)
+    return words.accounted(line.row)
 
 
 def _tres(line: Line) -> str:
@@ -201,11 +202,17 @@ def run(arguments: list[str], place: Place) -> int:
         raise OptionError(f"--clusters: {options['clusters']!r}, expected all or {target.cell}")
     if not {"allusers", "user", "uid", "jobs"} & set(options):
         given.append(("me", ""))
-    choice = Choice(given, user=target.user, live_only=False)
+    choice = Choice(given, user=target.user, live_only=False, state=words.accounted)
     span = _span(options, place)
 
     async def work(client: Client) -> list[JobRow]:
-        return await cell.jobs(client, live_only=False)
+        rows = await cell.listed(client, live_only=False)
+        found = cell.of_tasks(rows, live_only=False)
+        if not choice.are_all_known(rows):
+            known = {row.job_id for row in rows}
+            numbers, user = choice.asked_numbers(), choice.one_user()
+            found += await past.forgotten(client, known, numbers=numbers, span=span, user=user)
+        return sorted(found, key=_order)
 
     rows = [row for row in place.run(work) if choice.passes(row) and _is_within(row, span)]
     lines = [Line(row, place.now_s()) for row in rows]
@@ -246,6 +253,12 @@ def _span(options: Mapping[str, str], place: Place) -> tuple[float, float]:
     except ValueError as error:
         raise OptionError(f"--starttime, --endtime: {error}") from None
     return begin_s, end_s
+
+
+def _order(row: JobRow) -> int:
+    """Jobs in the order of their numbers; those of an array stand together."""
+    number = main_number(number_of(row))
+    return int(number) if number.isdecimal() else 0
 
 
 def _is_within(row: JobRow, span: tuple[float, float]) -> bool:

@@ -14,7 +14,7 @@ from common.errors import ConfigError, Unavailable
 from common.jobspec import MAX_SPEC_BYTES, parse
 from common.model import JobSpec, JobState
 from common.slurm.options import Kind, Option, OptionError, read
-from coordinator.cli.slurm import cell, script, words
+from coordinator.cli.slurm import cell, script, test_only, words
 from coordinator.cli.slurm.cell import Place, note, put
 from coordinator.cli.slurm.request import Submitter, request
 from coordinator.cli.slurm.sbatch_options import FROM_ENVIRONMENT, TABLE
@@ -33,7 +33,9 @@ in lines #SBATCH of the script; flags win. docs/slurm.md lists them.
 
 
 def run(arguments: list[str], place: Place) -> int:
-    """Submit; 0, or with --wait the exit code of the job."""
+    """Submit; 0, or with --wait the exit code of the job. With --test-only nothing is submitted,
+    and 1 says that the job could never start.
+    """
     flags, rest = read(arguments, TABLE)
     given = {option.name for option, _ in flags}
     if cell.is_about_itself(given, HELP):
@@ -152,8 +154,7 @@ async def _submit(
 ) -> int:
     spec = await made(client, place, found, arguments, options, name=name)
     if "test-only" in options:
-        note("sbatch", "the request is valid; nothing is submitted")
-        return 0
+        return await test_only.run(client, spec, options, place.now_s())
     answer = await submitted(client, spec)
     for warning in answer.warnings:
         note("sbatch", f"warning: {warning}")

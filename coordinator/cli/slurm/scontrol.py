@@ -7,10 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from common.api import ArrayRow, Describe, Description, GetStatus, JobRow, NodeRow, Status
+from common.api import (
+    ApiErrorCode,
+    ArrayRow,
+    Describe,
+    Description,
+    GetStatus,
+    JobRow,
+    NodeRow,
+    Status,
+)
 from common.errors import ConfigError
 from common.model import JobSpec
-from common.slurm import times
+from common.slurm import patterns, times
 from common.slurm.nodelists import compress, expand
 from common.slurm.options import FLAG, Kind, Option, OptionError
 from coordinator.cli.slurm import cell, scontrol_orders, words
@@ -18,7 +27,7 @@ from coordinator.cli.slurm.cell import Place, number_of, put, request_of
 from coordinator.cli.slurm.request import SCRIPT_PLACE
 from coordinator.cli.slurm.sinfo import by_partition
 from coordinator.cli.slurm.squeue import tres_per_node
-from coordinator.client import Client
+from coordinator.client import ApiRefused, Client
 
 TABLE = (
     Option("oneliner", "o", FLAG),
@@ -95,7 +104,13 @@ def _show(rest: list[str], place: Place, *, one_line: bool) -> int:
     }
     for keywords, show in blocks.items():
         if kind in keywords:
-            for block in place.run(partial(show, names=names, place=place)):
+            try:
+                found = place.run(partial(show, names=names, place=place))
+            except ApiRefused as refused:
+                if kind.startswith("job") and refused.error.code == ApiErrorCode.NOT_FOUND:
+                    return cell.unknown_job()
+                raise
+            for block in found:
                 _put(block, one_line=one_line or kind == "config")
             return 0
     raise OptionError(f"invalid entity: {kind}; expected job, node, partition, config or hostnames")
@@ -226,8 +241,9 @@ def _where(row: JobRow) -> list[Pairs]:
 
 def _what(row: JobRow, spec: JobSpec, why: Iterable[str]) -> list[Pairs]:
     env = spec.env
-    output = env.get("ARYL_BATCH_OUTPUT", "").replace("%j", number_of(row))
-    error = env.get("ARYL_BATCH_ERROR", "").replace("%j", number_of(row))
+    letters = _letters(row)
+    output = patterns.filled(env.get("ARYL_BATCH_OUTPUT", ""), letters)
+    error = patterns.filled(env.get("ARYL_BATCH_ERROR", ""), letters)
     lists = (("ReqNodeList", spec.require_nodes), ("ExcNodeList", spec.exclude_nodes))
     found: list[Pairs] = [
         [("Features", "&".join(spec.require or ()) or "(null)")],
@@ -242,6 +258,27 @@ def _what(row: JobRow, spec: JobSpec, why: Iterable[str]) -> list[Pairs]:
         [("ArylReason", "; ".join(why) or "none")],
     ]
     return found
+
+
+def _letters(row: JobRow) -> dict[str, str]:
+    """What the letters of a file name stand for on the first node, as far as they are known: the
+    tasks of an array that wait keep `%a` and `%j`.
+    """
+    main, _, index = number_of(row).partition("_")
+    job = str(row.number)
+    nodes = words.nodes_of(row)
+    return {
+        **{letter: f"%{letter}" for letter in patterns.LETTERS},
+        "A": main,
+        "a": (index if index.isdecimal() else "%a") if index else patterns.NO_TASK,
+        **({} if isinstance(row.array, ArrayRow) else {"J": f"{job}.batch", "j": job}),
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": row.user,
+        "x": words.title(row),
+        **({"N": nodes[0]} if nodes else {}),
+    }
 
 
 def batch_script(spec: JobSpec) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from common.api import JobRow
+from common.errors import ArylError
 from common.model import JobState
+from common.plans import Plan, PlanKind, PlanTurn
 from common.slurm import times
 from common.slurm.nodelists import compress
 from common.slurm.options import FLAG, MAYBE, Kind, Option
 from coordinator.cli.slurm import cell, words
-from coordinator.cli.slurm.cell import Place, number_of, put, request_of
+from coordinator.cli.slurm.cell import Place, note, number_of, put, request_of
 from coordinator.cli.slurm.choosing import Choice
 from coordinator.cli.slurm.formats import Field, Format, of_letters, of_names
 from coordinator.client import Client
@@ -61,17 +63,19 @@ START = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %20Y %R"
 HELP = """usage: squeue [OPTION...]
 
 List jobs. -o takes Slurm's letters, -O its names. %r is Slurm's code for why a job waits; the name
-Sentence is the whole reason.
+Sentence is the whole reason. --start has the coordinator play ahead, and shows when and where the
+jobs that wait are expected to start.
 
   squeue --me -O JobID:8,State:12,Sentence:100
 """
 
 
 class Line(Struct, frozen=True):
-    """A job at an instant."""
+    """A job at an instant. turn: its expected start, where one was asked for and is known."""
 
     row: JobRow
     now_s: float
+    turn: PlanTurn | None = None
 
 
 def _reason(line: Line) -> str:
@@ -79,6 +83,16 @@ def _reason(line: Line) -> str:
         return f"({words.reason(line.row)})"
     nodes = compress(words.nodes_of(line.row))
     return nodes or f"({words.reason(line.row)})"
+
+
+def _start_s(line: Line) -> float | None:
+    """When a job ran, or is expected to run."""
+    begun_s = words.started_s(line.row)
+    return begun_s if begun_s is not None or line.turn is None else line.now_s + line.turn.in_s
+
+
+def _planned_nodes(line: Line) -> str:
+    return compress(line.turn.nodes) if line.turn is not None and line.turn.nodes else "(null)"
 
 
 def _left(line: Line) -> str:
@@ -118,11 +132,11 @@ LETTERS: Mapping[str, Field[Line]] = {
     "P": Field("PARTITION", lambda line: words.partitions(line.row)),
     "Q": Field("PRIORITY", lambda line: str(request_of(line.row).priority)),
     "R": Field("NODELIST(REASON)", _reason),
-    "S": Field("START_TIME", lambda line: times.instant(words.started_s(line.row), missing="N/A")),
+    "S": Field("START_TIME", lambda line: times.instant(_start_s(line), missing="N/A")),
     "T": Field("STATE", lambda line: words.state(line.row)),
     "U": Field("USER", lambda line: line.row.user),
     "V": Field("SUBMIT_TIME", lambda line: times.instant(line.row.submitted_at_s)),
-    "Y": Field("SCHEDNODES", lambda line: "(null)"),
+    "Y": Field("SCHEDNODES", _planned_nodes),
     "Z": Field("WORK_DIR", lambda line: request_of(line.row).workdir),
     "a": Field("ACCOUNT", lambda line: line.row.tenant),
     "b": Field("TRES_PER_NODE", lambda line: tres_per_node(line.row)),
@@ -165,6 +179,7 @@ NAMES: Mapping[str, Field[Line]] = {
     "QOS": LETTERS["q"],
     "Reason": LETTERS["r"],
     "ReasonList": LETTERS["R"],
+    "SchedNodes": LETTERS["Y"],
     "Sentence": Field("SENTENCE", lambda line: words.sentence(line.row)),
     "StartTime": LETTERS["S"],
     "State": LETTERS["T"],
@@ -189,22 +204,62 @@ def run(arguments: list[str], place: Place) -> int:
         return 0
     if others:
         raise cell.stray(others)
+    if "start" in options and not {"states", "jobs"} & set(options):
+        given.append(("states", "PENDING"))
     choice = Choice(given, user=place.target().user, live_only=True)
     form = _format(options, place)
 
-    async def work(client: Client) -> list[JobRow]:
-        return await cell.jobs(client, live_only=not choice.wants_ended)
-
-    rows = [row for row in place.run(work) if choice.passes(row)]
-    rows.sort(key=lambda row: (_place(row), -request_of(row).priority))
+    has_starts = "start" in options
+    lines = place.run(lambda client: _lines(client, place, choice, has_starts=has_starts))
+    if lines is None:
+        return cell.unknown_job()
+    lines.sort(key=_by_start if has_starts else _by_state)
     if "json" in options:
-        put(json.dumps({"jobs": [_plain(row) for row in rows]}))
+        put(json.dumps({"jobs": [_plain(line) for line in lines]}))
         return 0
     if "noheader" not in options:
         put(form.heading())
-    for row in rows:
-        put(form.line(Line(row, place.now_s())))
+    for line in lines:
+        put(form.line(line))
     return 0
+
+
+async def _lines(
+    client: Client, place: Place, choice: Choice, *, has_starts: bool
+) -> list[Line] | None:
+    """The jobs that are meant; None: one was named, and the cell does not know it.
+
+    As in Slurm, of several jobs those that it does not know are passed over.
+    """
+    found = await cell.jobs(client, live_only=not choice.wants_ended)
+    is_listed = len(choice.numbers) != 1 or any(map(choice.is_named, found))
+    if not is_listed and not await cell.knows(client, *choice.numbers):
+        return None
+    rows = [row for row in found if choice.passes(row)]
+    has_waiting = any(row.state == JobState.PENDING for row in rows)
+    turns = await _turns(client) if has_starts and has_waiting else {}
+    return [Line(row, place.now_s(), turns.get(row.job_id)) for row in rows]
+
+
+async def _turns(client: Client) -> dict[str, PlanTurn]:
+    """The expected starts of the jobs that wait, by a plan of the queue. Without a plan there are
+    none, and a note on stderr says why.
+    """
+    try:
+        found = await client.plan(Plan(kind=PlanKind.QUEUE))
+    except ArylError as error:
+        note("squeue", f"no start is known: {error}")
+        return {}
+    return {turn.job_id: turn for turn in found.turns or ()}
+
+
+def _by_state(line: Line) -> tuple[int, int]:
+    return _place(line.row), -request_of(line.row).priority
+
+
+def _by_start(line: Line) -> tuple[bool, float]:
+    start_s = _start_s(line)
+    return start_s is None, start_s or 0.0
 
 
 def _format(options: Mapping[str, str], place: Place) -> Format[Line]:
@@ -221,8 +276,9 @@ def _place(row: JobRow) -> int:
     return ORDER.index(state) if state in ORDER else len(ORDER)
 
 
-def _plain(row: JobRow) -> dict[str, object]:
+def _plain(line: Line) -> dict[str, object]:
     """A job as JSON: Slurm's words beside Aryl's own row."""
+    row = line.row
     return {
         "job_id": row.number,
         "name": words.title(row),
@@ -237,7 +293,7 @@ def _plain(row: JobRow) -> dict[str, object]:
         "time_limit_s": request_of(row).time_limit_s,
         "submit_time": row.submitted_at_s,
         "dependency": words.dependency(row),
-        "start_time": words.started_s(row),
+        "start_time": _start_s(line),
         "end_time": words.end_s(row),
         "aryl_job_id": row.job_id,
         "preemption_count": row.preemption_count,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from common.api import Cancel, Done, GetLogs, Logs
+from common.api import Cancel, Done, Logs
 from common.errors import ArylError
 from common.model import JobState
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError, read
@@ -43,8 +43,8 @@ IN_JOB = "ARYL_BATCH_DIR"
 """A batch script has it: the directory with the `srun` of its steps."""
 HELP = """usage: srun [OPTION...] PROGRAM [ARGUMENT...]
 
-Run a program in a job of its own, print its log, and return its exit code. Within a batch script,
-start the tasks of a step.
+Run a program in a job of its own, print the logs of its nodes, and return its exit code. Within a
+batch script, start the tasks of a step.
 
   srun --gpus=1 --time=10 python3 check.py
 """
@@ -106,12 +106,14 @@ async def _run(
 
 
 async def _print_log(client: Client, place: Place, job_id: str) -> None:
-    """Print the log of the first worker as it grows, until the job ends."""
-    from coordinator.cli.follow import follow_logs  # only here: it loads the terminal's packages
+    """Print the logs of all nodes as they grow, until the job ends."""
+    from coordinator.cli.follow import follow_all_logs  # only here: it loads typer
 
     def show(found: Logs) -> None:
         sys.stdout.write(visible_log(found.text))
         sys.stdout.flush()
 
-    with contextlib.suppress(ArylError):  # a job that never ran has no log, and its end says why
-        await follow_logs(client, place.clock, GetLogs(job_id=job_id), show=show)
+    try:
+        await follow_all_logs(client, place.clock, job_id, show=show)
+    except ArylError as error:
+        note("srun", f"error: the rest of the log is missing: {error}")

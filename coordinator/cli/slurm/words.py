@@ -97,6 +97,17 @@ def state(row: JobRow) -> str:
     return "DEADLINE" if "deadline" in row.error and row.attempt == 0 else "FAILED"
 
 
+_ACCOUNTED = {"CONFIGURING": "PENDING", "COMPLETING": "RUNNING"}
+
+
+def accounted(row: JobRow) -> str:
+    """The state of a job as `sacct` has it: Slurm's accounting knows no state on the way to
+    another, and submitit takes one that it does not know for an end.
+    """
+    found = state(row)
+    return _ACCOUNTED.get(found, found)
+
+
 def compact(row: JobRow) -> str:
     """The state in two or three letters."""
     return COMPACT[state(row)]

@@ -13,6 +13,7 @@ from common import arrays as array_text
 from common.model import ArraySpec, JobId, JobState
 from coordinator.engine.jobs import array_tasks, numbers, prerun_spec, start_gate
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
+from coordinator.engine.state import usage
 from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ArrayThrottled, JobCancelRequested, JobSubmitted
@@ -158,6 +159,8 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
     taken = array.waiting.take(chosen)
     for first, last in taken.spans:
         array.cancelled.add(first, last)
+    if taken:
+        usage.record_cancelled_tasks(ctx, array, taken)
     for job_id in list(ctx.state.dependents):
         place = array.place_of(job_id)
         if place is not None and place in taken:  # no job's end settles what others ask of it

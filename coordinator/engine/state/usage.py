@@ -19,11 +19,13 @@ from common.history import (
     JobRecord,
     LentRecord,
     LossRecord,
+    Requested,
     StoryKind,
     Use,
     WaitRecord,
 )
-from common.model import JobId, NodeName, NodeRole, Pool
+from common.model import JobId, JobSpec, JobState, NodeName, NodeRole, Pool
+from coordinator.engine.state.array_entry import ArrayEntry, Places
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, HeldUse, JobEntry, JobUse, NodeEntry
 from coordinator.policies.contract.text import counted
@@ -237,15 +239,55 @@ def record_ends(ctx: Context) -> None:
         job = ctx.state.jobs.get(job_id)
         used = ctx.state.job_uses.get(job_id) or JobUse()
         if job is not None:
-            ended = _job_record(job, used)
+            ended = _job_record(ctx.state, job, used)
             said = ended.error or f"waited {ended.waited_s:.0f} s"
             ctx.log_event(job_id, ended.state, said, kind=StoryKind.JOB, detail=ended)
         if not used.open_count:
             ctx.state.job_uses.pop(job_id, None)
 
 
-def _job_record(job: JobEntry, used: JobUse) -> JobRecord:
+def record_cancelled_tasks(ctx: Context, array: ArrayEntry, places: Places) -> None:
+    """Record the tasks of an array that were cancelled before their turn, in one account."""
+    indices = array.text_of(places)
+    spec = array.spec
+    record = JobRecord(
+        job_id=f"{array.array_id}_[{indices}]",
+        name=spec.name,
+        tenant=array.tenant,
+        user=array.user,
+        submitted_at_s=array.submitted_at_s,
+        ended_at_s=ctx.now_s,
+        state=JobState.CANCELLED,
+        gpus=spec.base_demand_gpus,
+        number=array.number,
+        array_number=array.number,
+        array_indices=indices,
+        min_workers=spec.workers.min,
+        gpus_per_worker=spec.gpus_per_worker,
+        requested=_requested(spec),
+    )
+    said = f"{counted(len(places), 'task')} before their turn"
+    ctx.log_event(array.array_id, JobState.CANCELLED, said, kind=StoryKind.JOB, detail=record)
+
+
+def _requested(spec: JobSpec) -> Requested:
+    return Requested(
+        priority=spec.priority,
+        time_limit_s=spec.time_limit_s,
+        gpu_types=spec.gpu.types,
+        cpus_per_worker=spec.cpus_per_worker,
+        memory_bytes_per_worker=spec.memory_bytes_per_worker,
+        workdir=spec.workdir,
+        title=spec.env.get("SLURM_JOB_NAME", ""),
+        comment=spec.env.get("SLURM_JOB_COMMENT", ""),
+    )
+
+
+def _job_record(state: ClusterState, job: JobEntry, used: JobUse) -> JobRecord:
     ended_at_s = job.finished_at_s or 0.0
+    task = job.array_task
+    array = None if task is None else state.arrays.get(task.array_id)
+    ran = {one.key.worker_index for one in job.ended.workers.values() if not one.key.is_store}
     wait = open_wait(job, ended_at_s)
     return JobRecord(
         job_id=job.job_id,
@@ -266,6 +308,15 @@ def _job_record(job: JobEntry, used: JobUse) -> JobRecord:
         held_gpu_s=dict(used.held_gpu_s),
         lost_gpu_s=dict(used.lost_gpu_s),
         nodes=tuple(sorted(used.nodes)),
+        workers=len(ran.union(job.workers)),
+        attempt_started_at_s=job.attempt.ran_at_s,
+        number=job.number,
+        array_number=0 if array is None else array.number,
+        array_indices="" if task is None else str(task.index),
+        min_workers=job.spec.workers.min,
+        gpus_per_worker=job.spec.gpus_per_worker,
+        failure="" if job.retry.failure is None else job.retry.failure.reason,
+        requested=_requested(job.spec),
     )
 
 

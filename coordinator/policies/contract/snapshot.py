@@ -333,8 +333,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
-    """Nodes that its workers leave alone: it failed there, would not be over when they close, or may
-    not use them."""
+    """Nodes that its workers leave alone: it failed there, may run beyond their close, or may not
+    use them."""
     excluded_nodes: tuple[NodeName, ...] = ()
     """Those of them that it may never use as they are, by the labels and names that it selects."""
     longest_s: float | None = None

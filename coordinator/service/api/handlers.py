@@ -400,12 +400,7 @@ class Api:
             Refusal: the change would be refused, or the caller may not make it.
         """
         state = self._coordinator.engine.state
-        if request.kind != PlanKind.JOB and tenant != OPERATORS:
-            raise Refusal(
-                ApiErrorCode.DENIED,
-                f"only tenant {OPERATORS} may plan this; every tenant may plan a job",
-                "tenant",
-            )
+        _check_scope(request, tenant)
         match request.kind:
             case PlanKind.JOB if request.spec is None:
                 return structs.replace(request, target=self._waiting(request.target))
@@ -429,7 +424,7 @@ class Api:
                 )
                 if request.target not in known:
                     raise unknown("service", request.target, known)
-            case PlanKind.TENANT | PlanKind.POLICY:
+            case PlanKind.TENANT | PlanKind.POLICY | PlanKind.QUEUE:
                 pass  # the process that plays it checks its settings
         return request
 
@@ -614,3 +609,16 @@ def _submitted_spec(one: JobEntry | ArrayEntry) -> JobSpec:
     if isinstance(one, ArrayEntry):
         return one.submitted_spec or one.spec
     return one.submitted_spec or prerun_spec.submitted(one)
+
+
+def _check_scope(request: Plan, tenant: str) -> None:
+    """Refuse a plan that the tenant may not make, or a plan of the queue that names something."""
+    if request.kind not in (PlanKind.JOB, PlanKind.QUEUE) and tenant != OPERATORS:
+        raise Refusal(
+            ApiErrorCode.DENIED,
+            f"only tenant {OPERATORS} may plan this; every tenant may plan a job or the queue",
+            "tenant",
+        )
+    if request.kind == PlanKind.QUEUE and (request.target or request.spec is not None):
+        what = "a plan of kind queue has neither a target nor a spec"
+        raise Refusal(ApiErrorCode.USAGE, what, "target" if request.target else "spec")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from common.api import (
     ApiErrorCode,
@@ -222,8 +222,11 @@ class HistoryReads:
         self, asked: ListEndedJobs, scope: _Scope, keeper: IndexKeeper
     ) -> EndedJobs:
         until_s = self._now_s() + 1.0 if asked.until_at_s is None else asked.until_at_s
+        numbers = asked.job_numbers or ()
+        submitted_s = asked.submitted_until_at_s
+        submitted_until_s = submitted_s if isinstance(submitted_s, float) else None
         number = keeper.number
-        newer, _ = self._newer(number)
+        newer, missing = self._newer(number)
         found = await keeper.ask(
             lambda index: index.ended_jobs(
                 since_s=asked.since_at_s,
@@ -231,6 +234,8 @@ class HistoryReads:
                 tenant=scope.tenant,
                 user=scope.user,
                 job_ids=asked.job_ids,
+                job_numbers=numbers,
+                submitted_until_s=submitted_until_s,
                 after=asked.after,
                 limit=PAGE_JOBS + 1,
             )
@@ -246,9 +251,15 @@ class HistoryReads:
             and scope.tenant in (None, job.tenant)
             and scope.user in (None, job.user)
             and (not asked.job_ids or job.job_id in asked.job_ids)
+            and (not numbers or job.number in numbers or job.array_number in numbers)
+            and (submitted_until_s is None or job.submitted_at_s < submitted_until_s)
         ]
         shown, is_cut = page(EndedJobRow(number=place, job=job) for place, job in found[:PAGE_JOBS])
-        return EndedJobs(rows=shown, has_more=is_cut or len(found) > PAGE_JOBS)
+        return EndedJobs(
+            rows=shown,
+            has_more=is_cut or len(found) > PAGE_JOBS,
+            missing_lines=missing or UNSET,
+        )
 
 
 def open_facts(state: ClusterState, now_s: float) -> Iterator[Fact]:
@@ -312,6 +323,9 @@ def _fits(line: HistoryLine, asked: Asked) -> bool:
 def _in_engine_time(request: Question, ahead_s: float) -> Question:
     """The question with its instants on the clock of decisions."""
     since_s, until_s = request.since_at_s, request.until_at_s
+    if isinstance(request, ListEndedJobs) and isinstance(request.submitted_until_at_s, float):
+        submitted_s = request.submitted_until_at_s + ahead_s
+        request = structs.replace(request, submitted_until_at_s=submitted_s)
     return structs.replace(
         request,
         since_at_s=None if since_s is None else since_s + ahead_s,

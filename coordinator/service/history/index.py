@@ -44,7 +44,7 @@ from coordinator.service.history.usage_sum import Sums
 
 log = logging.getLogger(__name__)
 
-FORM = 1
+FORM = 2
 """Of the tables; a file of another form is made again."""
 QUERY_S = 5.0
 """A query that takes longer is given up: a client waits for 10 s."""
@@ -74,8 +74,11 @@ CREATE TABLE days (day INTEGER NOT NULL, {", ".join(DAY_FIELDS)}, gpu_s REAL NOT
     span_s REAL NOT NULL, count INTEGER NOT NULL,
     PRIMARY KEY (day, {", ".join(DAY_FIELDS)})) WITHOUT ROWID;
 CREATE TABLE jobs (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL, tenant TEXT NOT NULL,
-    user TEXT NOT NULL, ended_s REAL NOT NULL, data BLOB NOT NULL);
+    user TEXT NOT NULL, ended_s REAL NOT NULL, submitted_s REAL NOT NULL,
+    job_number INTEGER NOT NULL, array_number INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE INDEX jobs_id ON jobs (job_id);
+CREATE INDEX jobs_number ON jobs (job_number);
+CREATE INDEX jobs_array ON jobs (array_number);
 CREATE INDEX jobs_user ON jobs (user, number);
 CREATE INDEX jobs_tenant ON jobs (tenant, number);
 """
@@ -222,7 +225,7 @@ class HistoryIndex:
         self._add_up((line for line, _ in lines), sign=1)
         marks = ", ".join("?" * (3 + len(FACT_FIELDS)))
         db.executemany(f"INSERT OR REPLACE INTO facts VALUES ({marks})", amounts)
-        db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", jobs)
+        db.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", jobs)
 
     def _add_up(self, lines: Iterable[HistoryLine], *, sign: int) -> None:
         """Add the amounts of lines to the sums of their days, or take them out again."""
@@ -431,6 +434,8 @@ class HistoryIndex:
         tenant: str | None = None,
         user: str | None = None,
         job_ids: Sequence[str] = (),
+        job_numbers: Sequence[int] = (),
+        submitted_until_s: float | None = None,
         after: int = 0,
         limit: int = 1000,
     ) -> list[tuple[int, JobRecord]]:
@@ -440,6 +445,8 @@ class HistoryIndex:
             since_s, until_s: engine time; the end is excluded.
             tenant, user: whose; None: of any.
             job_ids: only these; empty: any.
+            job_numbers: only jobs or tasks of arrays with these numbers; empty: any.
+            submitted_until_s: only jobs that were submitted before; None: whenever.
             after: the place of the last one of the page before.
 
         Raises:
@@ -456,6 +463,13 @@ class HistoryIndex:
             if job_ids:
                 where.append(f"job_id IN ({', '.join('?' * len(job_ids))})")
                 more += job_ids
+            if job_numbers:
+                marks = ", ".join("?" * len(job_numbers))
+                where.append(f"(job_number IN ({marks}) OR array_number IN ({marks}))")
+                more += (*job_numbers, *job_numbers)
+            if submitted_until_s is not None:
+                where.append("submitted_s < ?")
+                more.append(submitted_until_s)
             rows = db.execute(
                 f"SELECT number, data FROM jobs WHERE {' AND '.join(where)} "
                 "ORDER BY number LIMIT ?",
@@ -478,7 +492,9 @@ def _parts_of(line: HistoryLine) -> list[tuple[int, Fact]]:
 
 
 def _job_values(number: int, job: JobRecord) -> tuple[object, ...]:
-    return number, job.job_id, job.tenant, job.user, job.ended_at_s, _encoder.encode(job)
+    data = _encoder.encode(job)
+    whose = (job.job_id, job.tenant, job.user)
+    return number, *whose, job.ended_at_s, job.submitted_at_s, job.number, job.array_number, data
 
 
 def _connected(path: Path) -> sqlite3.Connection:

@@ -6,8 +6,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from common.api import ApiErrorCode, ArrayRow, Cancel, JobRow
+from common.api import (
+    ApiError,
+    ApiErrorCode,
+    ArrayRow,
+    Cancel,
+    Describe,
+    EndedJobs,
+    JobRow,
+    ListEndedJobs,
+)
 from common.failures import Failure, RetryClass
+from common.messages import Message
 from common.model import Dependency, DependencyKind, JobSpec, JobState, NodeRole, Pool, WorkerRange
 from common.slurm import times
 from coordinator.cli.slurm import words
@@ -339,6 +349,51 @@ def test_scontrol_expands_and_makes_node_lists_without_a_cell() -> None:
     assert slurm(of, "scontrol", "show", "hostnames", environ=environ).out == "n1\nn2\nm\n"
     assert slurm(of, "scontrol", "show", "hostlist", "n1,n2,m").out == "n[1-2],m\n"
     assert of.asked == []
+
+
+def test_an_unknown_job_is_an_error_where_it_is_one_in_slurm() -> None:
+    """Of one job for squeue and scontrol; sacct and a list of several pass over it."""
+    invalid = "slurm_load_jobs error: Invalid job id specified\n"
+    for command, line, code, err in (
+        ("squeue", "-j 99", 1, invalid),
+        ("squeue", "-h -j 98,99", 0, ""),
+        ("squeue", "-h -j 16", 0, ""),
+        ("scontrol", "show job 99", 1, invalid),
+        ("sacct", "-n -j 99", 0, ""),
+        ("sinfo", "-h -p nosuch", 0, ""),
+    ):
+        of = with_no_other_job(cell(*ALL))
+        found = slurm(of, command, *line.split())
+        assert (found.code, found.out, found.err) == (code, "", err), line
+
+
+def with_no_other_job(of: FakeCell) -> FakeCell:
+    """The cell as it refuses jobs that it does not list, and has no history of them."""
+    known = of.answers[Describe]
+    rows = {name for each in ALL for name in (str(each.number), each.job_id)}
+
+    def described(request: Describe) -> Message:
+        assert callable(known)
+        if request.name in rows:
+            return known(request)
+        return ApiError(code=ApiErrorCode.NOT_FOUND, message=f"no job {request.name!r}")
+
+    of.answers |= {Describe: described, ListEndedJobs: EndedJobs(rows=())}
+    return of
+
+
+def test_scontrol_fills_the_names_of_output_files() -> None:
+    """Of a job, a task and the tasks that wait, whose own numbers are not known."""
+    env = {"ARYL_BATCH_OUTPUT": "/w/%x-%A_%a-%j.out", "ARYL_BATCH_ERROR": "/w/%4j-%u-%n"}
+    spec = replace(SPEC, env=env)
+    of = cell(RUNNING, array(), task(1, JobState.RUNNING), spec=spec)
+    for name, output, error in (
+        ("17", "/w/train.sh-17_4294967294-17.out", "/w/0017-ada-0"),
+        ("8", "/w/train.sh-6_1-8.out", "/w/0008-ada-0"),
+        ("6", "/w/train.sh-6_%a-%j.out", "/w/%j-ada-0"),
+    ):
+        shown = slurm(of, "scontrol", "-o", "show", "job", name).out
+        assert f" StdErr={error} " in shown and f" StdOut={output} " in shown, shown
 
 
 def test_scontrol_names_what_it_does_not_know() -> None:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from common.model import JobState
+from common.plans import Plan, PlanKind, Planned
 from common.slurm.options import Kind
 from coordinator.cli.slurm.sbatch_options import TABLE
 from tests.cli.slurm.place import A100, H100, cell, refused, row, sent, slurm
@@ -215,8 +216,9 @@ def test_parsable_quiet_test_only_and_wait() -> None:
     assert slurm(cell(), "sbatch", "--parsable", "--wrap=true").out == "17\n"
     assert slurm(cell(), "sbatch", "-Q", "--wrap=true").out == ""
     of = cell()
+    of.answers[Plan] = Planned(kind=PlanKind.JOB)
     assert slurm(of, "sbatch", "--test-only", "--wrap=true").code == 0
-    assert [each.__struct_config__.tag for each in of.asked] == []
+    assert [each.__struct_config__.tag for each in of.asked] == ["plan"]
     ended = row(state=JobState.FAILED, exit_code=7)
     assert slurm(cell(ended), "sbatch", "--wait", "--wrap=false").code == 7
 

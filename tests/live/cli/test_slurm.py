@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from common.api import Jobs, ListJobs
 from common.model import JobState
+from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
@@ -121,8 +123,10 @@ async def test_slurm_s_commands_on_a_real_cell(tmp_path: Path) -> None:
         await steps_of_two_nodes(shell)
         await a_signal_and_a_drain(shell)
         await srun_alone(shell)
+        await expected_starts(shell)
         await arrays_and_dependencies(shell)
         await submitit_works(shell)
+        await forgotten_jobs(shell)
 
 
 async def a_script_travels(shell: Shell) -> None:
@@ -170,9 +174,28 @@ async def a_signal_and_a_drain(shell: Shell) -> None:
 
 
 async def srun_alone(shell: Shell) -> None:
-    """Outside of a job it is a job: its log and its exit code."""
+    """Outside of a job it is a job: the logs of its nodes and its exit code."""
     out = await shell.run("srun", "-n2", "-l", "--gpus=1", "sh", "-c", "echo hi; exit 4", code=4)
     assert {"0: hi", "1: hi"} <= set(out.splitlines())
+    script = 'echo "on $SLURM_NODEID"; exit $((3 * SLURM_NODEID))'
+    out = await shell.run("srun", "-N2", "-l", "--gpus-per-node=3", "sh", "-c", script, code=3)
+    assert {"0: on 0", "1: on 1"} <= set(out.splitlines())
+
+
+async def expected_starts(shell: Shell) -> None:
+    """A job behind one with a time limit has a start and a node, and so would another."""
+    runs = await shell.run(
+        "sbatch", "--parsable", "-N2", "--gpus-per-node=4", "--time=9", "--wrap", "sleep 600"
+    )
+    waits = await shell.run("sbatch", "--parsable", "--gpus=4", "--time=9", "--wrap", "sleep 600")
+    await shell.run("sbatch", "--test-only", "--gpus=4", "--wrap", "true")
+    await shell.run("sbatch", "--test-only", "-N3", "--gpus=12", "--wrap", "true", code=1)
+    line = await shell.run("squeue", "--start", "--noheader", "-o", "%i %S %Y")
+    number, starts, node = line.split()
+    assert (number, node[:-1]) == (waits.strip(), "train-")
+    assert starts != "N/A"
+    await shell.run("scancel", runs.strip(), number)
+    await shell.until_ended(runs.strip(), JobState.CANCELLED)
 
 
 async def arrays_and_dependencies(shell: Shell) -> None:
@@ -219,3 +242,22 @@ async def submitit_works(shell: Shell) -> None:
     await shell.until_ended(number, JobState.CANCELLED)
     shown = await shell.run("sacct", "-o", "JobID,State", "--parsable2", "-j", number)
     assert shown == f"JobID|State\n{number}|CANCELLED\n"
+
+
+async def forgotten_jobs(shell: Shell) -> None:
+    """What sacct says of ended jobs stays the same as the cell forgets them, over a restart too."""
+    call = ("sacct", "-anXP", "-S", "today", "-o", "JobID,State,ExitCode,Start,End,Elapsed,NNodes")
+    before = set((await shell.run(*call)).splitlines())
+    settings = shell.house.cell.run_dir / f"{COORDINATOR}.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace("engine = {", "engine = {finished_jobs_kept = 1, ", 1))
+    await shell.house.kill_coordinator()
+    await shell.house.cell.ready(shell.house.client)
+    for _ in range(2):
+        await shell.run("srun", "--gpus=1", "true")
+    known = (await shell.house.client.ask(ListJobs(), Jobs)).rows
+    assert len(known) <= 4 < len(before)
+    # The end of tasks that never had their turn is their own, and no longer that of their array.
+    after = set((await shell.run(*call)).splitlines())
+    assert {line for line in before - after if "_[" not in line} == set()
+    assert len({line.split("|")[0] for line in after}) == len(after) == len(before) + 2

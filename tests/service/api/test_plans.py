@@ -41,6 +41,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ApiErrorCode, str]] = {
         "team", {"kind": K.JOB, "spec": make_spec("new"), "target": "1"}, ApiErrorCode.USAGE,
         "target",
     ),
+    "a queue of a job": ("team", {"kind": K.QUEUE, "target": "1"}, ApiErrorCode.USAGE, "target"),
     "a job for no node": (
         "team", {"kind": K.JOB, "spec": TOO_LARGE}, ApiErrorCode.USAGE, "gpus_per_worker",
     ),
