@@ -70,6 +70,9 @@ FIGURES: dict[str, Figure] = {
     "training use": lambda run: run.result.training_gpu_ratio,
 }
 
+ABSOLUTE = ("queueing", "body", "JCT", "preemptions", "lost GPU-h")
+"""Figures of each policy by itself; `paired` has the differences of all."""
+
 RHO: dict[str, Figure] = {
     "rho": lambda run: run.result.finish_time_fairness.mean,
     "rho p95": lambda run: run.result.finish_time_fairness.p95,
@@ -156,7 +159,7 @@ def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
             ),
         ]
         for name, figure in FIGURES.items()
-        if name not in ("late", "training use")
+        if name in ABSOLUTE
     ]
     gaps = [_closed(runs, w) for w in workloads]
     closed = [f"{100 * fmean(gap[p] for gap in gaps):.1f}" for p in POLICIES]
@@ -210,7 +213,7 @@ def _beside(runs: Runs, groups: Mapping[str, Sequence[str]], policies: Mapping[s
                 cells.append("")
                 continue
             means = [fmean(FIGURES[key](runs[each, policy]) for each in workloads) for key in names]
-            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
+            cells.append("/".join(f"{mean:,.0f}" for mean in means))
         if any(cells):
             rows.append([name, *cells])
     return _table([f"{' / '.join(names)}", *(f"`{group}`" for group in groups)], rows)
