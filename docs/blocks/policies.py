@@ -17,21 +17,6 @@ MOST = " and <= 1e+09"
 PAGES_DIR = Path(__file__).parents[1] / "policies"
 
 
-def policy_table() -> str:
-    """Which parts policies are made of, alike ones together; loans for those that lend."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    lenders: dict[tuple[str, ...], list[str]] = {}
-    for name, made in sorted(POLICIES.items()):
-        parts = made.parts
-        alike.setdefault((parts.order, parts.size, parts.place), []).append(name)
-        if parts.loan:
-            lenders.setdefault((parts.forecast, parts.reclaim), []).append(name)
-    lines = [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in alike.items()]
-    lines += ["", "Those that lend, with forecast and reclaim:", ""]
-    lines += [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in lenders.items()]
-    return "\n".join(lines)
-
-
 def policy_list() -> str:
     """Every policy in one sentence."""
     return "\n".join(
