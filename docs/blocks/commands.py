@@ -19,7 +19,7 @@ from coordinator.client import EXIT_CODES
 PROGRAM = "aryl"
 # Typer adds them to the root itself; they are about a shell, not about a cell.
 _SHELL_OPTIONS = frozenset({"install_completion", "show_completion"})
-_MANY = 5
+_MANY = 3
 """An option that this many commands have alike is described once."""
 
 
