@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blocks.source import one_line
+from blocks.source import one_line, short_range
 from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.knob_text import Knob, every, knobs
 from coordinator.policies.registry import POLICIES
@@ -68,7 +68,7 @@ def knob_table() -> str:
 
 
 def _row(knob: Knob, default: str, needs: str = "") -> str:
-    values = "" if knob.values == "true, false" else f"{knob.values.replace(MOST, '')}; "
+    values = "" if knob.values == "true, false" else f"{short_range(knob.values.replace(MOST, ''))}; "
     with_it = f"; needs `{needs}`" if needs else ""
     return f"- `{knob.name}` ({values}{default}{with_it}): {one_line(knob.says)}"
 

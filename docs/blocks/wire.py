@@ -44,10 +44,13 @@ def own_fields(kind: type[msgspec.Struct]) -> Iterator[types.Field]:
 
 def bounds(kind: types.IntType | types.FloatType) -> str:
     """The range that a number must lie in; the page says once what all counts are below."""
+    high = None if kind.le == MAX_INT else kind.le
+    if kind.ge is not None and kind.gt is None and kind.lt is None:
+        return f" {kind.ge:g}..{'' if high is None else f'{high:g}'}"
     parts = [
         f"{sign} {limit:g}"
-        for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
-        if limit is not None and limit != MAX_INT
+        for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", high), ("<", kind.lt))
+        if limit is not None
     ]
     return f" {' and '.join(parts)}" if parts else ""
 
@@ -84,7 +87,7 @@ def plain_type_text(kind: types.Type) -> str:
     """A type that is made of no others, in words."""
     match kind:
         case types.IntType():
-            return "count" if bounds(kind) == " >= 0" else f"int{bounds(kind)}"
+            return "count" if bounds(kind) == " 0.." else f"int{bounds(kind)}"
         case types.FloatType():
             return f"float{bounds(kind)}"
         case types.StrType(pattern=None):

@@ -125,7 +125,7 @@ def family(workload: str) -> str:
 def _shown(found: Estimate, digits: int = 0) -> str:
     if found.half_width is None:
         return f"{found.mean:,.{digits}f}"
-    return f"{found.mean:,.{digits}f} +- {found.half_width:,.{digits}f}"
+    return f"{found.mean:,.{digits}f}±{found.half_width:,.{digits}f}"
 
 
 def _digits(name: str) -> int:
