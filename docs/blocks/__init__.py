@@ -40,7 +40,6 @@ BLOCKS: Blocks = {
     "coordinator metrics": metrics.coordinator_metrics,
     "cell metrics": metrics.cell_metrics,
     "policies": policies.policy_list,
-    "policy parts": policies.policy_table,
     "policy code": policy_code.policy_code,
     "joint knobs": policies.joint_knobs,
     "policy knobs": policies.knob_table,

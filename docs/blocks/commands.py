@@ -17,9 +17,11 @@ from coordinator.cli.plan import EXIT_CHANGES
 from coordinator.client import EXIT_CODES
 
 PROGRAM = "aryl"
+_NAMES = ("Id, number or name.", "Id or name.", "Ids or names; all or none.")
+"""Of arguments; the page has it once."""
 # Typer adds them to the root itself; they are about a shell, not about a cell.
 _SHELL_OPTIONS = frozenset({"install_completion", "show_completion"})
-_MANY = 5
+_MANY = 3
 """An option that this many commands have alike is described once."""
 
 
@@ -88,8 +90,14 @@ def _section(path: str, command: Any, help_text: str | None) -> str:
     if path == PROGRAM:
         words = ["COMMAND"]
     usage = " ".join([path, *(["[OPTIONS]"] if options else []), *words])
-    parts = [f"### {path}", f"    {usage}" if words else "", _prose(help_text or "")]
-    lines = [f"- `{_argument(one)}`: {one_line(one.help or '')}" for one in arguments]
+    is_shown = any(each.name not in shared for each in options) or len(words) > 1
+    heading = f"### {path}" if is_shown or not words else f"### {path} {' '.join(words)}"
+    parts = [heading, f"    {usage}" if words and is_shown else "", _prose(help_text or "")]
+    lines = [
+        f"- `{_argument(one)}`: {one_line(one.help or '')}"
+        for one in arguments
+        if one.help not in _NAMES
+    ]
     lines += [f"- {line}" for one in options if (line := _option(one)) != shared.get(one.name)]
     parts.append("\n".join(lines))
     if also := [f"`{one.opts[0]}`" for one in options if _option(one) == shared.get(one.name)]:

@@ -11,24 +11,22 @@ from coordinator.service.metrics.table import CELL, KEPT, PROCESS
 
 def agent_metrics() -> str:
     """Every metric of an agent's page."""
-    return _table(AGENT)
+    return _list(AGENT)
 
 
 def coordinator_metrics() -> str:
     """Every metric that each coordinator shows, leading or not."""
-    return _table(PROCESS)
+    return _list(PROCESS)
 
 
 def cell_metrics() -> str:
     """Every metric that the leader shows besides."""
-    return _table((*CELL, *KEPT))
+    return _list((*CELL, *KEPT))
 
 
-def _table(families: Sequence[Family]) -> str:
-    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{one.name}` | {one.kind} | {', '.join(f'`{label}`' for label in one.labels)} "
-        f"| {one.meaning} |"
-        for one in families
-    ]
+def _list(families: Sequence[Family]) -> str:
+    lines: list[str] = []
+    for one in families:
+        labels = f" by {', '.join(f'`{label}`' for label in one.labels)}" if one.labels else ""
+        lines.append(f"- `{one.name}` ({one.kind}{labels}): {one.meaning}")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blocks.source import one_line
+from blocks.source import one_line, short_range
 from coordinator.policies.aryl.rules import Rules
 from coordinator.policies.knob_text import Knob, every, knobs
 from coordinator.policies.registry import POLICIES
@@ -15,21 +15,6 @@ SHOWN_OF = "aryl"
 MOST = " and <= 1e+09"
 """The pages say once that no time is above it."""
 PAGES_DIR = Path(__file__).parents[1] / "policies"
-
-
-def policy_table() -> str:
-    """Which parts policies are made of, alike ones together; loans for those that lend."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    lenders: dict[tuple[str, ...], list[str]] = {}
-    for name, made in sorted(POLICIES.items()):
-        parts = made.parts
-        alike.setdefault((parts.order, parts.size, parts.place), []).append(name)
-        if parts.loan:
-            lenders.setdefault((parts.forecast, parts.reclaim), []).append(name)
-    lines = [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in alike.items()]
-    lines += ["", "Those that lend, with forecast and reclaim:", ""]
-    lines += [f"- {_names(names)}: {' | '.join(parts)}" for parts, names in lenders.items()]
-    return "\n".join(lines)
 
 
 def policy_list() -> str:
@@ -83,7 +68,7 @@ def knob_table() -> str:
 
 
 def _row(knob: Knob, default: str, needs: str = "") -> str:
-    values = "" if knob.values == "true, false" else f"{knob.values.replace(MOST, '')}; "
+    values = "" if knob.values == "true, false" else f"{short_range(knob.values.replace(MOST, ''))}; "
     with_it = f"; needs `{needs}`" if needs else ""
     return f"- `{knob.name}` ({values}{default}{with_it}): {one_line(knob.says)}"
 

@@ -6,7 +6,7 @@ import inspect
 import re
 
 from agent.settings import AgentSettings
-from blocks.source import member_notes, one_line
+from blocks.source import member_notes, one_line, short_range
 from common import model
 from common.model import JobSpec
 from common.profile import JobProfile
@@ -127,7 +127,7 @@ def _list(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
 
 def _type(text: str) -> str:
     text = text.replace("text matching " + model.TOKEN_PATTERN, "token")
-    return one_line(text.replace(MOST, ""))
+    return short_range(one_line(text.replace(MOST, "")))
 
 
 def _default(text: str) -> str:

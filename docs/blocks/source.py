@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from enum import StrEnum
 from functools import cache
@@ -35,6 +36,20 @@ def member_notes(kind: type) -> dict[str, str]:
 def one_line(text: str) -> str:
     """Text as one line of a table."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+_RANGE = re.compile(r"\b(integer|whole number|number) >= (\S+?)(?: and <= ([^\s,;)]+))?(?=[\s,;)]|$)")
+_ABOVE = re.compile(r"\bnumber (?=> )")
+
+
+def short_range(text: str) -> str:
+    """The bounds of a value in fewer words: `integer 1..64`, `integer 1..`, `0..1`, `> 0`."""
+
+    def short(found: re.Match[str]) -> str:
+        kind = "" if found[1] == "number" else "integer "
+        return f"{kind}{found[2]}..{found[3] or ''}"
+
+    return _ABOVE.sub("", _RANGE.sub(short, text))
 
 
 def doc_of(thing: object) -> str:

@@ -13,7 +13,7 @@ from types import ModuleType
 import msgspec
 from msgspec import inspect as types
 
-from blocks.source import doc_of, enum_table, member_notes, one_line
+from blocks.source import doc_of, member_notes, one_line
 from common import api, messages, plans, subjects
 from common.messages import Message
 from common.model import MAX_INT, TOKEN_PATTERN, JobSpec, WorkerRange
@@ -24,6 +24,11 @@ def anchor(kind: type) -> str:
     """A link to a type's own section on the same page."""
     return f"[{kind.__name__}](#{kind.__name__.lower()})"
 
+
+_ONLY_WHILE = re.compile(
+    r" ?\bOnly [^.:]*(?:, as above|: a (?:caller|coordinator) of an older version refuses \w+)(?:\.|$)"
+)
+"""Why a field is left out at times: the page has it once, for all of them."""
 
 # --- messages -------------------------------------------------------------------------------
 
@@ -39,10 +44,13 @@ def own_fields(kind: type[msgspec.Struct]) -> Iterator[types.Field]:
 
 def bounds(kind: types.IntType | types.FloatType) -> str:
     """The range that a number must lie in; the page says once what all counts are below."""
+    high = None if kind.le == MAX_INT else kind.le
+    if kind.ge is not None and kind.gt is None and kind.lt is None:
+        return f" {kind.ge:g}..{'' if high is None else f'{high:g}'}"
     parts = [
         f"{sign} {limit:g}"
-        for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
-        if limit is not None and limit != MAX_INT
+        for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", high), ("<", kind.lt))
+        if limit is not None
     ]
     return f" {' and '.join(parts)}" if parts else ""
 
@@ -55,22 +63,31 @@ def type_text(kind: types.Type) -> str:
         case types.EnumType(cls=cls) | types.StructType(cls=cls):
             return anchor(cls)
         case types.VarTupleType(item_type=item, min_length=least):
-            return f"list of {type_text(item)}" + (f", at least {least}" if least else "")
+            return f"{_whole(type_text(item))}[]" + (f", at least {least}" if least else "")
         case types.TupleType(item_types=items):
-            return f"list of {' and '.join(type_text(item) for item in items)}"
+            return f"({', '.join(type_text(item) for item in items)})"
         case types.DictType(key_type=key, value_type=value):
-            return f"map of {type_text(key)} to {type_text(value)}"
+            return f"{{{type_text(key)}: {type_text(value)}}}"
         case types.UnionType(types=members):
-            return " or ".join(type_text(member) for member in members)
+            is_nil = [isinstance(member, types.NoneType) for member in members]
+            texts = [
+                type_text(each) for each, nil in zip(members, is_nil, strict=True) if not nil
+            ]
+            return _whole(" or ".join(texts)) + ("?" if any(is_nil) else "")
         case _:
             return plain_type_text(kind)
+
+
+def _whole(text: str) -> str:
+    """A type's words as one, for a sign behind them."""
+    return f"({text})" if " " in text else text
 
 
 def plain_type_text(kind: types.Type) -> str:
     """A type that is made of no others, in words."""
     match kind:
         case types.IntType():
-            return f"int{bounds(kind)}"
+            return "count" if bounds(kind) == " 0.." else f"int{bounds(kind)}"
         case types.FloatType():
             return f"float{bounds(kind)}"
         case types.StrType(pattern=None):
@@ -79,8 +96,6 @@ def plain_type_text(kind: types.Type) -> str:
             return "token" if pattern == TOKEN_PATTERN else f"str like `{one_line(pattern)}`"
         case types.BoolType():
             return "bool"
-        case types.NoneType():
-            return "nil"
         case types.CustomType(cls=cls) if cls is object:
             return "any"
         case _:
@@ -90,11 +105,11 @@ def plain_type_text(kind: types.Type) -> str:
 def default_text(item: types.Field) -> str:
     """A field's default; empty where the field must be there, and where nil is the default."""
     if item.required:
-        return "required" if "or nil" in type_text(item.type) else ""
+        return "required" if type_text(item.type).endswith("?") else ""
     value = item.default
     if value is msgspec.NODEFAULT:
         if item.default_factory is msgspec.NODEFAULT:
-            return "left out"  # `UNSET`
+            return "omitted"  # `UNSET`
         value = item.default_factory()
     if value is None:
         return ""
@@ -139,12 +154,26 @@ def split_doc(kind: type) -> tuple[str, dict[str, str]]:
 
 
 def field_lines(fields: Iterable[types.Field], notes: Mapping[str, str]) -> Iterator[str]:
-    """Fields as a list: names, type, default, note; neighbours that differ by name alone as one."""
+    """Fields as a list: names, type, default, note; neighbours without notes share an item, and
+    those that differ by name alone a type."""
+    plain: list[str] = []
     for (text, note), alike in groupby(
         fields, key=lambda item: (_type_and_default(item), notes.get(item.name, ""))
     ):
         names = ", ".join(f"`{item.encode_name}`" for item in alike)
-        yield f"- {names}: {text}" + (f". {note[0].upper()}{note[1:]}" if note else "")
+        if "in full" not in note:
+            note = _ONLY_WHILE.sub("", note)
+        if note:
+            yield from _one_item(plain)
+            plain = []
+            yield f"- {names}: {text}. {note[0].upper()}{note[1:]}"
+        else:
+            plain.append(f"{names}: {text}")
+    yield from _one_item(plain)
+
+
+def _one_item(fields: list[str]) -> list[str]:
+    return [f"- {'; '.join(fields)}"] if fields else []
 
 
 def _type_and_default(item: types.Field) -> str:
@@ -175,8 +204,15 @@ def job_file_keys() -> dict[type, frozenset[str]]:
 
 
 def enum_section(kind: type[StrEnum]) -> str:
-    """One enumeration."""
-    return f"### {kind.__name__}\n\n{doc_of(kind)}\n\n{enum_table(kind)}"
+    """One enumeration: its values, those with a note as a list."""
+    notes = member_notes(kind)
+    bare = [f"`{member.value}`" for member in kind if not notes.get(member.name)]
+    lines = [
+        f"- `{member.value}`: {notes[member.name]}" for member in kind if notes.get(member.name)
+    ]
+    lines += [f"- {', '.join(bare)}"] if lines and bare else []
+    values = "\n".join(lines) if lines else f"One of {', '.join(bare)}."
+    return f"### {kind.__name__}\n\n{doc_of(kind)}\n\n{values}"
 
 
 def messages_in(module: ModuleType) -> list[type[Message]]:

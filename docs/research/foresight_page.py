@@ -70,6 +70,9 @@ FIGURES: dict[str, Figure] = {
     "training use": lambda run: run.result.training_gpu_ratio,
 }
 
+ABSOLUTE = ("queueing", "body", "JCT", "preemptions", "lost GPU-h")
+"""Figures of each policy by itself; `paired` has the differences of all."""
+
 RHO: dict[str, Figure] = {
     "rho": lambda run: run.result.finish_time_fairness.mean,
     "rho p95": lambda run: run.result.finish_time_fairness.p95,
@@ -122,7 +125,7 @@ def family(workload: str) -> str:
 def _shown(found: Estimate, digits: int = 0) -> str:
     if found.half_width is None:
         return f"{found.mean:,.{digits}f}"
-    return f"{found.mean:,.{digits}f} +- {found.half_width:,.{digits}f}"
+    return f"{found.mean:,.{digits}f}±{found.half_width:,.{digits}f}"
 
 
 def _digits(name: str) -> int:
@@ -145,23 +148,23 @@ def _closed(runs: Runs, workload: str) -> dict[str, float]:
     return {policy: ratio for policy, ratio in found if ratio is not None}
 
 
-def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
-    """Means over the seeds; `paired` has the intervals of the differences."""
+def _absolute(runs: Runs, families: Mapping[str, Sequence[str]]) -> str:
+    """Means over the seeds, policy by policy; `paired` has the intervals of the differences."""
     rows = [
-        [
-            name,
-            *(
-                f"{fmean(figure(runs[w, policy]) for w in workloads):,.{_digits(name)}f}"
-                for policy in POLICIES
-            ),
-        ]
-        for name, figure in FIGURES.items()
-        if name not in ("late", "training use")
+        [name, *(_by_policy(runs, workloads, name) for workloads in families.values())]
+        for name in ABSOLUTE
     ]
-    gaps = [_closed(runs, w) for w in workloads]
-    closed = [f"{100 * fmean(gap[p] for gap in gaps):.1f}" for p in POLICIES]
+    closed: list[str] = []
+    for workloads in families.values():
+        gaps = [_closed(runs, w) for w in workloads]
+        closed.append("/".join(f"{100 * fmean(gap[p] for gap in gaps):.1f}" for p in POLICIES))
     rows.append(["gap from sjf to the JCT bound closed, %", *closed])
-    return _table(["", *POLICIES], rows)
+    return _table(["/".join(POLICIES), *(f"`{name}`" for name in families)], rows)
+
+
+def _by_policy(runs: Runs, workloads: Sequence[str], name: str) -> str:
+    means = [fmean(FIGURES[name](runs[w, policy]) for w in workloads) for policy in POLICIES]
+    return "/".join(f"{mean:,.{_digits(name)}f}" for mean in means)
 
 
 def _ratio(
@@ -210,7 +213,7 @@ def _beside(runs: Runs, groups: Mapping[str, Sequence[str]], policies: Mapping[s
                 cells.append("")
                 continue
             means = [fmean(FIGURES[key](runs[each, policy]) for each in workloads) for key in names]
-            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
+            cells.append("/".join(f"{mean:,.0f}" for mean in means))
         if any(cells):
             rows.append([name, *cells])
     return _table([f"{' / '.join(names)}", *(f"`{group}`" for group in groups)], rows)
@@ -330,10 +333,10 @@ def page(runs: Runs, bound: Least = least) -> str:
             {
                 "title": TITLES[name],
                 "against": _against(runs, workloads, bound),
-                "absolute": _absolute(runs, workloads),
             }
             for name, workloads in there.items()
         ],
+        absolute=_absolute(runs, there),
         paired=paired(runs),
         present=present(runs),
         by_seed=by_seed(runs),

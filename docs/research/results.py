@@ -134,8 +134,8 @@ def _ours(found: Estimate | None, unit: str) -> str:
 
 
 def _cell(found: Estimate, published: float, unit: str) -> str:
-    mark = " *" if is_off(found.mean, published) else ""
-    return f"{_ours(found, unit)} / {text_of(published, unit)}{mark}"
+    mark = "*" if is_off(found.mean, published) else ""
+    return f"{_ours(found, unit).removesuffix(' %')}/{text_of(published, unit)}{mark}"
 
 
 def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:

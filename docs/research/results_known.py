@@ -108,11 +108,10 @@ def margins_text(bars: Sequence[KeptBar]) -> str:
     for row, name in MARGINS.items():
         bar = found[row]
         off = bar.deadlines_met_ratio - bar.published
-        said.append(f"with {name} {bar.deadlines_met_ratio:.4f} are in time ({off:+.4f})")
+        said.append(f"With {name} {bar.deadlines_met_ratio:.4f} are in time ({off:+.4f})")
     return (
-        "`margin=1.01` of ElasticFlow is a free choice of ours, made with the published figure in "
-        "sight: it stands for the seconds of a change, which our predictions do not hold. The "
-        f"figure hangs on it: {', '.join(said)}."
+        "`margin=1.01` of ElasticFlow is our choice, made with the published figure in sight: it "
+        f"stands for the seconds of a change, which our predictions lack. {'; '.join(said)}."
     )
 
 

@@ -11,171 +11,158 @@ from docs.research.paper_figures import FIGURES_7
 
 TAIL = (
     "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} "
-    "to {most.rare_queueing_s h} on average in any order: {seen.basic.rare_part_s} s of "
-    "Basic's mean. The others wait for {seen.basic.others_queueing_s} s in Basic. Letting "
-    "jobs pass a gang that does not fit is enough to empty our queue: "
-    "{seen.fifo-skip.others_queueing_s} s under `fifo-skip`, "
-    "{seen.baseline.others_queueing_s} s in Baseline."
+    "to {most.rare_queueing_s h} in any order: {seen.basic.rare_part_s} s of Basic's mean. The "
+    "others wait for {seen.basic.others_queueing_s} s in Basic, {seen.fifo-skip.others_queueing_s} "
+    "s under `fifo-skip` and {seen.baseline.others_queueing_s} s in Baseline."
 )
 PASS = (
-    "Most jobs wait for the next pass alone; the figure is a part of our pass period of "
-    "{trace.pass_s} s, which is fitted to Baseline."
+    "Most jobs wait for the next pass alone, a part of our pass period of {trace.pass_s} s, which "
+    "is fitted to Baseline."
 )
 TWENTIETH = (
     "Where the order is not strict, nineteen of twenty of our jobs wait for at most "
-    "{most.queueing_p95_s} s; in the paper the twentieth waits for "
-    "{least.theirs_queueing_p95_s} s and more."
+    "{most.queueing_p95_s} s; the paper's twentieth waits for {least.theirs_queueing_p95_s} s and "
+    "more."
 )
 HALF = (
-    "An elastic job saves at most half of its run here (w_max is twice w_min, and the mean of "
-    "{trace.elastic_s h} is at w_min), and loans shorten no run: Basic's jobs run for "
-    "{basic.running_s} s on average; {basic.jct_bound_s} s are the least possible."
+    "An elastic job saves at most half of its run (w_max is twice w_min, and the mean of "
+    "{trace.elastic_s h} is at w_min), and loans shorten no run: {basic.running_s} s on average "
+    "in Basic, {basic.jct_bound_s} s at least."
 )
 FULL = (
-    HALF + " The paper's run for {theirs.basic.running_s} s in Basic (JCT less queueing), less "
-    "than the {theirs.least_running_s} s that its own Baseline's {theirs.baseline.running_s} s "
-    "leave by this reading."
+    HALF + " The paper's {theirs.basic.running_s} s (JCT less queueing) are less than the "
+    "{theirs.least_running_s} s that its Baseline's {theirs.baseline.running_s} s leave by this "
+    "reading."
 )
 USE = (
-    "Loans enlarge capacity and the work is the same: training nodes cannot be held more than "
-    "in Baseline unless more is asked for. The paper does not name other work."
+    "The work is that of Baseline, so no more GPU time is held; the paper names no other work."
 )
 PREEMPTED = (
-    "Nodes go home often, but empty: of {basic.reclaims} in Basic {seen.basic.idle_ratio %} "
-    "are idle and {seen.basic.flexible_alone_ratio %} hold flexible workers alone. Only "
-    "{basic.on_loan_jobs.jobs} jobs are ever on one, {seen.basic.guests_elastic} of them "
-    "elastic; inelastic fungible jobs find room on training nodes. Were these to try lent "
-    "nodes first, `loan-aryl` would have {seen.guests-first.guests} guests instead of "
-    "{loan-aryl.on_loan_jobs.jobs} and preempt {seen.guests-first.preemption_ratio %} instead "
-    "of {loan-aryl.preemption_ratio %}; Basic on `paper-overload` preempts "
-    "{seen.overload.preemption_ratio %}. The paper's lent nodes are {theirs.lent_use %} held."
+    "Nodes go home empty: of {basic.reclaims} in Basic {seen.basic.idle_ratio %} are idle and "
+    "{seen.basic.flexible_alone_ratio %} hold flexible workers alone. Only "
+    "{basic.on_loan_jobs.jobs} jobs are ever on one, {seen.basic.guests_elastic} of them elastic. "
+    "If inelastic fungible jobs tried lent nodes first, `loan-aryl` would have "
+    "{seen.guests-first.guests} guests instead of {loan-aryl.on_loan_jobs.jobs} and preempt "
+    "{seen.guests-first.preemption_ratio %} instead of {loan-aryl.preemption_ratio %}; Basic on "
+    "`paper-overload` preempts {seen.overload.preemption_ratio %}. The paper's lent nodes are "
+    "{theirs.lent_use %} held."
 )
 GUESTS = (
     "{seen.loan-aryl.guests_elastic} of our {loan-aryl.on_loan_jobs.jobs} guests are elastic "
-    "jobs, which prefer lent nodes, run for hours and start over when preempted. The paper's "
-    "guests are shorter, and waited longer before."
+    "jobs, which run for hours and start over when preempted; the paper's are shorter."
 )
 SHORT = (
     "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job runs "
     "for minutes and waits for one pass, "
 )
 LONGEST = (
-    "The longest twentieth runs for {trace.longest_s} s and more by construction, and only the "
-    "elastic ones among it, {trace.longest_elastic_ratio %}, can be shortened."
+    "The longest twentieth runs for {trace.longest_s} s and more by construction; only its "
+    "elastic jobs, {trace.longest_elastic_ratio %}, can be shortened."
 )
 
 DRAWN = (
-    "Strict FIFO is near its limit on our trace: over the draws its mean queueing goes from "
-    "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s, that of Basic "
-    "from {least.drawn_basic_queueing_s} s to {most.drawn_basic_queueing_s} s and that of "
-    "Ideal from {least.drawn_ideal_queueing_s} s to {most.drawn_ideal_queueing_s} s. So the "
-    "gain is Baseline's luck with its days; the paper's gains go from "
-    "{least.theirs_bootstrap-basic_gain x} to {most.theirs_bootstrap-basic_gain x} for Basic "
-    "and from {least.theirs_bootstrap-ideal_gain x} to {most.theirs_bootstrap-ideal_gain x} "
-    "for Ideal."
+    "The gain is Baseline's luck with its days, as strict FIFO is near its limit on our trace: "
+    "mean queueing is {least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s "
+    "over the draws, {least.drawn_basic_queueing_s} s to {most.drawn_basic_queueing_s} s in "
+    "Basic and {least.drawn_ideal_queueing_s} s to {most.drawn_ideal_queueing_s} s in Ideal. The "
+    "paper's gains are {least.theirs_bootstrap-basic_gain x} to "
+    "{most.theirs_bootstrap-basic_gain x} for Basic and {least.theirs_bootstrap-ideal_gain x} to "
+    "{most.theirs_bootstrap-ideal_gain x} for Ideal."
 )
 DRAWN_JCT = (
-    "Of Baseline's mean JCT {least.drawn_baseline_queueing_s} s to "
-    "{most.drawn_baseline_queueing_s} s are waiting, draw by draw; from its start on a "
-    "job takes {least.drawn_baseline_running_s} s to {most.drawn_baseline_running_s} s there and "
-    "{least.drawn_ideal_running_s} s to {most.drawn_ideal_running_s} s in Ideal, whatever the days."
+    "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s of Baseline's mean "
+    "JCT are waiting; from its start on a job takes {least.drawn_baseline_running_s} s to "
+    "{most.drawn_baseline_running_s} s, and {least.drawn_ideal_running_s} s to "
+    "{most.drawn_ideal_running_s} s in Ideal."
 )
 
 WHY: dict[tuple[str, str], str] = {
     ("5", "queueing mean"): TAIL,
     ("5", "queueing p50"): PASS,
-    ("5", "queueing p95"): (
-        TWENTIETH + " In Baseline no fitted figure varies more between draws "
-        "(docs/workload-paper.md)."
-    ),
+    ("5", "queueing p95"): TWENTIETH,
     ("5", "JCT mean"): FULL,
     ("5", "JCT p50"): SHORT + "but where the order is strict.",
     ("5", "JCT p95"): LONGEST,
     ("8", "queueing p75"): PASS,
     ("8", "queueing p99"): (
         "{trace.rare_ratio %} of our jobs insist on the rare GPU type and wait for "
-        "{least.rare_queueing_s h} and more on average. This quantile lies right below these, in "
-        "what every order but the strict one has emptied here (see `fifo-skip` and `sjf` below) "
-        "and has not in the paper."
+        "{least.rare_queueing_s h} and more. This quantile lies right below them, where only "
+        "strict order has a queue here."
     ),
     ("8", "JCT p75"): (
         "{trace.short_ratio %} of our jobs run for less than {trace.short_s} s and "
-        "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is one of the shortest "
-        "of the long ones, and lower only where elastic ones among them end sooner. The fit gives "
-        "it up for mean and p95 (docs/workload-paper.md)."
+        "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is among the shortest "
+        "of the long ones. The fit gives it up for mean and p95 (docs/workload-paper.md)."
     ),
     ("8", "JCT p99"): (
-        "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s, "
-        "whatever the row; the paper's take {theirs.baseline.p99_over_ours x} times ours under "
-        "Baseline, and under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. The fit gives "
-        "it up for mean and p95 (docs/workload-paper.md)."
+        "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s in every "
+        "row; the paper's take {theirs.baseline.p99_over_ours x} times ours under Baseline, and "
+        "under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. The fit gives it up for mean "
+        "and p95 (docs/workload-paper.md)."
     ),
     ("5", "training use"): USE,
     ("5", "overall use"): (
-        "The paper's {theirs.baseline.overall_gpu_ratio x} in Baseline does not follow from its "
-        "own parts ({theirs.baseline.training_gpu_ratio x} of training and about "
-        "{theirs.inference_use x} of inference give {theirs.overall_use_by_parts x}); ours do."
+        "The paper's {theirs.baseline.overall_gpu_ratio x} in Baseline contradicts its own parts "
+        "({theirs.baseline.training_gpu_ratio x} of training and about {theirs.inference_use x} "
+        "of inference give {theirs.overall_use_by_parts x})."
     ),
     ("5", "preempted"): PREEMPTED,
     ("6", "queueing mean"): TAIL,
     ("6", "JCT mean"): (
-        "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal itself here, not later: "
-        "to favor lent nodes is what gets elastic jobs preempted ({ideal.preemptions} times "
-        "against {naive-ideal.preemptions}), and without checkpoints they start over, which makes "
-        "up {checkpoints.sooner_s} s of it: with checkpoints (`checkpoint-100`) Ideal's mean is "
+        "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal, which favors lent nodes "
+        "and so has elastic jobs preempted ({ideal.preemptions} times against "
+        "{naive-ideal.preemptions}). To start over without checkpoints makes up "
+        "{checkpoints.sooner_s} s of it: with them (`checkpoint-100`) Ideal's mean is "
         "{seen.checkpoint-100.jct_s} s."
     ),
     ("6", "preempted"): (
-        "Naive placement fills training nodes first, and in our trace these mostly have room: lent "
-        "nodes are {naive-basic.on_loan_gpu_ratio %} held under `naive-basic`, by "
+        "Naive placement fills training nodes first, which mostly have room here: lent nodes are "
+        "{naive-basic.on_loan_gpu_ratio %} held under `naive-basic`, by "
         "{naive-basic.on_loan_jobs.jobs} jobs in all, and {naive-ideal.on_loan_gpu_ratio %} under "
         "`naive-ideal`."
     ),
     **{("7", heading): GUESTS for _, heading, _ in FIGURES_7},
     ("9", "queueing gain"): (
         "The paper's gains with wrong estimates ({theirs.wrong-20.queueing_gain x} at best) exceed "
-        "its own with right ones ({theirs.basic.queueing_gain x}), so its run is of another "
-        "population; ours is Basic, where order within an empty queue hardly matters."
+        "its own with right ones ({theirs.basic.queueing_gain x}): its run is of other jobs."
     ),
     ("9", "JCT gain"): (
-        HALF + " That our estimates are wrong costs little ({basic.jct_s.mean} s with right ones, "
-        "{wrong-60.jct_s.mean} s in `wrong-60`); the paper's run is of another population, as "
-        "its queueing gains ({theirs.wrong-20.queueing_gain x} at best) exceed its own with right "
-        "ones ({theirs.basic.queueing_gain x})."
+        HALF + " Wrong estimates cost little ({basic.jct_s.mean} s with right ones, "
+        "{wrong-60.jct_s.mean} s in `wrong-60`). The paper's run is of other jobs: its queueing "
+        "gains ({theirs.wrong-20.queueing_gain x} at best) exceed its own with right estimates "
+        "({theirs.basic.queueing_gain x})."
     ),
     ("10", "preempted"): PREEMPTED,
     ("12", "queueing gain"): DRAWN,
     ("12", "JCT gain"): DRAWN_JCT,
     ("10", "collateral damage"): (
-        "By cost, mostly idle nodes go home here ({seen.basic.idle_ratio %} in Basic) and little "
-        "is vacated for them; at random, a job on several nodes is hit as soon as one of them is, "
-        "and what it held on the others is vacated in vain. Compare the order of the rules only."
+        "By cost, mostly idle nodes go home here ({seen.basic.idle_ratio %} in Basic); at random, "
+        "one node of a job is enough to vacate its others. Compare the order of the rules only."
     ),
 }
 """By table and heading."""
 
 ROUND = (
     "Pollux shares GPUs out once in {pollux.round_s} s, which with passes at multiples of "
-    "{trace.pass_s} s is once in {pollux.passes_s} s; most jobs wait for nothing but that."
+    "{trace.pass_s} s is once in {pollux.passes_s} s; most jobs wait for that alone."
 )
 LAST_HUNDREDTH = (
-    "Under Pollux nineteen of twenty of our jobs wait for at most {elastic-pollux.queueing_s.p95} "
-    "s, less than in the paper; at least {pollux.last_hundredth_s} s of the mean are of the "
-    "hundredth that waits longest, and {trace.rare_ratio %} insist on the rare GPU type."
+    "Nineteen of twenty of our jobs wait for at most {elastic-pollux.queueing_s.p95} s; at least "
+    "{pollux.last_hundredth_s} s of the mean are of the last hundredth, and {trace.rare_ratio %} "
+    "insist on the rare GPU type."
 )
 TUNED_USE = (
-    "Jobs that tune their batch size need fewer GPU-hours for the same work, and no other job "
-    "here asks for the rest."
+    "Jobs that tune their batch size need fewer GPU-hours, and no other job asks for the rest."
 )
 TUNED_GAIN = (
     "Elastic jobs are {trace.elastic_ratio %} of all and {trace.elastic_s h} long: if they took no "
     "time at all, the mean running time would fall by {trace.elastic_part_s} s. The paper's JCT "
-    "falls by {theirs.elastic-tuned.sooner_s} s, of which {theirs.elastic-tuned.queueing_less_s} s "
-    "are queueing."
+    "falls by {theirs.elastic-tuned.sooner_s} s, {theirs.elastic-tuned.queueing_less_s} s of them "
+    "queueing."
 )
 IN_LINE = (
-    "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of that "
-    "queue differ much between draws (docs/workload-paper.md)."
+    "Strict order, as in Baseline: jobs wait behind large gangs, with upper quantiles that differ "
+    "much between draws (docs/workload-paper.md)."
 )
 
 WHY_OF_ROW: dict[tuple[str, str, str], str] = {
@@ -187,18 +174,16 @@ WHY_OF_ROW: dict[tuple[str, str, str], str] = {
     ("5", "training use", "elastic-pollux"): TUNED_USE,
     ("5", "training use", "elastic-tuned"): TUNED_USE,
     ("5", "preempted", "loan-opportunistic"): (
-        "Here {loan-opportunistic.on_loan_jobs.jobs} of the {trace.fungible_jobs} fungible jobs "
-        "are guests, and are preempted {loan-opportunistic.preemptions_each x} times each; the "
-        "paper's "
+        "{loan-opportunistic.on_loan_jobs.jobs} of {trace.fungible_jobs} fungible jobs are guests, "
+        "preempted {loan-opportunistic.preemptions_each x} times each; the paper's "
         "{theirs.loan-opportunistic.preemption_ratio %} of submissions are "
-        "{theirs.loan-opportunistic.preemptions_each x} times for each of its "
-        "{theirs.fungible_ratio %}. {trace.fungible_short_ratio %} of ours run for less than "
-        "{trace.short_s} s, and lent nodes are {loan-opportunistic.on_loan_gpu_ratio %} held."
+        "{theirs.loan-opportunistic.preemptions_each x} for each of its {theirs.fungible_ratio %}. "
+        "{trace.fungible_short_ratio %} of ours run for less than {trace.short_s} s, and lent "
+        "nodes are {loan-opportunistic.on_loan_gpu_ratio %} held."
     ),
     ("8", "queueing p75", "elastic-pollux"): ROUND,
     ("8", "queueing p75", "baseline"): (
-        "Where the queue begins; it was not fitted and differs much between draws "
-        "(docs/workload-paper.md)."
+        "Where the queue begins; not fitted, and different between draws (docs/workload-paper.md)."
     ),
     ("8", "queueing p75", "elastic-gandiva"): IN_LINE,
     ("8", "queueing p99", "elastic-gandiva"): IN_LINE,

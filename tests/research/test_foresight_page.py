@@ -78,7 +78,7 @@ def test_what_is_shipped_is_worse_than_aryl_in_no_row_but_those_known() -> None:
     assert set(worse_rows(KEPT_RUNS)) == KNOWN_WORSE
     told = paired(KEPT_RUNS).splitlines()[-1]
     assert told.count(" on `") == len(KNOWN_WORSE)
-    assert "the highest rho on `paper-overload` (3.722 +- 0.716)" in told
+    assert "the highest rho on `paper-overload` (3.722±0.716)" in told
 
 
 def test_the_worst_seed_of_a_real_trace_is_named_with_both_policies_waits() -> None:
@@ -99,7 +99,7 @@ def test_odds_are_compared_with_fixed_quantiles_seed_by_seed() -> None:
     cells = [cell.strip() for cell in row.split("|")]
     found = estimate(waits)
     assert found.half_width is not None
-    assert cells[2] == f"{sum(waits) / 5:,.0f} +- {found.half_width:,.0f}"
+    assert cells[2] == f"{sum(waits) / 5:,.0f}±{found.half_width:,.0f}"
     assert cells[6] == f"{sorted(waits)[0]:,.0f} to {sorted(waits)[-1]:,.0f}"
 
 

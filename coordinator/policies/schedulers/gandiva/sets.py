@@ -43,13 +43,12 @@ Times = Annotated[float, Meta(ge=0, le=1e6)]
 class Knobs(Pace, frozen=True, kw_only=True):
     """least_turn_ratio: a turn lasts at least this many times its handover.
 
-        The handover is from the decision until the gang runs: other jobs stop, then it starts.
-        This is not in the paper: jobs that take a minute to stop and start would do nothing else
-        in turns of a minute. Loading a checkpoint takes about as long again and is not reported,
-        so at 20 a turn is some ten times its whole cost. 0: a turn is a slice, whatever it costs.
-    counts_by_gang: divide as the artefact does: a class gets or gives back one set for each gang
-        that it has too few or too many, even if a set holds several small gangs. A job that lost
-        its place stops even if no other job takes it.
+        The handover is from the decision until the gang runs. Loading a checkpoint is not reported
+        and takes about as long again, so at 20 a turn is some ten times its whole cost. Not in the
+        paper. 0: a turn is a slice.
+    counts_by_gang: divide as the artefact does: one set more or less for each gang that a class has
+        too few or too many, even if a set holds several. A job that lost its place stops even if
+        no other job takes it.
     """
 
     least_turn_ratio: Times = 20.0
