@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from common.errors import ConfigError
 
-KEY_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?\Z"
-VALUE_PATTERN = r"^(?:[A-Za-z0-9](?:[A-Za-z0-9_.:/-]{0,61}[A-Za-z0-9])?)?\Z"
+KEY_PATTERN = r"^(?=[A-Za-z0-9])[A-Za-z0-9_./-]{0,62}[A-Za-z0-9]\Z"
+VALUE_PATTERN = r"^(?:(?=[A-Za-z0-9])[A-Za-z0-9_.:/-]{0,62}[A-Za-z0-9])?\Z"
 KEY_WORDS = "expected 1 to 63 of A-Z a-z 0-9 _ . / -, a letter or digit first and last"
 VALUE_WORDS = "expected up to 63 of A-Z a-z 0-9 _ . : / -, a letter or digit first and last"
 MAX_LABELS = 64

@@ -156,7 +156,7 @@ class Excluded:
     # --- in words ---------------------------------------------------------------------------
 
     def why_none(self, spec: JobSpec) -> str:
-        """That no node fits a job, and what is missing; empty if one does."""
+        """That no node fits a job, and which label or name is missing; empty if one does."""
         selection = selection_of(spec)
         if selection is None or not self._seen or self._fitting(spec):
             return ""
