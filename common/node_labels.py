@@ -53,6 +53,13 @@ def misfit(labels: Mapping[str, str]) -> str:
     return ""
 
 
+def with_rack(labels: Mapping[str, str], rack: str) -> dict[str, str]:
+    """Labels of an agent and its rack, which is the label `rack` unless it has one, or cannot be
+    one."""
+    is_label = rack and not value_misfit("rack", rack)
+    return ({"rack": rack} if is_label else {}) | dict(labels)
+
+
 def label_text(key: str, value: str) -> str:
     """One label as people write it."""
     return f"{key}={value}" if value else key
