@@ -27,14 +27,14 @@ class NodeNames(tuple[NodeName, ...]):
         return name in names
 
     def __eq__(self, other: object) -> bool:
-        return self is other or tuple.__eq__(self, other)
+        return self is other or super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = tuple.__hash__(self)
+            self._hash = super().__hash__()
         return self._hash
 
     def bits(self, places: Mapping[NodeName, int]) -> int:
