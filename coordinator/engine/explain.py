@@ -52,6 +52,8 @@ class Explainer:
         self._line = line
         self._pending_reasons: dict[JobId, tuple[str, ...]] | None = None
         self._recommended: dict[NodeName, Recommendation] | None = None
+        self._free: dict[NodeName, int] | None = None
+        """Free GPUs of the nodes that take workers."""
         self._few: dict[tuple[Selection, int], str] = {}
         """How many nodes fit jobs, by what they ask of them and their GPUs of a worker."""
         self._fleet: Fleet | None = None
@@ -61,6 +63,7 @@ class Explainer:
     def forget(self) -> None:
         """An event changed the state."""
         self._pending_reasons = self._recommended = None
+        self._free = None
         self._few.clear()
 
     def forget_settings(self) -> None:
@@ -121,9 +124,10 @@ class Explainer:
             return ()
         like = (selection, job.spec.gpus_per_worker)
         if like not in self._few:  # many jobs ask the same of nodes
-            nodes = self._views.fleet(self._now()).nodes
-            free = {node.name: node.free_gpus for node in nodes if node.is_schedulable}
-            self._few[like] = self._views.excluded.why_waiting(job.spec, free)
+            if self._free is None:
+                nodes = self._views.fleet(self._now()).nodes
+                self._free = {node.name: node.free_gpus for node in nodes if node.is_schedulable}
+            self._few[like] = self._views.excluded.why_waiting(job.spec, self._free)
         return (self._few[like],)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:

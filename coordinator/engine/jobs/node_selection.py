@@ -180,7 +180,7 @@ class Excluded:
         selection = selection_of(spec)
         if selection is None:
             return ""
-        barred = self.of(spec)
+        barred = self.of(spec).names
         fitting = [name for name in self._seen if name not in barred]
         free = [name for name in fitting if free_gpus.get(name, 0) >= spec.gpus_per_worker]
         have = counted(spec.gpus_per_worker, "free GPU")

@@ -20,11 +20,15 @@ class NodeNames(tuple[NodeName, ...]):
     _places: Mapping[NodeName, int] | None = None
     _bits: int = 0
 
+    @property
+    def names(self) -> frozenset[NodeName]:
+        """The same as a set; for a look at many nodes."""
+        if self._names is None:
+            self._names = frozenset(self)
+        return self._names
+
     def __contains__(self, name: object) -> bool:
-        names = self._names
-        if names is None:
-            names = self._names = frozenset(self)
-        return name in names
+        return name in self.names
 
     def __eq__(self, other: object) -> bool:
         return self is other or super().__eq__(other)
@@ -54,6 +58,11 @@ _ONE = ord("1")
 def sorted_names(names: Iterable[NodeName]) -> NodeNames:
     """Names in order."""
     return NodeNames(sorted(names))
+
+
+def set_of(names: Sequence[NodeName]) -> frozenset[NodeName]:
+    """Names as a set; for a look at many nodes."""
+    return names.names if isinstance(names, NodeNames) else frozenset(names)
 
 
 def bits_of(names: Sequence[NodeName], places: Mapping[NodeName, int]) -> int:
