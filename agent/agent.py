@@ -206,7 +206,7 @@ class Agent:
             generation=memory.generation,
             service=settings.service,
             rack=settings.rack,
-            labels=settings.labels_told() or UNSET,
+            labels=settings.labels or UNSET,
             instance=self._instance,
             follows=self._follows,
             period_s=settings.report_period_s,

@@ -422,11 +422,6 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             " running then is ended when the node must go home"
         )
 
-    def labels_told(self) -> dict[str, str]:
-        """The labels of its reports; `rack` is one if its text can be, and the table wins."""
-        is_label = self.rack and not node_labels.value_misfit("rack", self.rack)
-        return ({"rack": self.rack} if is_label else {}) | self.labels
-
     def check(self) -> None:
         """Check what types cannot express.
 

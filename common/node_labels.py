@@ -16,8 +16,8 @@ from msgspec import Meta
 
 from common.errors import ConfigError
 
-KEY_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?\Z"
-VALUE_PATTERN = r"^(?:[A-Za-z0-9](?:[A-Za-z0-9_.:/-]{0,61}[A-Za-z0-9])?)?\Z"
+KEY_PATTERN = r"^(?=[A-Za-z0-9])[A-Za-z0-9_./-]{0,62}[A-Za-z0-9]\Z"
+VALUE_PATTERN = r"^(?:(?=[A-Za-z0-9])[A-Za-z0-9_.:/-]{0,62}[A-Za-z0-9])?\Z"
 KEY_WORDS = "expected 1 to 63 of A-Z a-z 0-9 _ . / -, a letter or digit first and last"
 VALUE_WORDS = "expected up to 63 of A-Z a-z 0-9 _ . : / -, a letter or digit first and last"
 MAX_LABELS = 64
@@ -51,6 +51,13 @@ def misfit(labels: Mapping[str, str]) -> str:
         if why := key_misfit(key) or value_misfit(key, value):
             return why
     return ""
+
+
+def with_rack(labels: Mapping[str, str], rack: str) -> dict[str, str]:
+    """Labels of an agent and its rack, which is the label `rack` unless it has one, or cannot be
+    one."""
+    is_label = rack and not value_misfit("rack", rack)
+    return ({"rack": rack} if is_label else {}) | dict(labels)
 
 
 def label_text(key: str, value: str) -> str:

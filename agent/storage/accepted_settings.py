@@ -60,8 +60,8 @@ def _told(values: Struct) -> dict[str, object]:
     """
     told: dict[str, object] = {}
     for field in msgspec.structs.fields(values):
-        value = getattr(values, field.name)
-        if value != field.default:
+        value, make = getattr(values, field.name), field.default_factory
+        if value != (field.default if make is msgspec.NODEFAULT else make()):
             is_table = isinstance(value, Struct)
             told[field.encode_name] = _told(value) if is_table else _as_read(value)
     return told

@@ -14,7 +14,7 @@ from common.model import JobId, JobSpec, JobState, NodeName
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs import prerun_spec, start_gate
 from coordinator.engine.jobs import retry as jobs_retry
-from coordinator.engine.jobs.node_selection import selection_of
+from coordinator.engine.jobs.node_selection import Selection, selection_of
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import shadow_mode
 from coordinator.engine.nodes import lost_records, windows
@@ -52,6 +52,10 @@ class Explainer:
         self._line = line
         self._pending_reasons: dict[JobId, tuple[str, ...]] | None = None
         self._recommended: dict[NodeName, Recommendation] | None = None
+        self._free: dict[NodeName, int] | None = None
+        """Free GPUs of the nodes that take workers."""
+        self._few: dict[tuple[Selection, int], str] = {}
+        """How many nodes fit jobs, by what they ask of them and their GPUs of a worker."""
         self._fleet: Fleet | None = None
         self._fleet_of = (0, frozenset[str]())
         """The mark of the nodes in the fleet, and the tenants that it knows."""
@@ -59,6 +63,8 @@ class Explainer:
     def forget(self) -> None:
         """An event changed the state."""
         self._pending_reasons = self._recommended = None
+        self._free = None
+        self._few.clear()
 
     def forget_settings(self) -> None:
         """The settings may be others."""
@@ -115,17 +121,16 @@ class Explainer:
         """As `why_never`; else how many nodes fit a job by their labels, where it asks for any."""
         if never := self.why_never(job_id):
             return never
-        free = (
-            {
-                node.name: node.free_gpus
-                for node in self._views.fleet(self._now()).nodes
-                if node.is_schedulable
-            }
-            if selection_of(job.spec)
-            else {}
-        )
-        said = self._views.excluded.why_waiting(job.spec, free)
-        return (said,) if said else ()
+        selection = selection_of(job.spec)
+        if selection is None:
+            return ()
+        like = (selection, job.spec.gpus_per_worker)
+        if like not in self._few:  # many jobs ask the same of nodes
+            if self._free is None:
+                nodes = self._views.fleet(self._now()).nodes
+                self._free = {node.name: node.free_gpus for node in nodes if node.is_schedulable}
+            self._few[like] = self._views.excluded.why_waiting(job.spec, self._free)
+        return (self._few[like],)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Position in the policy's queue, from 1, and its length; None if the job would start now.

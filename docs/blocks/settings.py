@@ -50,6 +50,10 @@ _JOB_NOTES = {
     "depends_on[]": "other jobs, all of which come first: see [jobs in order](#jobs-in-order)",
     "depends_on[].job": "its id",
     "depends_on[].when": "what must have become of it",
+    "require": "terms of labels, all of which a node fits: see [choose nodes](#choose-nodes)",
+    "exclude": "terms of labels, none of which a node fits",
+    "require_nodes": "the only nodes to run on",
+    "exclude_nodes": "nodes not to run on",
     "is_held": "`true`: it waits outside the queue until `aryl job release`",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""

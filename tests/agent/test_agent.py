@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from msgspec import UNSET
 
 from agent.driver import FIRST_START_S
 from common import subjects
@@ -38,6 +41,14 @@ async def test_the_first_report_says_what_the_node_is_and_comes_without_being_as
         assert (report.node, report.boot_id, report.rack) == ("n1", "boot-1", "r7")
         assert (report.role, report.epoch, report.generation) == (R.TRAINING, 0, 0)
         assert [gpu.uuid for gpu in report.gpus] == ["GPU-0", "GPU-1"]
+
+
+async def test_a_report_has_the_labels_of_the_settings_and_none_without_any() -> None:
+    """An old coordinator refuses a report with any."""
+    for labels, expected in (({"nvlink": ""}, {"nvlink": ""}), ({}, UNSET)):
+        async with AgentHouse(labels=labels) as house:
+            await house.until(partial(bool, house.reports))
+            assert house.report.labels == expected
 
 
 async def test_the_first_report_waits_some_seconds_for_the_first_answer_of_nvml() -> None:

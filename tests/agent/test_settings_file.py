@@ -63,6 +63,15 @@ def test_what_is_kept_is_what_was_accepted_and_nobody_else_can_read_it(tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == [accepted_settings.FILE]
 
 
+def test_a_label_that_is_none_names_the_field(house: DaemonHouse) -> None:
+    """An agent does not start with labels that its coordinator would refuse."""
+    config = house.config()
+    with config.open("a") as file:
+        file.write('[labels]\nnvlink = ""\n"bad key" = "x"\n')
+    with pytest.raises(ConfigError, match="labels: 'bad key' is no name of a label"):
+        checked(config)
+
+
 def test_what_another_version_kept_is_no_error(tmp_path: Path) -> None:
     """It is as if there were none; so is what no version would write."""
     for text in ('{"cel": "c1"}', "[]", "{", "", DEEP):

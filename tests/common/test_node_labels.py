@@ -66,3 +66,10 @@ def test_a_label_named_twice_or_too_many_labels_are_refused() -> None:
     many = {f"k{number}": "" for number in range(node_labels.MAX_LABELS + 1)}
     assert "expected at most" in node_labels.misfit(many)
     assert not node_labels.misfit(dict(list(many.items())[1:]))
+
+
+def test_a_rack_is_a_label_unless_it_cannot_be() -> None:
+    """A label of that name wins."""
+    assert node_labels.with_rack({"nvlink": ""}, "r7") == {"rack": "r7", "nvlink": ""}
+    assert node_labels.with_rack({"rack": "row-1"}, "r7") == {"rack": "row-1"}
+    assert node_labels.with_rack({}, "row 1") == node_labels.with_rack({}, "") == {}

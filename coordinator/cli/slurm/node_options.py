@@ -44,7 +44,7 @@ def selected(asked: Mapping[str, str], nodes: tuple[int, int]) -> dict[str, list
 
 
 def note(asked: Mapping[str, str], nodes: tuple[int, int]) -> str:
-    """What is other than in Slurm, where a list names more nodes than the job has; else empty."""
+    """The difference to Slurm, where a list names more nodes than the job has; else empty."""
     names = expand(asked.get("nodelist", ""))
     if len(names) <= nodes[1]:
         return ""

@@ -94,6 +94,7 @@ class Excluded:
         """The parts of the same nodes, by labels: there are few kinds of nodes."""
         self._found: dict[Selection, NodeNames | None] = {}
         """None: it excludes other nodes now."""
+        self._part_count = 0
         self._most = _FEW
         for node in nodes:
             self.note(node.name, node, mixed_nodes.names(node))
@@ -106,12 +107,14 @@ class Excluded:
             return
         if had is not None:
             del self._seen[name]
+            self._part_count -= len(had.parts)
             group = self._groups[_key(had)]
             del group[name]
             if not group:
                 del self._groups[_key(had)]
         if now is not None:
             self._seen[name] = now
+            self._part_count += len(parts)
             self._groups.setdefault(_key(now), {})[name] = parts
         for selection, found in self._found.items():
             if found is not None and _parts(selection, name, had) != _parts(selection, name, now):
@@ -156,12 +159,12 @@ class Excluded:
     # --- in words ---------------------------------------------------------------------------
 
     def why_none(self, spec: JobSpec) -> str:
-        """That no node fits a job, and what is missing; empty if one does."""
+        """That no node fits a job, and which label or name is missing; empty if one does."""
         selection = selection_of(spec)
-        if selection is None or not self._seen or self._fitting(spec):
+        if selection is None or not self._seen or len(self.of(spec)) < self._part_count:
             return ""
         for term in selection.require:
-            if not any(holds(term, seen.labels) for seen in self._seen.values()):
+            if not any(holds(term, dict(key)) for key in self._groups):
                 return f"can never run here: no node has {term}, which it requires"
         if selection.require_nodes and not any(n in self._seen for n in selection.require_nodes):
             named = some(selection.require_nodes, NAMED)
@@ -177,7 +180,8 @@ class Excluded:
         selection = selection_of(spec)
         if selection is None:
             return ""
-        fitting = self._fitting(spec)
+        barred = self.of(spec).names
+        fitting = [name for name in self._seen if name not in barred]
         free = [name for name in fitting if free_gpus.get(name, 0) >= spec.gpus_per_worker]
         have = counted(spec.gpus_per_worker, "free GPU")
         fit = "fits" if len(fitting) == 1 else "fit"
@@ -186,10 +190,6 @@ class Excluded:
             f"{len(fitting)} of {counted(len(self._seen), 'node')} {fit} what it asks of nodes "
             f"({selection}); {room}"
         )
-
-    def _fitting(self, spec: JobSpec) -> list[NodeName]:
-        barred = self.of(spec)
-        return [name for name in self._seen if name not in barred]
 
 
 def _parts(selection: Selection, name: NodeName, seen: _Seen | None) -> tuple[NodeName, ...]:

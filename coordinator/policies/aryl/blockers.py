@@ -9,6 +9,7 @@ from coordinator.policies.aryl.gpu_types import types_in_order
 from coordinator.policies.aryl.placement import PlacementState
 from coordinator.policies.contract.decisions import PendingReason
 from coordinator.policies.contract.index import shape
+from coordinator.policies.contract.node_names import set_of
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobShape, JobView, NodeView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.tenants.infeasible import NO_NODES, Fleet, Hosts, absent, wish_of
@@ -134,7 +135,8 @@ def _of_type(
 def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
     """Nodes of a type that are closed to a job now, whatever runs on them."""
     found: list[str] = []
-    open_to = [node for node in nodes if node.name not in job.excluded_nodes]
+    barred = set_of(job.excluded_nodes)
+    open_to = [node for node in nodes if node.name not in barred]
     if excluded := len(nodes) - len(open_to):
         does = "does" if excluded == 1 else "do"
         found.append(

@@ -21,21 +21,25 @@ class NodeNames(tuple[NodeName, ...]):
     _places: Mapping[NodeName, int] | None = None
     _bits: int = 0
 
+    @property
+    def names(self) -> frozenset[NodeName]:
+        """The same as a set; for a look at many nodes."""
+        if self._names is None:
+            self._names = frozenset(self)
+        return self._names
+
     def __contains__(self, name: object) -> bool:
-        names = self._names
-        if names is None:
-            names = self._names = frozenset(self)
-        return name in names
+        return name in self.names
 
     def __eq__(self, other: object) -> bool:
-        return self is other or tuple.__eq__(self, other)
+        return self is other or super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = tuple.__hash__(self)
+            self._hash = super().__hash__()
         return self._hash
 
     def bits(self, places: Mapping[NodeName, int]) -> int:
@@ -61,6 +65,11 @@ def sorted_names(names: Iterable[NodeName]) -> NodeNames:
 def with_more(names: NodeNames, more: tuple[NodeName, ...]) -> NodeNames:
     """Names and a few more, in order; the same value for each job that asks for the same."""
     return sorted_names({*names, *more})
+
+
+def set_of(names: Sequence[NodeName]) -> frozenset[NodeName]:
+    """Names as a set; for a look at many nodes."""
+    return names.names if isinstance(names, NodeNames) else frozenset(names)
 
 
 def bits_of(names: Sequence[NodeName], places: Mapping[NodeName, int]) -> int:

@@ -25,6 +25,7 @@ from common.model import (
     ServiceName,
     is_mig,
 )
+from coordinator.policies.contract.node_names import set_of
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -286,8 +287,10 @@ class Fleet:
 
 def _left(nodes: list[NodeView], wish: Wish) -> list[NodeView]:
     """Nodes without those that a job may not use."""
-    barred = wish.excluded_nodes
-    return [node for node in nodes if node.name not in barred] if barred else nodes
+    if not wish.excluded_nodes:
+        return nodes
+    barred = set_of(wish.excluded_nodes)
+    return [node for node in nodes if node.name not in barred]
 
 
 def is_absent(node: NodeView) -> bool:

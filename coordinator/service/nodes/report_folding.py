@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType, structs
 from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
+from common.node_labels import with_rack
 from common.telemetry import units
 from coordinator.engine.jobs.stalls import Watch
 from coordinator.engine.state.events import (
@@ -299,7 +300,7 @@ def facts_of(
         gpus=tuple(map(catalogue.fact, units(report.gpus))),
         service=ServiceName(report.service) if report.service else None,
         rack=report.rack,
-        labels=report.labels or {},
+        labels=with_rack(report.labels or {}, report.rack),
         cpus=report.host.cpu_count if report.host else 0,
         memory_bytes=report.host.memory_total_bytes if report.host else 0,
         lease_id=LeaseId(report.lease.lease_id) if report.lease else None,

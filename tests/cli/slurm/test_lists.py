@@ -270,7 +270,7 @@ def test_sinfo_groups_nodes_by_partition_and_state() -> None:
 def test_sinfo_by_node_shows_what_is_lent_and_why_a_node_is_closed() -> None:
     """`%f` and `%E` have Aryl's words, and `%f` the labels of a node behind them."""
     i2 = replace(NODES[5], labels={"rack": "r7", "nvlink": ""})
-    of = cell(nodes=[*NODES[:5], i2, *NODES[6:]])
+    of = cell(nodes=(*NODES[:5], i2, *NODES[6:]))
     lines = slurm(of, "sinfo", "-N", "-h", "-p", "all", "-n", "i2,t4", "-o", "%N %G %f %E").out
     assert lines.splitlines() == [
         "t4 gpu:A100-SXM4-80GB:8 training fan",

@@ -51,6 +51,22 @@ def test_one_type_that_would_do_is_enough() -> None:
     )
 
 
+def test_nodes_that_a_job_may_not_use_do_not_count_for_it() -> None:
+    """By its labels; a node that it leaves alone for a while counts, as it may use it later."""
+    wide = make_job_view("j", gpus_per_worker=8, workers=(2, 2))
+    away = {"avoid_nodes": (OURS[0].name,)}
+    assert never(replace(wide, **away), *OURS) == ()
+    job = replace(wide, **away, excluded_nodes=(OURS[0].name,))
+    assert never(job, *OURS) == (
+        "can never run here: the 1 node of type H100 that it may use has 8 GPUs together, "
+        "room for 1 worker",
+    )
+    none = replace(wide, excluded_nodes=tuple(node.name for node in OURS))
+    assert never(none, *OURS) == (
+        "can never run here: no node of type H100 fits what it asks of nodes",
+    )
+
+
 def test_a_service_counts_for_what_it_may_lend_at_one_time() -> None:
     """With its minimum kept: what it never lends together is no room for a gang."""
     job = make_job_view("j", gpus_per_worker=8, workers=(4, 4))

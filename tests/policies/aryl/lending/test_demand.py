@@ -121,6 +121,34 @@ def test_a_job_that_starts_without_a_loan_gets_none() -> None:
     assert lent([*serving(2), make_node_view("t1", free_gpus=7)], [gang(nodes=1)]) == ["n0"]
 
 
+def test_a_node_that_a_job_may_not_use_is_no_supply_for_it() -> None:
+    """It is not lent for the job, and what one job may not use is lent for another one."""
+    choosy = replace(gang(nodes=1), avoid_nodes=(NodeName("n0"), NodeName("n2")))
+    assert lent(serving(3), [choosy]) == ["n1"]
+    assert lent(serving(3), [replace(choosy, avoid_nodes=tuple(n.name for n in serving(3)))]) == []
+    assert lent(serving(3), [choosy, gang("any", nodes=1)]) == ["n0", "n1"]
+
+
+def test_a_job_that_may_not_use_a_free_node_does_not_hide_it_from_others() -> None:
+    """The second one grows onto the free training node; a loan is made for the first alone."""
+
+    def elastic(name: str) -> JobView:
+        worker = make_worker_view(name, 0, f"t-{name}", gpus=FULL)
+        return make_job_view(
+            name,
+            state=JobState.RUNNING,
+            workers=(1, 2),
+            gpus_per_worker=FULL,
+            gpu_type="H100",
+            placed=[worker],
+            remaining_work_s=1e6,
+        )
+
+    jobs = [replace(elastic("a"), avoid_nodes=(NodeName("t2"),)), elastic("b")]
+    nodes = [make_node_view(f"t-{job.job_id}", workers=job.placed) for job in jobs]
+    assert len(lent([*serving(3), *nodes, make_node_view("t2")], jobs)) == 1
+
+
 def test_pieces_do_not_make_a_node() -> None:
     """A worker of eight GPUs is not helped by nodes of four, however many; two of four are."""
     small = serving(4, gpus=4)
