@@ -107,7 +107,7 @@ def _next_s(state: ClusterState, name: NodeName) -> float:
 
 
 def settle(ctx: Context) -> None:
-    """Carry out what is due of each window."""
+    """Carry out the stages of windows whose time has come."""
     for name, window in sorted(ctx.state.windows.items()):
         if ctx.now_s < _next_s(ctx.state, name):
             continue
@@ -236,7 +236,7 @@ class Barred:
         self._counts: dict[JobId, int] = {}
 
     def moved(self, ctx: Context) -> list[JobId]:
-        """The jobs for which that is no longer so, each told once."""
+        """The jobs for which that has changed, each listed once."""
         before, self._counts = self._counts, {}
         if not ctx.state.windows:
             return []
