@@ -521,8 +521,10 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
 
 def _avoided(ctx: Context, job: JobEntry) -> tuple[NodeName, ...]:
     """The nodes that a job leaves alone, with all their parts."""
-    found: list[NodeName] = []
-    for name in sorted({*job.retry.avoid_nodes, *windows.barred(ctx, job)}):
+    names, found = job.retry.avoid_nodes, list[NodeName]()
+    if ctx.state.windows:
+        names = sorted({*names, *windows.barred(ctx, job)})
+    for name in names:
         node = ctx.state.nodes.get(name)
         found += [name] if node is None else mixed_nodes.names(node)
     return tuple(found)

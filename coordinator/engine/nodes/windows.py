@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import inf
 
-from common.model import JobId, JobState, NodeName, NodeRole, Pool
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import recall
 from coordinator.engine.nodes import maintenance
@@ -255,7 +255,7 @@ def still_there(ctx: Context, node: NodeEntry, at_s: float) -> dict[JobId, float
     does; infinite without a limit.
     """
     found: dict[JobId, float] = {}
-    if node.role == NodeRole.TRAINING:
+    if node.home_pool == Pool.TRAINING:
         for job, worker in loans_lifecycle.held_on(ctx, node):
             end_s = ends_at_s(ctx, job)
             if worker.stop is None and job.after_vacating is None and end_s > at_s:
