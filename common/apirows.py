@@ -156,12 +156,12 @@ class WindowRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """A maintenance window to come.
 
     at_s: when the node is drained. left_s: how long that is from now.
-    said: by whose order, and why.
+    reason: by whose order, and why.
     """
 
     at_s: float
     left_s: float
-    said: str
+    reason: str
 
 
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -317,7 +317,7 @@ def _node_window(row: NodeRow) -> Pairs:
     """Only while an operator has ordered one that has not begun."""
     if not isinstance(row.window, WindowRow):
         return []
-    return [("window", f"{plain_text.closes(row.window)}, ordered {row.window.said}")]
+    return [("window", f"{plain_text.closes(row.window)}, ordered {row.window.reason}")]
 
 
 def _node_load(row: NodeRow) -> Pairs:

@@ -449,6 +449,7 @@ class Engine:
             *invariants.store_faults(self.state),
             *invariants.sharing_faults(ctx),
             *invariants.closure_faults(self.state),
+            *invariants.window_faults(self.state),
         ]
         if are_copies_too:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))

@@ -513,6 +513,25 @@ def closure_faults(state: ClusterState) -> list[str]:
     return faults
 
 
+def window_faults(state: ClusterState) -> list[str]:
+    """A window belongs to a node that is not drained yet and, once it was called home for it, not
+    lent. No other node is closing.
+    """
+    faults: list[str] = []
+    for name, window in state.windows.items():
+        node = state.nodes.get(name)
+        if node is None or node.cordon.is_draining:
+            faults.append(f"{name} has a window, and is drained or gone")
+        elif window.is_called_home and node.lease is not None:
+            faults.append(f"{name} is lent although it was called home for its window")
+    faults += [
+        f"{node.name} is closing without a window"
+        for node in state.nodes.values()
+        if node.cordon.is_closing and node.name not in state.windows
+    ]
+    return faults
+
+
 def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
     """The GPU tally equals a fresh count."""
     if kept.counts != fresh.counts:

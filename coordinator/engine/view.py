@@ -536,11 +536,12 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: Node
 
 def _avoided(ctx: Context, job: JobEntry, excluded: NodeNames) -> NodeNames:
     """The nodes that a job leaves alone, with all their parts."""
-    names = {*job.retry.avoid_nodes, *windows.barred(ctx, job)}
+    names, found = job.retry.avoid_nodes, list[NodeName]()
+    if ctx.state.windows:
+        names = sorted({*names, *windows.barred(ctx, job)})
     if not names:
         return excluded  # one value for all jobs that ask the same of nodes
-    found: list[NodeName] = []
-    for name in sorted(names):
+    for name in names:
         node = ctx.state.nodes.get(name)
         found += [name] if node is None else mixed_nodes.names(node)
     return with_more(excluded, tuple(found))

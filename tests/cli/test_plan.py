@@ -59,6 +59,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "horizon_s": 7200.0,
     },
     "drain t0 --deadline 5m": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": 300.0},
+    "drain t0 --at now+1hour": {"kind": PlanKind.DRAIN, "target": "t0", "in_s": 3600.0},
     "drain t0": {"kind": PlanKind.DRAIN, "target": "t0", "deadline_s": None},
     "loan chat": {"kind": PlanKind.LOAN, "target": "chat"},
     "recall": {"kind": PlanKind.RECALL, "target": ""},

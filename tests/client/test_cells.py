@@ -7,7 +7,18 @@ import inspect
 
 import pytest
 
-from common.api import Change, Describe, Description, Done, Hold, Release, Requeue, Throttle
+from common.api import (
+    Change,
+    Describe,
+    Description,
+    Done,
+    Hold,
+    Operate,
+    Release,
+    Requeue,
+    Throttle,
+)
+from common.errors import ConfigError
 from common.model import JobChange
 from coordinator.client import AsyncCell, Cell, Client
 from tests.cli.fake_cell import FakeCell, job_row
@@ -39,6 +50,22 @@ async def test_orders_about_jobs_are_methods_and_answer_in_words() -> None:
         Change(job_id="1", priority=5, time_limit_s=None),
         Throttle(job_id="1", throttle=None),
     ]
+
+
+async def test_a_drain_begins_now_or_at_an_instant_of_this_machine() -> None:
+    """The coordinator is told how long that is from now; one that is past is refused here."""
+    of, clock = FakeCell({Operate: Done(detail="done")}), FakeClock()
+    cell = _cell(of, clock)
+    await cell.drain("t0", deadline_s=5.0)
+    await cell.drain("t0", at_s=clock.wall_s() + 60.0, reason="fan")
+    await cell.undrain("t0")
+    assert of.asked == [
+        Operate(action="drain", target="t0", deadline_s=5.0),
+        Operate(action="drain_at", target="t0", in_s=60.0, reason="fan"),
+        Operate(action="uncordon", target="t0"),
+    ]
+    with pytest.raises(ConfigError, match=r"at_s: .* expected an instant to come"):
+        await cell.drain("t0", at_s=clock.wall_s() - 1.0)
 
 
 async def test_a_wait_that_takes_too_long_names_its_job() -> None:

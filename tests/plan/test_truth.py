@@ -299,6 +299,31 @@ def test_whatever_is_under_way_comes_to_its_end_in_a_plan() -> None:
     assert seen >= set(phases), seen
 
 
+def test_a_drain_at_an_instant_is_played_until_the_node_is_empty() -> None:
+    """A node without work until then is not empty before, and what is there then is stopped then:
+    as the cell then has it."""
+    cell = House(inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    asked: dict[str, Any] = {"kind": PlanKind.DRAIN, "target": "t0", "in_s": 300.0}
+    idle = plan(cell.engine, **asked)
+    assert [move.in_s for move in idle.moves] == [pytest.approx(300.0, abs=1.0)]
+    job = cell.submit("stays", work_s=900.0)
+    cell.sim.ask_pass()
+    cell.wait(1.0)
+    [node] = {worker.node for worker in job.workers.values()}
+    asked["target"] = node
+    found = plan(cell.engine, **asked)
+    assert [(one.job_id, one.what) for one in found.effects] == [("stays", "preempted")]
+    assert found.effects[0].in_s == pytest.approx(300.0, abs=1.0)
+    cell.sim.handle(
+        OperatorAsked(action=OperatorAction.DRAIN_AT, by="ops/ada", target=node, in_s=300.0)
+    )
+    cell.wait(299.0)
+    assert job.counts.preemptions == 0
+    cell.wait(2.0)
+    assert job.counts.preemptions == 1
+
+
 def test_a_job_starts_when_and_where_the_plan_says() -> None:
     """In a cell whose jobs run as long as they declare, the plan's start is the real one."""
     cell = House(inference=0, settings=EngineSettings(policy="fifo"))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import inf
 
-from common.model import JobId, JobState, NodeName, NodeRole, Pool
+from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import recall
 from coordinator.engine.nodes import maintenance
@@ -107,7 +107,7 @@ def _next_s(state: ClusterState, name: NodeName) -> float:
 
 
 def settle(ctx: Context) -> None:
-    """Carry out what is due of each window."""
+    """Carry out the stages of windows whose time has come."""
     for name, window in sorted(ctx.state.windows.items()):
         if ctx.now_s < _next_s(ctx.state, name):
             continue
@@ -236,7 +236,7 @@ class Barred:
         self._counts: dict[JobId, int] = {}
 
     def moved(self, ctx: Context) -> list[JobId]:
-        """The jobs for which that is no longer so, each told once."""
+        """The jobs for which that has changed, each listed once."""
         before, self._counts = self._counts, {}
         if not ctx.state.windows:
             return []
@@ -255,7 +255,7 @@ def still_there(ctx: Context, node: NodeEntry, at_s: float) -> dict[JobId, float
     does; infinite without a limit.
     """
     found: dict[JobId, float] = {}
-    if node.role == NodeRole.TRAINING:
+    if node.home_pool == Pool.TRAINING:
         for job, worker in loans_lifecycle.held_on(ctx, node):
             end_s = ends_at_s(ctx, job)
             if worker.stop is None and job.after_vacating is None and end_s > at_s:

@@ -292,7 +292,7 @@ def window(engine: Engine, node: NodeEntry, *, now_s: float) -> WindowRow | Unse
     found = engine.state.windows.get(node.name)
     if found is None:
         return UNSET
-    return WindowRow(at_s=found.at_s, left_s=max(0.0, found.at_s - now_s), said=found.reason)
+    return WindowRow(at_s=found.at_s, left_s=max(0.0, found.at_s - now_s), reason=found.reason)
 
 
 def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:

@@ -59,7 +59,7 @@ async def test_the_answer_names_who_is_still_there_and_the_row_says_when() -> No
         found = (await row(cell)).window
         assert isinstance(found, WindowRow)
         assert found.at_s - found.left_s == pytest.approx(cell.clock.wall_s(), abs=1.0)
-        assert (IN_S - 5.0 < found.left_s <= IN_S, found.said) == (True, "by ops/ann: a fan")
+        assert (IN_S - 5.0 < found.left_s <= IN_S, found.reason) == (True, "by ops/ann: a fan")
         assert "it closes in " in await said(cell, "node", "t0")
         assert "t0 closes, ordered by ops/ann: a fan: unless it ends in " in await said(
             cell, "job", job_id

@@ -181,7 +181,9 @@ async def test_an_order_about_nothing_is_refused(action: str) -> None:
     async with Cell(inference=1) as cell:
         coordinator = await cell.lead()
         before = state(coordinator)
-        reply = await cell.ask(Operate(action=action, target="nowhere", value="x"), tenant="ops")
+        in_s = 5.0 if action == OperatorAction.DRAIN_AT else msgspec.UNSET
+        request = Operate(action=action, target="nowhere", value="x", in_s=in_s)
+        reply = await cell.ask(request, tenant="ops")
         assert isinstance(reply, ApiError), reply
         assert reply.code in (ApiErrorCode.NOT_FOUND, ApiErrorCode.USAGE)
         assert reply.field in ("node", "loan", "service", "action", "mode")
