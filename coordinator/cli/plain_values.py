@@ -17,7 +17,11 @@ PLAIN = (str, int, float, bool)
 def spare(command: Any) -> None:
     """Let the parameters of a command, and of all its commands, take plain values as they are."""
     of_command = command.get_params
-    command.get_params = lambda ctx: spared(of_command(ctx))
+
+    def get_params(ctx: Any) -> list[Any]:
+        return spared(of_command(ctx))
+
+    command.get_params = get_params
     for each in getattr(command, "commands", {}).values():
         spare(each)
 
