@@ -10,24 +10,25 @@ from typer.core import TyperGroup
 
 from common.errors import ArylError
 from common.version import version
-from coordinator.cli import (
-    cell,
-    events,
-    job_orders,
-    jobs,
-    loans,
-    monitoring,
-    nats_permissions,
-    nodes,
-    services,
-    tenants,
-)
+from coordinator.cli import plain_values
 from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.interrupt import importing
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 from coordinator.client.target import Choice
 
 LATE = {
+    "status": "coordinator.cli.status",
+    "explain": "coordinator.cli.cell",
+    "freeze": "coordinator.cli.cell",
+    "recall": "coordinator.cli.cell",
+    "events": "coordinator.cli.events",
+    "nats-permissions": "coordinator.cli.nats_permissions",
+    "job": "coordinator.cli.job_orders",
+    "node": "coordinator.cli.nodes",
+    "service": "coordinator.cli.services",
+    "loan": "coordinator.cli.loans",
+    "tenant": "coordinator.cli.tenants",
+    "monitoring": "coordinator.cli.monitoring",
     "audit": "coordinator.cli.audit",
     "history": "coordinator.cli.history",
     "plan": "coordinator.cli.plan",
@@ -40,10 +41,10 @@ LATE = {
     "up": "coordinator.cli.up",
     "web": "coordinator.cli.web",
 }
-"""Commands and their modules, which are loaded only where they are asked for.
+"""All commands in the order of the help, and their modules, each loaded where it is asked for.
 
-They bring every policy, numpy and the demo. A command that only asks a coordinator takes half the
-CPU without them.
+Some bring every policy, numpy and the demo. The options of all the others take longer to build than
+one command takes to run.
 """
 
 
@@ -57,18 +58,22 @@ class Root(TyperGroup):
         with in_our_words():
             return super().parse_args(ctx, args)
 
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]  # its base is wider
+        """The options of the root."""
+        return plain_values.spared(super().get_params(ctx))
+
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # its base is wider
         """The names of all commands, also of those that are not loaded."""
-        return [*super().list_commands(ctx), *(name for name in LATE if name not in self.commands)]
+        return list(LATE)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]  # its base is wider
-        """A command by its name; a late one is loaded now.
+        """A command by its name, which is loaded now.
 
         A name that no command has loads all of them: one of them may be meant.
         """
         names = (cmd_name,) if cmd_name in LATE else LATE
         if cmd_name not in self.commands:
-            self.commands.update({name: _loaded(LATE[name]) for name in names})
+            self.commands.update({name: _loaded(name) for name in names})
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # its base is wider
@@ -84,12 +89,19 @@ class Root(TyperGroup):
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _loaded(module: str) -> Any:
-    """The command that a module registers."""
+def _loaded(name: str) -> Any:
+    """The command that its module registers, alone or with others, or has as its group `app`."""
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     with importing():
-        import_module(module).register(alone)
-    return typer.main.get_command(alone)
+        module = import_module(LATE[name])
+    if hasattr(module, "register"):
+        module.register(alone)
+    else:
+        alone.add_typer(module.app, name=name)
+    made: Any = typer.main.get_command(alone)
+    made = made.commands.get(name, made) if isinstance(made, TyperGroup) else made
+    plain_values.spare(made)
+    return made
 
 
 app = typer.Typer(
@@ -100,16 +112,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 2 usage, 3 not found, 4 conflict, 5 denied, 6 unreachable, 7 timeout",
 )
-job_orders.register(jobs.app)
-app.add_typer(jobs.app, name="job")
-app.add_typer(nodes.app, name="node")
-app.add_typer(services.app, name="service")
-app.add_typer(loans.app, name="loan")
-app.add_typer(tenants.app, name="tenant")
-app.add_typer(monitoring.app, name="monitoring")
-cell.register(app)
-events.register(app)
-nats_permissions.register(app)
 
 
 def _version(is_asked: bool) -> None:
@@ -163,5 +165,5 @@ def root(
 def whole() -> Any:
     """The command with all that it would load late; for those that read its help and options."""
     made: Any = typer.main.get_command(app)
-    made.commands.update({name: _loaded(module) for name, module in LATE.items()})
+    made.commands.update({name: _loaded(name) for name in LATE})
     return made

@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.jobspec import readable
 from common.messages import Message
 from common.model import Dependency, WorkerRange
+from coordinator.cli import jobs
 from coordinator.cli.complete import complete_jobs
 from coordinator.cli.jobs import JobArgument
 from coordinator.cli.output import Format, OutputOption, QuietOption, put_json
@@ -29,17 +30,11 @@ NONE = "none"
 """The value of a flag that takes the old value away."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("hold", epilog="Example: aryl job hold j3f2k1b")(hold)
-    app.command("release", epilog="Example: aryl job release j3f2k1b")(release)
-    app.command("requeue", epilog="Example: aryl job requeue j3f2k1b --hold")(requeue)
-    app.command(
-        "change",
-        epilog="Example: aryl job change j3f2k1b --priority 10 --time-limit 2h --deadline none",
-    )(change)
+app = jobs.app
+"""The group of all commands about jobs, with these orders among them."""
 
 
+@app.command("hold", epilog="Example: aryl job hold j3f2k1b")
 def hold(
     ctx: typer.Context,
     jobs: JobsArgument,
@@ -53,6 +48,7 @@ def hold(
     _give(ctx, Hold(job_ids=tuple(jobs)), output, is_quiet=quiet)
 
 
+@app.command("release", epilog="Example: aryl job release j3f2k1b")
 def release(
     ctx: typer.Context,
     jobs: JobsArgument,
@@ -66,6 +62,7 @@ def release(
     _give(ctx, Release(job_ids=tuple(jobs)), output, is_quiet=quiet)
 
 
+@app.command("requeue", epilog="Example: aryl job requeue j3f2k1b --hold")
 def requeue(
     ctx: typer.Context,
     jobs: JobsArgument,
@@ -82,6 +79,10 @@ def requeue(
     _give(ctx, Requeue(job_ids=tuple(jobs), is_held=hold), output, is_quiet=quiet)
 
 
+@app.command(
+    "change",
+    epilog="Example: aryl job change j3f2k1b --priority 10 --time-limit 2h --deadline none",
+)
 def change(
     ctx: typer.Context,
     job: JobArgument,

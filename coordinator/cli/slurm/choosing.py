@@ -122,7 +122,7 @@ def states(names: Iterable[str]) -> frozenset[str]:
 def _names(name: str, row: JobRow) -> bool:
     """Whether a job goes by a name: `17`, `17_3`, `17_[0-9]`, or Aryl's own id.
 
-    What is no array has no tasks, so that a number with any is its number.
+    A job that is no array has no tasks, so that its number with any task names it.
     """
     shown = number_of(row)
     if name in (shown, str(row.number), row.job_id):

@@ -31,7 +31,7 @@ async def forgotten(
 ) -> list[JobRow]:
     """The ended jobs of a span of time that are not known, in the order of their ends.
 
-    Without a history the list is empty, and a note on stderr says what is missing.
+    Without a history the list is empty, and a note on stderr says so.
 
     Args:
         known: ids of the jobs and arrays that the cell knows.

@@ -14,7 +14,7 @@ from common.errors import ConfigError, Unavailable
 from common.jobspec import MAX_SPEC_BYTES, parse
 from common.model import JobSpec, JobState
 from common.slurm.options import Kind, Option, OptionError, read
-from coordinator.cli.slurm import cell, script, test_only, words
+from coordinator.cli.slurm import cell, expected_start, script, words
 from coordinator.cli.slurm.cell import Place, note, put
 from coordinator.cli.slurm.request import Submitter, request
 from coordinator.cli.slurm.sbatch_options import FROM_ENVIRONMENT, TABLE
@@ -154,7 +154,7 @@ async def _submit(
 ) -> int:
     spec = await made(client, place, found, arguments, options, name=name)
     if "test-only" in options:
-        return await test_only.run(client, spec, options, place.now_s())
+        return await expected_start.run(client, spec, options, place.now_s())
     answer = await submitted(client, spec)
     for warning in answer.warnings:
         note("sbatch", f"warning: {warning}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,10 @@ TABLE = (
 WAITS = frozenset({JobState.PENDING, JobState.STARTING})
 IN_JOB = "ARYL_BATCH_DIR"
 """A batch script has it: the directory with the `srun` of its steps."""
+_EXITED = re.compile(r"^srun: error: \S+: task \d+: Exited with exit code (\d+)$", re.MULTILINE)
+"""The line of a node about a task that failed (`agent.batch.step`). A job has the exit code of the
+first node that failed, and another one may have a higher code.
+"""
 HELP = """usage: srun [OPTION...] PROGRAM [ARGUMENT...]
 
 Run a program in a job of its own, print the logs of its nodes, and return its exit code. Within a
@@ -92,7 +97,7 @@ async def _run(
             client, place.clock, answer.job_id, lambda row: row.state not in WAITS
         )
         note("srun", f"job {number} has been allocated resources")
-        await _print_log(client, place, answer.job_id)
+        codes = await _print_logs(client, place, answer.job_id)
         row = await cell.until_ended(client, place.clock, answer.job_id)
         is_over = True
     finally:
@@ -102,14 +107,18 @@ async def _run(
     code = sbatch.exit_code(row)
     if code and row.error:
         note("srun", f"error: job {number}: {row.error}")
-    return code
+    return max(code, *codes) if code and codes else code
 
 
-async def _print_log(client: Client, place: Place, job_id: str) -> None:
-    """Print the logs of all nodes as they grow, until the job ends."""
+async def _print_logs(client: Client, place: Place, job_id: str) -> list[int]:
+    """Print the logs of all nodes as they grow, until the job ends; the exit codes of tasks in
+    them.
+    """
+    codes: list[int] = []
     from coordinator.cli.follow import follow_all_logs  # only here: it loads typer
 
     def show(found: Logs) -> None:
+        codes.extend(map(int, _EXITED.findall(found.text)))
         sys.stdout.write(visible_log(found.text))
         sys.stdout.flush()
 
@@ -117,3 +126,4 @@ async def _print_log(client: Client, place: Place, job_id: str) -> None:
         await follow_all_logs(client, place.clock, job_id, show=show)
     except ArylError as error:
         note("srun", f"error: the rest of the log is missing: {error}")
+    return codes

@@ -34,6 +34,19 @@ def test_srun_prints_the_logs_of_all_nodes_in_whole_lines() -> None:
     assert (found.code, found.out) == (4, "0: a\n1: c\n0: b\n1: d")
 
 
+def test_srun_returns_the_highest_exit_code_of_any_task() -> None:
+    """The job itself has that of the first node that failed."""
+    of = of_states(RUNS, ENDED)
+
+    def log(request: GetLogs) -> Logs:
+        index = request.worker_index or 0
+        text = f"srun: error: t{index}: task {index}: Exited with exit code {4 + 3 * index}\n"
+        return Logs(text=text, node=f"t{index}", worker_index=index, attempt=1)
+
+    of.answers[GetLogs] = log
+    assert slurm(of, "srun", "-N2", "--gpus-per-node=1", "false").code == 7
+
+
 def test_srun_of_a_job_that_never_ran_prints_its_end() -> None:
     """There is no log, and none is missed."""
     of = of_states(row(17, state=JobState.CANCELLED, error="by ada", request=asked()))
