@@ -39,12 +39,6 @@ def command_reference() -> str:
     return "\n\n".join(sections)
 
 
-@cache
-def _root() -> Any:
-    """The command with its late parts."""
-    return whole()
-
-
 def exit_code_table() -> str:
     """Every exit status that the command itself gives."""
     names = {
