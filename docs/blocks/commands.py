@@ -19,6 +19,10 @@ from coordinator.client import EXIT_CODES
 PROGRAM = "aryl"
 _NAMES = ("Id, number or name.", "Id or name.", "Ids or names; all or none.")
 """Of arguments; the page has it once."""
+_ELSEWHERE = {
+    "aryl simulate": "Its options are on the page [simulation](simulate.md#what-goes-in)."
+}
+"""Commands whose options another page explains, each of them."""
 # Typer adds them to the root itself; they are about a shell, not about a cell.
 _SHELL_OPTIONS = frozenset({"install_completion", "show_completion"})
 _MANY = 3
@@ -33,12 +37,6 @@ def command_reference() -> str:
     sections.append(f"Options of many commands, named below where a command has them:\n\n{shared}")
     sections += [_section(path, command, command.help) for path, command in _walk(root, PROGRAM)]
     return "\n\n".join(sections)
-
-
-@cache
-def _root() -> Any:
-    """The command with its late parts."""
-    return whole()
 
 
 def exit_code_table() -> str:
@@ -99,6 +97,8 @@ def _section(path: str, command: Any, help_text: str | None) -> str:
         if one.help not in _NAMES
     ]
     lines += [f"- {line}" for one in options if (line := _option(one)) != shared.get(one.name)]
+    if path in _ELSEWHERE:
+        return "\n\n".join(part for part in (*parts, _ELSEWHERE[path]) if part)
     parts.append("\n".join(lines))
     if also := [f"`{one.opts[0]}`" for one in options if _option(one) == shared.get(one.name)]:
         parts.append(f"Also {', '.join(also)}.")

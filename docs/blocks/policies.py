@@ -68,7 +68,9 @@ def knob_table() -> str:
 
 
 def _row(knob: Knob, default: str, needs: str = "") -> str:
-    values = "" if knob.values == "true, false" else f"{short_range(knob.values.replace(MOST, ''))}; "
+    values = (
+        "" if knob.values == "true, false" else f"{short_range(knob.values.replace(MOST, ''))}; "
+    )
     with_it = f"; needs `{needs}`" if needs else ""
     return f"- `{knob.name}` ({values}{default}{with_it}): {one_line(knob.says)}"
 

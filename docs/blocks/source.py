@@ -38,7 +38,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-_RANGE = re.compile(r"\b(integer|whole number|number) >= (\S+?)(?: and <= ([^\s,;)]+))?(?=[\s,;)]|$)")
+_RANGE = re.compile(
+    r"\b(integer|whole number|number) >= (\S+?)(?: and <= ([^\s,;)]+))?(?=[\s,;)]|$)"
+)
 _ABOVE = re.compile(r"\bnumber (?=> )")
 
 

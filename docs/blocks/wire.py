@@ -26,7 +26,8 @@ def anchor(kind: type) -> str:
 
 
 _ONLY_WHILE = re.compile(
-    r" ?\bOnly [^.:]*(?:, as above|: a (?:caller|coordinator) of an older version refuses \w+)(?:\.|$)"
+    r" ?\bOnly [^.:]*"
+    r"(?:, as above|: a (?:caller|coordinator) of an older version refuses \w+)(?:\.|$)"
 )
 """Why a field is left out at times: the page has it once, for all of them."""
 
@@ -70,9 +71,7 @@ def type_text(kind: types.Type) -> str:
             return f"{{{type_text(key)}: {type_text(value)}}}"
         case types.UnionType(types=members):
             is_nil = [isinstance(member, types.NoneType) for member in members]
-            texts = [
-                type_text(each) for each, nil in zip(members, is_nil, strict=True) if not nil
-            ]
+            texts = [type_text(each) for each, nil in zip(members, is_nil, strict=True) if not nil]
             return _whole(" or ".join(texts)) + ("?" if any(is_nil) else "")
         case _:
             return plain_type_text(kind)

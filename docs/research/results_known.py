@@ -26,7 +26,7 @@ def golden_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     """Other simulators' figures and ours, and the bound beside our mean JCT."""
     lines = [
         "| trace, GPUs | simulator, policy | figure | published | ours | off by | others off by | "
-        "its time / our CPU s | JCT bound, s | gap closed |",
+        "its time/our CPU s | JCT bound, s | gap closed |",
         "|---" * 10 + "|",
     ]
     for name, published in GOLDEN.items():
@@ -51,7 +51,7 @@ def _golden_row(published: Published, run: Kept, gpus: int) -> str:
         f"{round(result.jct_s.mean, 3):,}",
         _off(published.jct_s, result.jct_s.mean),
         ", ".join(off),
-        f"{published.time or '-'} / {run.cpu_s:.1f}",
+        f"{published.time or '-'}/{run.cpu_s:.1f}",
         f"{result.jct_bound_s:,.0f}",
         closed,
     ]
@@ -59,7 +59,8 @@ def _golden_row(published: Published, run: Kept, gpus: int) -> str:
 
 
 def _off(published: float, ours: float) -> str:
-    return f"{100 * abs(ours - published) / published:.4f} %"
+    off = f"{100 * abs(ours - published) / published:.4f}"
+    return "0" if float(off) == 0.0 else f"{off} %"
 
 
 # --- ElasticFlow, Figure 8(a) -------------------------------------------------------------------

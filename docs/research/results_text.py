@@ -34,9 +34,7 @@ FULL = (
     "{theirs.least_running_s} s that its Baseline's {theirs.baseline.running_s} s leave by this "
     "reading."
 )
-USE = (
-    "The work is that of Baseline, so no more GPU time is held; the paper names no other work."
-)
+USE = "The work is that of Baseline, so no more GPU time is held; the paper names no other work."
 PREEMPTED = (
     "Nodes go home empty: of {basic.reclaims} in Basic {seen.basic.idle_ratio %} are idle and "
     "{seen.basic.flexible_alone_ratio %} hold flexible workers alone. Only "
