@@ -7,7 +7,7 @@ joined by `|` one must. Both in one text need parentheses around the alternative
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from common import node_labels
 from common.errors import ConfigError
@@ -62,6 +62,12 @@ def terms(text: str) -> list[str]:
             raise ConfigError(f"--constraint: {text!r}, {_FORM}")
         found.append(inside)
     return found
+
+
+def features(require: Sequence[str]) -> str:
+    """Terms as `terms` reads them; `(null)` without any."""
+    parts = [f"({term})" if "|" in term and len(require) > 1 else term for term in require]
+    return "&".join(parts) or "(null)"
 
 
 def _names(option: str, text: str) -> list[str]:

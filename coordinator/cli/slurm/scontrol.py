@@ -24,6 +24,7 @@ from common.slurm.nodelists import compress, expand
 from common.slurm.options import FLAG, Kind, Option, OptionError
 from coordinator.cli.slurm import cell, scontrol_orders, words
 from coordinator.cli.slurm.cell import Place, number_of, put, request_of
+from coordinator.cli.slurm.node_options import features
 from coordinator.cli.slurm.request import SCRIPT_PLACE
 from coordinator.cli.slurm.sinfo import by_partition
 from coordinator.cli.slurm.squeue import tres_per_node
@@ -246,7 +247,7 @@ def _what(row: JobRow, spec: JobSpec, why: Iterable[str]) -> list[Pairs]:
     error = patterns.filled(env.get("ARYL_BATCH_ERROR", ""), letters)
     lists = (("ReqNodeList", spec.require_nodes), ("ExcNodeList", spec.exclude_nodes))
     found: list[Pairs] = [
-        [("Features", "&".join(spec.require or ()) or "(null)")],
+        [("Features", features(spec.require or ()))],
         [(name, compress(names or ()) or "(null)") for name, names in lists],
         [("Command", env.get("ARYL_BATCH_COMMAND") or spec.command[0])],
         [("WorkDir", spec.workdir)],
