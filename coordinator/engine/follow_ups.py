@@ -35,7 +35,7 @@ def _drains(ctx: Context) -> bool:
 
 
 def _windows(ctx: Context) -> bool:
-    return bool(ctx.state.windows)
+    return bool(ctx.state.windows) and windows.is_due(ctx)
 
 
 def _closed(ctx: Context) -> bool:

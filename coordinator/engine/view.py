@@ -168,7 +168,7 @@ class Views:
         would overrun other windows.
         """
         self.note(ctx)
-        self._jobs.stale.update(self._barred.moved(ctx))
+        self._jobs.stale.update(self._barred.moved(ctx, self._jobs.stale))
         before = dict(self._fleet) if self._nodes.stale else self._fleet
         for name in self._nodes.take_stale():
             node = ctx.state.nodes.get(name)

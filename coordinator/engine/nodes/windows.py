@@ -16,6 +16,7 @@ holds while the cell is frozen.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from math import inf
 
 from common.model import JobId, JobState, NodeName, Pool
@@ -82,6 +83,7 @@ def _reckon(ctx: Context, node: NodeEntry, window: WindowEntry) -> None:
     else:
         window.home_from_s = window.at_s - loans_lifecycle.reclaim_s(ctx, node.service)
         window.lent_until_s = window.home_from_s - ctx.settings.lease_ttl_s
+    window.next_s = window.lent_until_s
     node.cordon.is_closing = window.is_called_home = False
 
 
@@ -96,27 +98,27 @@ def _changed(ctx: Context, node: NodeEntry) -> None:
 
 def next_s(state: ClusterState) -> float | None:
     """The next instant at which time alone changes something."""
-    return min((_next_s(state, name) for name in state.windows), default=None)
+    return min([window.next_s for window in state.windows.values()], default=None)
 
 
-def _next_s(state: ClusterState, name: NodeName) -> float:
-    window = state.windows[name]
-    if window.is_called_home:
-        return window.at_s
-    return window.home_from_s if state.nodes[name].cordon.is_closing else window.lent_until_s
+def is_due(ctx: Context) -> bool:
+    """Whether the time of a stage has come; asked after each event."""
+    return any(window.next_s <= ctx.now_s for window in ctx.state.windows.values())
 
 
 def settle(ctx: Context) -> None:
     """Carry out the stages of windows whose time has come."""
     for name, window in sorted(ctx.state.windows.items()):
-        if ctx.now_s < _next_s(ctx.state, name):
+        if ctx.now_s < window.next_s:
             continue
         node = ctx.state.nodes[name]  # one that is removed takes its window along
+        is_home_time = ctx.now_s >= window.home_from_s
+        window.next_s = window.at_s if is_home_time else window.home_from_s
         if not node.cordon.is_closing:
             node.cordon.is_closing = True
             ctx.changed_nodes[name] = None
             ctx.needs_pass = ctx.needs_loan_pass = True
-        if not window.is_called_home and ctx.now_s >= window.home_from_s:
+        if is_home_time and not window.is_called_home:
             window.is_called_home = True
             left_s = max(0.0, window.at_s - ctx.now_s)
             recall.call_home(ctx, node, f"{name} closes in {left_s:.0f} s, ordered {window.reason}")
@@ -234,17 +236,38 @@ class Barred:
 
     def __init__(self) -> None:
         self._counts: dict[JobId, int] = {}
+        self._until_s = inf
+        """No other job moves before."""
 
-    def moved(self, ctx: Context) -> list[JobId]:
-        """The jobs for which that has changed, each listed once."""
-        before, self._counts = self._counts, {}
+    def moved(self, ctx: Context, changed: Iterable[JobId]) -> list[JobId]:
+        """The jobs for which that is no longer so.
+
+        changed: the jobs whose views are stale already; after an order, all of them.
+        """
         if not ctx.state.windows:
+            self._counts, self._until_s = {}, inf
             return []
+        before, looks = self._counts, changed
+        if ctx.now_s >= self._until_s:
+            looks, self._counts, self._until_s = ctx.state.live_jobs, {}, inf
         instants_s = sorted(at_s for _, at_s in _of_training(ctx.state))
-        for job_id in ctx.state.live_jobs:
-            end_s = _view_ends_at_s(ctx, ctx.state.jobs[job_id])
-            self._counts[job_id] = bisect_left(instants_s, end_s)
-        return [job_id for job_id, count in self._counts.items() if before.get(job_id, 0) != count]
+        moved: list[JobId] = []
+        for job_id in looks:
+            if job_id in ctx.state.live_jobs:
+                count = self._look(ctx, ctx.state.jobs[job_id], instants_s)
+                if before.get(job_id) != count:
+                    moved.append(job_id)
+                self._counts[job_id] = count
+        return moved
+
+    def _look(self, ctx: Context, job: JobEntry, instants_s: list[float]) -> int:
+        """How many windows a job would overrun, and when it will be another number."""
+        end_s, whole_s = _view_ends_at_s(ctx, job), longest_s(ctx, job)
+        count = bisect_left(instants_s, end_s)
+        # The end of one that grows stays where it is.
+        if count < len(instants_s) and whole_s is not None and end_s == ctx.now_s + whole_s:
+            self._until_s = min(self._until_s, instants_s[count] - whole_s)
+        return count
 
 
 # --- what an order would find ---------------------------------------------------------------------

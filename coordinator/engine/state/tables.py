@@ -475,6 +475,7 @@ class WindowEntry(Struct, kw_only=True):
     deadline_s: for how long base workers may go on after that; None: not at all.
     lent_until_s: no loan of the node is made after that, and nothing starts on it while it is lent.
     home_from_s: a loan of it that is open is called home then.
+    next_s: the first of these instants that is to come.
     """
 
     at_s: float
@@ -482,6 +483,7 @@ class WindowEntry(Struct, kw_only=True):
     deadline_s: float | None = None
     lent_until_s: float = 0.0
     home_from_s: float = 0.0
+    next_s: float = 0.0
     is_called_home: bool = False
 
 
