@@ -85,6 +85,7 @@ def _run(
         sys.stderr.write(f"batch: {failure.filename}: {failure.strerror}\n")
         return 1
     argv = [*interpreter(script), str(path), *arguments]
+    awake = _wakeup_fd()  # before the script starts: no signal is lost, and none ends us alone
     try:
         child = subprocess.Popen(
             argv,
@@ -97,7 +98,7 @@ def _run(
     except OSError as failure:
         sys.stderr.write(f"batch: {argv[0]}: {failure.strerror}\n")
         return 127
-    code = Supervisor(child, directory / "steps", environ).wait()
+    code = Supervisor(child, directory / "steps", environ, awake).wait()
     if code and output is not None:
         _show_end(error or output)
     return code
@@ -174,10 +175,13 @@ class Supervisor:
     A request to leave gets the signal of `--signal`: for the tasks of the steps, or with `B:` for
     the shell of the script. An ending signal goes to the steps; without any, to the shell and to
     the programs that it has started.
+
+    Args:
+        awake: where the numbers of signals arrive.
     """
 
     def __init__(
-        self, child: subprocess.Popen[bytes], steps: Path, environ: Mapping[str, str]
+        self, child: subprocess.Popen[bytes], steps: Path, environ: Mapping[str, str], awake: int
     ) -> None:
         self._child = child
         self._steps = steps
@@ -188,10 +192,7 @@ class Supervisor:
         if self._signal:
             self._connect(environ.get("ARYL_CONTROL_SOCKET", ""))
         self._lines = b""
-        self._awake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*PASSED_ON, signal.SIGCHLD):
-            signal.signal(number, _noted)
+        self._awake = awake
 
     def _connect(self, path: str) -> None:
         with contextlib.suppress(OSError):
@@ -301,6 +302,15 @@ def children(pid: int) -> list[int]:
 def _kill(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _wakeup_fd() -> int:
+    """Take signals from now on; the end of a pipe that has their numbers."""
+    awake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in (*PASSED_ON, signal.SIGCHLD):
+        signal.signal(number, _noted)
+    return awake
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

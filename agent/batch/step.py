@@ -190,6 +190,8 @@ class Step:
         self._tasks: list[subprocess.Popen[bytes]] = []
         self._copies: list[threading.Thread] = []
         self._opened: dict[str, int] = {}
+        self._early: list[int] | None = []
+        """Signals that came before all tasks had started; None: they have."""
 
     def run(self) -> int:
         """Start all tasks and wait for them; the highest exit code."""
@@ -199,6 +201,9 @@ class Step:
         gpus = [self._own_gpus(index) for index in every]  # before any of them starts
         for index in every:
             self._tasks.append(self._start(index, gpus[index]))
+        early, self._early = self._early, None
+        for number in early or ():
+            self._send(number)
         running = {task.pid: index for index, task in enumerate(self._tasks)}
         codes: list[int] = []
         while running:  # in the order in which they end: one that failed may have to end the rest
@@ -212,8 +217,18 @@ class Step:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """A task gets the signal, and passes it on as it needs: its helpers may have to go on."""
+        if self._early is not None:
+            self._early.append(number)  # a task that starts now is in no list yet
+        else:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """Send a signal to the tasks of which no end was seen.
+
+        Without `poll`, which would take the end of a task away from the loop that waits for it.
+        """
         for task in self._tasks:
-            if task.poll() is None:
+            if task.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, number)
 
@@ -284,9 +299,7 @@ class Step:
             how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code)
             sys.stderr.write(f"srun: error: {self._host}: task {rank}: {how}\n")
         if code and self._options.get("kill-on-bad-exit", "0") != "0":
-            for other in self._tasks:
-                if other.poll() is None:
-                    other.terminate()
+            self._send(signal.SIGTERM)
         return 128 - code if code < 0 else code
 
 

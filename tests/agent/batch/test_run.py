@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.batch import variables
+from agent.batch.run import children
 from agent.workers.spec import BATCH
 
 PATIENCE_S = 30.0
@@ -29,9 +32,20 @@ WORKER = {
 }
 
 
-def begun(script: str, *arguments: str, tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    """The runner of a script; its own temporary files lie below the test's."""
-    return subprocess.Popen(
+def family(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    return [pid, *(one for child in children(pid) for one in family(child))]
+
+
+@contextlib.contextmanager
+def begun(
+    script: str, *arguments: str, tmp_path: Path, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The runner of a script; its own temporary files lie below the test's.
+
+    One that a test gives up ends with all that it has started.
+    """
+    process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(BATCH), script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -39,6 +53,14 @@ def begun(script: str, *arguments: str, tmp_path: Path, **variables: str) -> sub
         cwd=tmp_path,
         env={**WORKER, "TMPDIR": str(tmp_path), **variables},
     )
+    with process:
+        try:
+            yield process
+        except BaseException:
+            for pid in family(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
 
 
 def ran(script: str, *arguments: str, tmp_path: Path, **variables: str) -> tuple[int, str]:
@@ -161,6 +183,27 @@ def test_sigterm_reaches_the_tasks_of_a_step_and_the_script_goes_on(tmp_path: Pa
         log, _ = process.communicate(timeout=PATIENCE_S)
     assert "saved\n" in log
     assert log.endswith("code 5\n")
+
+
+def test_a_signal_that_comes_while_tasks_start_reaches_all_of_them(tmp_path: Path) -> None:
+    """None computes on, not knowing that it is to leave."""
+    script = (
+        '#!/bin/sh\nsrun -n8 bash -c \'trap "exit 5" TERM; '
+        "[ $SLURM_PROCID = 0 ] && kill -TERM $PPID; while :; do sleep 0.1; done'\necho code $?"
+    )
+    code, log = ran(script, tmp_path=tmp_path)
+    assert code == 0
+    assert log.count("srun: error") == 8
+    assert log.splitlines()[-1] in {"code 5", "code 143"}, "143: it had set no trap yet"
+
+
+def test_each_end_is_seen_where_one_failure_ends_the_rest(tmp_path: Path) -> None:
+    """Tasks that end by themselves at that moment included."""
+    script = "#!/bin/sh\nsrun -n8 -K1 sh -c 'exit $SLURM_PROCID'\necho code $?"
+    for _ in range(5):
+        code, log = ran(script, tmp_path=tmp_path)
+        assert code == 0
+        assert log.splitlines()[-1] in {"code 7", "code 143"}
 
 
 def test_sigterm_reaches_a_program_of_a_script_without_steps(tmp_path: Path) -> None:
