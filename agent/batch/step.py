@@ -202,8 +202,8 @@ class Step:
         for index in every:
             self._tasks.append(self._start(index, gpus[index]))
         early, self._early = self._early, None
-        for number in early or ():
-            self._send(number)
+        for held in early or ():
+            self._send(held)
         running = {task.pid: index for index, task in enumerate(self._tasks)}
         codes: list[int] = []
         while running:  # in the order in which they end: one that failed may have to end the rest
