@@ -94,9 +94,12 @@ def _tres(line: Line) -> str:
 
 def _requested(line: Line) -> str:
     row = line.row
-    return (
-        f"cpu={_cpus(line)},gres/gpu={row.min_workers * row.gpus_per_worker},node={row.min_workers}"
-    )
+    gpus = row.min_workers * row.gpus_per_worker
+    return f"cpu={_asked_cpus(line)},gres/gpu={gpus},node={row.min_workers}"
+
+
+def _asked_cpus(line: Line) -> str:
+    return str(max(1, request_of(line.row).cpus_per_worker) * line.row.min_workers)
 
 
 def _cpus(line: Line) -> str:
@@ -105,6 +108,10 @@ def _cpus(line: Line) -> str:
 
 def _elapsed_s(line: Line) -> float:
     return words.elapsed_s(line.row, line.now_s)
+
+
+def _cpu_s(line: Line) -> float:
+    return words.cpu_s(line.row, line.now_s)
 
 
 def _limit(line: Line) -> str:
@@ -133,11 +140,8 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "AveRSS": (10, Field("AveRSS", _empty)),
     "Cluster": (10, Field("Cluster", _empty)),
     "Comment": (14, Field("Comment", lambda line: request_of(line.row).comment)),
-    "CPUTime": (10, Field("CPUTime", lambda line: times.full(_elapsed_s(line) * int(_cpus(line))))),
-    "CPUTimeRAW": (
-        10,
-        Field("CPUTimeRAW", lambda line: f"{_elapsed_s(line) * int(_cpus(line)):.0f}"),
-    ),
+    "CPUTime": (10, Field("CPUTime", lambda line: times.full(_cpu_s(line)))),
+    "CPUTimeRAW": (10, Field("CPUTimeRAW", lambda line: f"{_cpu_s(line):.0f}")),
     "DerivedExitCode": (15, Field("DerivedExitCode", lambda line: words.exit_code(line.row))),
     "Elapsed": (10, Field("Elapsed", lambda line: times.full(_elapsed_s(line)))),
     "ElapsedRaw": (10, Field("ElapsedRaw", lambda line: f"{_elapsed_s(line):.0f}")),
@@ -158,7 +162,7 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "Priority": (10, Field("Priority", lambda line: str(request_of(line.row).priority))),
     "QOS": (10, Field("QOS", lambda line: "normal")),
     "Reason": (22, Field("Reason", lambda line: words.reason(line.row))),
-    "ReqCPUS": (8, Field("ReqCPUS", _cpus)),
+    "ReqCPUS": (8, Field("ReqCPUS", _asked_cpus)),
     "ReqMem": (10, Field("ReqMem", _memory)),
     "ReqNodes": (8, Field("ReqNodes", lambda line: str(line.row.min_workers))),
     "ReqTRES": (30, Field("ReqTRES", _requested)),

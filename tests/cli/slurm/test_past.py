@@ -98,9 +98,9 @@ def ended_job(number: int, **changes: object) -> EndedJobRow:
     return EndedJobRow(number=number, job=replace(job, **changes))
 
 
-def with_past(*rows: JobRow) -> FakeCell:
-    """A cell that knows some jobs, and whose history has 15, 16 and two tasks of array 6."""
-    of = cell(*rows)
+def with_past(*rows: JobRow | EndedJobRow) -> FakeCell:
+    """A cell that knows some jobs; its history has 15, 16, two tasks of array 6, and others."""
+    of = cell(*(each for each in rows if isinstance(each, JobRow)))
     task = {"array_number": 6, "array_indices": "0"}
     never = {"array_number": 6, "array_indices": "2-4", "state": "cancelled", "exit_code": None}
     past_jobs = (
@@ -108,6 +108,7 @@ def with_past(*rows: JobRow) -> FakeCell:
         ended_job(6, job_id="j6_[2-4]", attempt_started_at_s=None, **never),
         ended_job(15),
         ended_job(16, failure="cpu_out_of_memory"),
+        *(each for each in rows if isinstance(each, EndedJobRow)),
     )
 
     def ended(request: ListEndedJobs) -> EndedJobs:
@@ -153,6 +154,16 @@ def test_sacct_chooses_among_forgotten_jobs_as_among_others() -> None:
     ):
         found = slurm(with_past(), "sacct", "-nP", "-o", "JobID", *options.split())
         assert (found.code, found.err, found.out.split()) == (0, "", numbers), options
+
+
+def test_sacct_shows_the_largest_gang_and_what_the_workers_used() -> None:
+    """An elastic job has no more nodes than it had at one time, however many workers it began."""
+    used = {"workers": 4, "worker_s": 172.0, "requested": Requested(cpus_per_worker=2)}
+    of = with_past(ended_job(20, **used))
+    names = "AllocNodes,AllocCPUS,ReqNodes,ReqCPUS,CPUTimeRAW,ElapsedRaw,AllocTRES"
+    assert slurm(of, "sacct", "-nP", "-j", "20", "-o", names).out == (
+        "4|8|1|2|344|100|billing=32,cpu=8,gres/gpu=32,node=4\n"
+    )
 
 
 def test_sacct_shows_no_state_on_the_way_to_another() -> None:
