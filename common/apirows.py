@@ -30,6 +30,8 @@ class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     waiting: those in the line and those behind them.
     running: those with GPUs.
     ranges: their indices by state, `waiting` to `cancelled`; only in a description.
+    unstarted: the indices of cancelled tasks that never were jobs of their own. Only for a caller
+        that asked for rows in full, and where the cell knows them.
     """
 
     indices: str
@@ -41,6 +43,7 @@ class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     failed: int
     cancelled: int
     ranges: dict[str, str] = field(default_factory=dict[str, str])
+    unstarted: str | UnsetType | None = UNSET
 
 
 class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from common.api import JobRow
+from common.model import JobState
 from common.slurm import times
 from common.slurm.nodelists import compress
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError
@@ -59,6 +61,7 @@ TABLE = (
 )
 DEFAULT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
 BRIEF = "JobID,State,ExitCode"
+_FIRST_INDEX = re.compile(r"^\d+_\[?(\d+)", re.ASCII)
 LONG = f"{DEFAULT},Submit,Start,End,Elapsed,Timelimit,NNodes,NodeList,AllocTRES,User"
 HELP = """usage: sacct [OPTION...]
 
@@ -218,7 +221,15 @@ def run(arguments: list[str], place: Place) -> int:
             found += await past.forgotten(client, known, numbers=numbers, span=span, user=user)
         return sorted(found, key=_order)
 
-    rows = [row for row in place.run(work) if choice.passes(row) and _is_within(row, span)]
+    asks_then = {"starttime", "endtime"} & options.keys() and "RUNNING" in choice.states
+
+    def is_meant(row: JobRow) -> bool:
+        if asks_then and _ran_within(row, span):
+            return choice.passes(row, of_any_state=True)
+        is_other = not asks_then or words.accounted(row) != "RUNNING"
+        return is_other and choice.passes(row) and _is_within(row, span)
+
+    rows = [row for row in place.run(work) if is_meant(row)]
     lines = [Line(row, place.now_s()) for row in rows]
     _put(pieces, lines, options)
     return 0
@@ -256,13 +267,20 @@ def _span(options: Mapping[str, str], place: Place) -> tuple[float, float]:
         end_s = times.at_s(options.get("endtime", "now"), now_s=now_s)
     except ValueError as error:
         raise OptionError(f"--starttime, --endtime: {error}") from None
+    if "starttime" in options and begin_s > end_s:
+        begun, ended = times.instant(begin_s), times.instant(end_s)
+        raise OptionError(f"--starttime {begun} is after --endtime {ended}")
     return begin_s, end_s
 
 
-def _order(row: JobRow) -> int:
-    """Jobs in the order of their numbers; those of an array stand together."""
-    number = main_number(number_of(row))
-    return int(number) if number.isdecimal() else 0
+def _order(row: JobRow) -> tuple[int, int]:
+    """Jobs in the order of their numbers; those of an array stand together: the tasks that wait,
+    then the others by index.
+    """
+    shown = number_of(row)
+    number = main_number(shown)
+    index = None if row.state == JobState.PENDING else _FIRST_INDEX.search(shown)
+    return int(number) if number.isdecimal() else 0, int(index[1]) if index else -1
 
 
 def _is_within(row: JobRow, span: tuple[float, float]) -> bool:
@@ -270,6 +288,14 @@ def _is_within(row: JobRow, span: tuple[float, float]) -> bool:
     begin_s, end_s = span
     is_over_before = row.finished_at_s is not None and row.finished_at_s < begin_s
     return not is_over_before and row.submitted_at_s <= end_s + 1.0
+
+
+def _ran_within(row: JobRow, span: tuple[float, float]) -> bool:
+    """Whether a job ran within the span; it may have ended since."""
+    begin_s, end_s = span
+    if row.started_at_s is None or row.started_at_s > end_s + 1.0:
+        return False
+    return row.finished_at_s is None or row.finished_at_s >= begin_s
 
 
 def _put(pieces: list[Piece[Line]], lines: list[Line], options: Mapping[str, str]) -> None:
