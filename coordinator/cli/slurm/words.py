@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
-from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, Pool, is_mig
+from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, is_mig
 from common.node_labels import label_text
 from coordinator.cli.slurm.cell import request_of
 
@@ -273,11 +273,9 @@ NODE_COMPACT = {
 
 
 def features(row: NodeRow) -> str:
-    """The pool of a node, the service that lends it, and its labels."""
-    pool = "lent" if row.role == NodeRole.ON_LOAN else str(row.home_pool)
-    service = [row.service] if row.home_pool == Pool.INFERENCE else []
+    """The labels of a node, each as `--constraint` takes it; `(null)` without any."""
     labels = row.labels or {}
-    return ",".join([pool, *service, *(label_text(key, labels[key]) for key in sorted(labels))])
+    return ",".join(label_text(key, labels[key]) for key in sorted(labels)) or "(null)"
 
 
 def node_gres(row: NodeRow) -> str:

@@ -273,14 +273,14 @@ def test_sinfo_groups_nodes_by_partition_and_state() -> None:
     ]
 
 
-def test_sinfo_by_node_shows_what_is_lent_and_why_a_node_is_closed() -> None:
-    """`%f` and `%E` have Aryl's words, and `%f` the labels of a node behind them."""
+def test_sinfo_by_node_shows_the_labels_and_why_a_node_is_closed() -> None:
+    """`%f` has the labels of a node and nothing else: `--constraint` takes what it lists."""
     i2 = replace(NODES[5], labels={"rack": "r7", "nvlink": ""})
     of = cell(nodes=(*NODES[:5], i2, *NODES[6:]))
     lines = slurm(of, "sinfo", "-N", "-h", "-p", "all", "-n", "i2,t4", "-o", "%N %G %f %E").out
     assert lines.splitlines() == [
-        "t4 gpu:A100-SXM4-80GB:8 training fan",
-        "i2 gpu:H100_80GB_HBM3:8 lent,chat,nvlink,rack=r7 none",
+        "t4 gpu:A100-SXM4-80GB:8 (null) fan",
+        "i2 gpu:H100_80GB_HBM3:8 nvlink,rack=r7 none",
     ]
     assert slurm(of, "sinfo", "-o", "%P").out.split()[:2] == ["PARTITION", "all*"]
     assert slurm(of, "sinfo", "-R", "-h", "-o", "%N|%E").out.splitlines()[:2] == [
