@@ -27,7 +27,7 @@ from agent.lease.last_resort import last_resort
 from agent.metrics_page import KEPT, CountedSampler, make_registry
 from agent.proc.sessions import END_S
 from agent.settings import WORKERS_DIR, AgentSettings
-from agent.settings_file import check_state_dir, checked, way_home
+from agent.settings_file import check_rack, check_state_dir, checked, way_home
 from agent.shim.files import is_disk_error
 from agent.storage.accepted_settings import keep
 from agent.storage.file_ownership import give_all
@@ -385,6 +385,7 @@ def _configs(
     for (path, settings), (_, state_dir) in zip(configs, named, strict=True):
         try:
             check_state_dir(path, settings, state_dir)
+            check_rack(path, settings)
         except ConfigError as error:
             if args.check:
                 raise

@@ -29,7 +29,7 @@ from agent.telemetry.page_fetch import checked_access, checked_url, less_user
 from agent.telemetry.server_processes import checked_units
 from agent.workers import boot_check
 from agent.workers.accounts import worker_account
-from common import mqttrules, natsrules
+from common import mqttrules, natsrules, node_labels
 from common.clock import SystemClock
 from common.decoding import parse_toml
 from common.errors import ConfigError
@@ -74,6 +74,16 @@ def check_state_dir(path: Path, settings: AgentSettings, state_dir: Path | None)
         raise ConfigError(
             f"{path}: state_dir: {settings.state_dir}, and --state-dir says {state_dir}"
         )
+
+
+def check_rack(path: Path, settings: AgentSettings) -> None:
+    """Check that jobs can select this node by its rack.
+
+    Raises:
+        ConfigError: the rack is no value of a label. Policies place by it all the same.
+    """
+    if why := node_labels.value_misfit("rack", settings.rack):
+        raise ConfigError(f"{path}: rack: {why}")
 
 
 def _is_same(one: Path, other: Path) -> bool:

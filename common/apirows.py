@@ -30,6 +30,8 @@ class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     waiting: those in the line and those behind them.
     running: those with GPUs.
     ranges: their indices by state, `waiting` to `cancelled`; only in a description.
+    unstarted: the indices of cancelled tasks that never were jobs of their own. Only for a caller
+        that asked for rows in full, and where the cell knows them.
     """
 
     indices: str
@@ -41,6 +43,7 @@ class ArrayRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     failed: int
     cancelled: int
     ranges: dict[str, str] = field(default_factory=dict[str, str])
+    unstarted: str | UnsetType | None = UNSET
 
 
 class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -49,6 +52,8 @@ class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     title, comment: the variables `SLURM_JOB_NAME` and `SLURM_JOB_COMMENT` of its request. A title
         has no rules, as the name of a job has.
     ran_on, ran_workers: nodes and workers of its latest attempt that ran; also of an ended job.
+    most_workers, worker_s: the most workers of that attempt at one time, and its worker-seconds so
+        far; 0: neither is known.
     attempt_started_at_s: when its present attempt ran, and of an ended job its last one; None: it
         does not run.
     waits_for: its dependencies that do not hold, with numbers of jobs in place of ids.
@@ -71,6 +76,8 @@ class RequestRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     array_index: int | None = None
     attempt_started_at_s: float | None = None
     waits_for: tuple[Dependency, ...] = ()
+    most_workers: int = 0
+    worker_s: float = 0.0
 
 
 class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -143,6 +143,8 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="job"
     held_gpu_s: GPU-seconds by pool and GPU type, such as `loan/H100`.
     lost_gpu_s: GPU-seconds by cause, as in `LossRecord`.
     nodes, workers: of its latest attempt that ran; `attempt_started_at_s`: when that ran.
+        The number of workers is the largest at one time.
+    worker_s: worker-seconds of that attempt; 0: an earlier version wrote this, or it never ran.
     number: its number in the cell; 0: a version without numbers wrote this.
     array_number, array_indices: of a task, the number of its array and its index; of tasks that
         were cancelled before their turn, their indices, such as `4-9`.
@@ -169,6 +171,7 @@ class JobRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="job"
     lost_gpu_s: dict[str, float] = {}
     nodes: tuple[str, ...] = ()
     workers: int = 0
+    worker_s: float = 0.0
     attempt_started_at_s: float | None = None
     number: int = 0
     array_number: int = 0

@@ -37,6 +37,10 @@ NO_FILE = {"none": "/dev/null", "all": ""}
 MOST_STEPS = 100_000
 
 
+_WRITING = threading.Lock()
+"""Lines of several tasks do not mix."""
+
+
 class StepError(Exception):
     """A step that cannot start; the text says why."""
 
@@ -237,23 +241,24 @@ class Step:
         environ = self._environ | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(index)} | gpus
         out = self._file("output", environ)
         err = self._file("error", environ)
-        is_labelled = "label" in self._options and out is None
+        piped = subprocess.PIPE if "label" in self._options and out is None else None
         try:
             task = subprocess.Popen(
                 self._command,
                 stdin=self._stdin(rank),
-                stdout=subprocess.PIPE if is_labelled else out,
-                stderr=err if err is not None or out is None else subprocess.STDOUT,
+                stdout=out if piped is None else piped,
+                stderr=err if err is not None else piped if out is None else subprocess.STDOUT,
                 env=environ,
                 cwd=self._options.get("chdir"),
                 process_group=0,
             )
         except FileNotFoundError as error:
             raise StepError(f"execve(): {error.filename}: {error.strerror}") from None
-        if task.stdout is not None:
-            copy = threading.Thread(target=_label, args=(rank, task.stdout), daemon=True)
-            copy.start()
-            self._copies.append(copy)
+        for pipe, to in ((task.stdout, sys.stdout), (task.stderr, sys.stderr)):
+            if pipe is not None:
+                copy = threading.Thread(target=_label, args=(rank, pipe, to.buffer), daemon=True)
+                copy.start()
+                self._copies.append(copy)
         return task
 
     def _own_gpus(self, index: int) -> dict[str, str]:
@@ -297,17 +302,20 @@ class Step:
         rank = variables.node_index(self._environ) * self._shape.each + index
         if code and "quiet" not in self._options:
             how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code)
-            sys.stderr.write(f"srun: error: {self._host}: task {rank}: {how}\n")
+            node = variables.node_name(self._environ, host=self._host)
+            sys.stderr.write(f"srun: error: {node}: task {rank}: {how}\n")
         if code and self._options.get("kill-on-bad-exit", "0") != "0":
             self._send(signal.SIGTERM)
         return 128 - code if code < 0 else code
 
 
-def _label(rank: int, pipe: IO[bytes]) -> None:
-    """Copy a task's output, each line with its number."""
+def _label(rank: int, pipe: IO[bytes], to: IO[bytes]) -> None:
+    """Copy a task's output, each line with its number and in one piece."""
     for line in pipe:
-        sys.stdout.buffer.write(f"{rank}: ".encode() + line)
-        sys.stdout.buffer.flush()
+        end = b"" if line.endswith(b"\n") else b"\n"
+        with _WRITING:
+            to.write(f"{rank}: ".encode() + line + end)
+            to.flush()
 
 
 if __name__ == "__main__":

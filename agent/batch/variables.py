@@ -38,7 +38,7 @@ def of_script(environ: Mapping[str, str], *, host: str) -> dict[str, str]:
         "SLURM_LOCALID": "0",
         "SLURM_JOB_NODELIST": compress(names),
         "SLURM_NODELIST": compress(names),
-        "SLURMD_NODENAME": names[0] if len(names) == 1 else host,
+        "SLURMD_NODENAME": names[0] if len(names) == 1 or node == 0 else host,
         "SLURM_GPUS_ON_NODE": str(len(gpus(environ))),
         "SLURM_JOB_GPUS": environ.get("CUDA_VISIBLE_DEVICES", ""),
     }
@@ -88,6 +88,11 @@ def job_number(environ: Mapping[str, str]) -> str:
 def node_count(environ: Mapping[str, str]) -> int:
     """Nodes of the job: each worker is one."""
     return int(environ.get("ARYL_WORKER_COUNT", "1"))
+
+
+def node_name(environ: Mapping[str, str], *, host: str) -> str:
+    """The name of this node in the cell; the host name where no variable has it."""
+    return environ.get("ARYL_NODE") or environ.get("SLURMD_NODENAME") or host
 
 
 def node_index(environ: Mapping[str, str]) -> int:

@@ -64,7 +64,7 @@ def _group() -> None:
     """Show what a change would lead to, now and later. Nothing changes.
 
     The coordinator plays a copy of its state ahead, with the change and without it, and answers
-    with the difference. --timeout also says how long it may play: half of that.
+    with the difference. `aryl --timeout S plan` also says how long it may play: half of S.
     """
 
 

@@ -199,7 +199,8 @@ class AsyncCell:
 
     async def describe(self, kind: str, name: str) -> Description:
         """One thing in full; `kind` is job, node, service or loan. `why` gives the reasons."""
-        return await self.ask(Describe(kind=kind, name=name), Description)
+        request = Describe(kind=kind, name=name, in_full=kind in ("job", "node"))
+        return await self.ask(request, Description)
 
     async def events(self, *, after: int = 0, subject: str = "") -> Events:
         """The event lines after a number, of the whole cell or of one id or name."""

@@ -111,6 +111,10 @@ class Explainer:
             return ()
         return self._why_never(prerun_spec.submitted(job), job.tenant)
 
+    def why_no_node(self, spec: JobSpec) -> str:
+        """Why no node fits what a job asks of nodes by labels and names; empty if one does."""
+        return self._views.excluded.why_none(spec)
+
     def _why_never(self, spec: JobSpec, tenant: str) -> tuple[str, ...]:
         fleet, excluded = self._whole_fleet(tenant), self._views.excluded
         if none := excluded.why_none(spec):

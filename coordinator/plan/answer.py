@@ -378,5 +378,8 @@ def _assumptions(request: Plan, base: Run, changed: Run) -> tuple[str, ...]:
     cut = [f"{what} {run.played_s:.0f} s ahead" for what, run in runs.items() if run.is_cut]
     if cut:
         ended = " and ".join(cut)
-        said.append(f"the limit of {request.limit_s:g} s ended {ended} (--timeout gives it more)")
+        said.append(
+            f"the limit of {request.limit_s:g} s ended {ended}; "
+            "`aryl --timeout S plan` gives it more"
+        )
     return tuple(said)

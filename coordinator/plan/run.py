@@ -19,6 +19,7 @@ from common.model import (
     NodeName,
     StopReason,
 )
+from common.plans import PlanKind
 from coordinator.engine.jobs import start_gate
 from coordinator.engine.jobs.prerun_spec import submitted
 from coordinator.engine.jobs.start_gate import Gated
@@ -105,6 +106,9 @@ class Run:
         self._note_new()
         self._asked = frozenset(self.jobs)
         """The jobs that were there at the question."""
+        self._waiting_arrays = dict.fromkeys(self.state.live_arrays)
+        """The arrays that were there at the question, until one of their tasks starts."""
+        self._is_of_queue = question.request.kind == PlanKind.QUEUE
         self._may_run: dict[JobId, bool] = {}
         """Whether the fleet could run a waiting job, where that was asked."""
         self._hear(self.decided.decisions)
@@ -167,9 +171,11 @@ class Run:
 
     @property
     def is_settled(self) -> bool:
-        """True if no job that was there at the question waits and may start, or is about to."""
-        own = self.state.arrays.get(self.own)
-        if own is not None and own.started_at_s is None and self._may_start(own):
+        """True if no job that was there at the question waits and may start, or is about to, and no
+        array waits for its first task; of a queue for its next one.
+        """
+        arrays = map(self.state.arrays.get, self._waiting_arrays)
+        if any(array is not None and self._array_waits(array) for array in arrays):
             return False
         waiting = (self.state.jobs[job_id] for job_id in self._open if job_id in self._asked)
         return not any(self._waits(job) for job in waiting)
@@ -178,6 +184,17 @@ class Run:
         if job.state == JobState.PENDING:
             return self._may_start(job)
         return job.state in (JobState.STARTING, JobState.PREEMPTING)
+
+    def _array_waits(self, array: ArrayEntry) -> bool:
+        """Whether a task of an array is to start that counts, and may. Tasks in the line are jobs;
+        behind a throttle the next one starts at the end of a task, if that is known.
+        """
+        if array.started_at_s is None:
+            return not array.is_over and self._may_start(array)
+        if not self._is_of_queue or not array.waiting or not self._may_start(array):
+            return False
+        notes = map(self.jobs.get, array.live)
+        return not array.live or any(noted is None or noted.source for noted in notes)
 
     def _may_start(self, one: Gated) -> bool:
         """Whether a waiting job or array may start: no person holds it, what it depends on moves,
@@ -263,6 +280,8 @@ class Run:
             noted.nodes = tuple(dict.fromkeys(place.node for place in decision.placements))
             noted.gpus = sum(len(worker.gpu_uuids) for worker in job.workers.values())
         noted.starts.append(self._in_s())
+        if noted.was_waiting and job.array_task is not None:
+            self._waiting_arrays.pop(job.array_task.array_id, None)
 
     def _look(self) -> None:
         """Note what an event has changed: preemptions, ends, the drained node."""

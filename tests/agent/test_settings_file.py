@@ -142,6 +142,15 @@ def test_an_account_that_does_not_fit_is_found_before_the_first_worker(
     assert way_home(config, state_dir=None).job_user == ""
 
 
+def test_checking_a_file_finds_a_rack_by_which_no_job_can_select(house: DaemonHouse) -> None:
+    """`--check` exits with 2 and names the field; an agent that runs with it starts again."""
+    config = house.config(rack="bad rack")
+    status, text = ended(main, "--check", "--config", str(config))
+    assert status == 2
+    assert "rack: 'bad rack' is no value of label rack" in text
+    assert checked(config, uid=0).rack == "bad rack"
+
+
 def test_checking_a_file_finds_an_account_that_does_not_fit(house: DaemonHouse) -> None:
     """`--check` exits with 2 and names the field."""
     config = house.config(job_user="no-such-account-here")

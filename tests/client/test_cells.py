@@ -21,7 +21,7 @@ from common.api import (
 from common.errors import ConfigError
 from common.model import JobChange
 from coordinator.client import AsyncCell, Cell, Client
-from tests.cli.fake_cell import FakeCell, job_row
+from tests.cli.fake_cell import FakeCell, job_row, node_row
 from tests.fakeclock import FakeClock
 
 
@@ -49,6 +49,20 @@ async def test_orders_about_jobs_are_methods_and_answer_in_words() -> None:
         Requeue(job_ids=("1",), is_held=True),
         Change(job_id="1", priority=5, time_limit_s=None),
         Throttle(job_id="1", throttle=None),
+    ]
+
+
+async def test_a_description_of_a_job_or_a_node_has_its_row_in_full() -> None:
+    """Labels, CPUs and the request are only in rows for a caller that asks for them."""
+    of = FakeCell({Describe: Description(kind="node", name="t0", node=node_row("t0"))})
+    cell = _cell(of)
+    for kind in ("node", "job", "service", "loan"):
+        await cell.describe(kind, "t0")
+    assert of.asked == [
+        Describe(kind="node", name="t0", in_full=True),
+        Describe(kind="job", name="t0", in_full=True),
+        Describe(kind="service", name="t0"),
+        Describe(kind="loan", name="t0"),
     ]
 
 

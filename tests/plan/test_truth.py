@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,6 +36,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.plan.answer import answer
 from coordinator.plan.decide import JOB_ID, Change, change_of
 from coordinator.plan.run import Run
 from coordinator.policies.contract.decisions import Decision
@@ -403,6 +405,40 @@ def test_a_job_that_waits_starts_when_its_plan_says() -> None:
         assert start.waits_for
         assert start.after
         assert not found[name].has_changes
+
+
+def test_a_queue_is_played_until_the_next_task_of_each_array_starts() -> None:
+    """Also where nothing else waits: its other tasks run, or it waits for another job."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    submit_array(cell, "a", Array(tasks=3, throttle=1))
+    cell.wait(10.0)
+    queue = plan(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.QUEUE)
+    [turn] = queue.turns or ()
+    assert (turn.job_id, turn.gpus) == ("a", 4)
+    assert turn.in_s == pytest.approx(TASK_S - 10.0, abs=0.6 * TASK_S)
+    submit_array(cell, "b", Array(tasks=3, throttle=1, gate="after"))
+    after = make_spec("c", depends_on=(Dependency(job="b", when=DependencyKind.ENDED),))
+    cell.sim.handle(JobSubmitted(job_id=JobId("c"), spec=after, tenant="trace", user="u"))
+    now_s = cell.sim.loop.now_s
+    queue = plan(cell.engine, now_s=now_s, kind=PlanKind.QUEUE)
+    found = plan(cell.engine, now_s=now_s, kind=PlanKind.JOB, target="c")
+    assert [turn.job_id for turn in queue.turns or ()] == ["a", "b", "c"]
+    assert found.start is not None
+    assert (found.start.in_s, found.start.unknown) == ((queue.turns or ())[2].in_s, "")
+
+
+def test_a_plan_that_its_limit_ends_says_which_option_gives_it_more() -> None:
+    """The option stands before the command."""
+    cell = House(training=1, inference=0, settings=EngineSettings(policy="fifo"))
+    cell.engine.policy = policy("fifo")
+    for name in ("a", "b"):
+        cell.submit(name, work_s=500.0)
+    cell.wait(10.0)
+    ticks = itertools.count()
+    put = question(cell.engine, now_s=cell.sim.loop.now_s, kind=PlanKind.QUEUE)
+    found = answer(put, clock_s=lambda: 1e6 * next(ticks))
+    assert found.assumptions[-1].endswith("; `aryl --timeout S plan` gives it more")
 
 
 HELD = make_spec("held", is_held=True)

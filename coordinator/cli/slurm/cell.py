@@ -186,9 +186,14 @@ def of_tasks(rows: Sequence[JobRow], *, live_only: bool) -> list[JobRow]:
 
 
 def _of_array(row: JobRow, array: ArrayRow, own: set[int], *, live_only: bool) -> list[JobRow]:
-    """The rows of tasks of an array that have none of their own."""
+    """The rows of tasks of an array that have none of their own; a forgotten one is the history's.
+
+    A cell of an earlier version does not know which of the cancelled ones are forgotten.
+    """
     found = [as_of_waiting(row)] if "waiting" in array.ranges else []
-    cancelled = arrays.indices(array.ranges["cancelled"]) if "cancelled" in array.ranges else ()
+    unstarted = array.unstarted
+    text = unstarted if isinstance(unstarted, str) else array.ranges.get("cancelled", "")
+    cancelled = arrays.indices(text) if text else ()
     rest = ",".join(map(str, arrays.runs_of(index for index in cancelled if index not in own)))
     if rest and not live_only:
         tasks = msgspec.structs.replace(array, ranges={"cancelled": rest})

@@ -72,15 +72,15 @@ class Choice:
         """Whether a job goes by one of the names that were given."""
         return any(_names(name, row) for name in self.numbers)
 
-    def passes(self, row: JobRow) -> bool:
-        """Whether a job is meant."""
+    def passes(self, row: JobRow, *, of_any_state: bool = False) -> bool:
+        """Whether a job is meant, in its present state or in any."""
         return (
             (not self.numbers or self.is_named(row))
             and (not self._users or row.user in self._users)
             and (not self._names or not {row.name, words.title(row)}.isdisjoint(self._names))
             and (not self._accounts or row.tenant.lower() in self._accounts)
             and (not self._partitions or self._is_in(row))
-            and (not self.states or self._state(row) in self.states)
+            and (of_any_state or not self.states or self._state(row) in self.states)
         )
 
     def _is_in(self, row: JobRow) -> bool:

@@ -7,11 +7,11 @@ joined by `|` one must. Both in one text need parentheses around the alternative
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from common import node_labels
 from common.errors import ConfigError
-from common.slurm.nodelists import expand
+from common.slurm.nodelists import compress, expand
 
 _FORM = (
     "expected features joined by & or by |, such as nvlink&rack=r7 or (rack=r7|rack=r8)&nvlink; "
@@ -49,6 +49,16 @@ def note(asked: Mapping[str, str], nodes: tuple[int, int]) -> str:
     if len(names) <= nodes[1]:
         return ""
     return f"the job runs on {nodes[1]} of the {len(names)} nodes of --nodelist (use --nodes)"
+
+
+def unknown(asked: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """A note for each list that names nodes that the cell does not have."""
+    found: list[str] = []
+    for option in ("nodelist", "exclude"):
+        names = [name for name in expand(asked.get(option, "")) if name not in known]
+        if names:
+            found.append(f"--{option}: the cell has no node {compress(names)}")
+    return found
 
 
 def terms(text: str) -> list[str]:

@@ -83,6 +83,8 @@ def row_of(job: JobRecord) -> JobRow:
         comment=asked.comment,
         ran_on=job.nodes,
         ran_workers=job.workers,
+        most_workers=job.workers,
+        worker_s=job.worker_s,
         array_number=job.array_number if is_task and job.array_number else None,
         array_index=int(job.array_indices) if is_task else None,
         attempt_started_at_s=job.attempt_started_at_s,

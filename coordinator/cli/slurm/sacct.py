@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from common.api import JobRow
+from common.model import JobState
 from common.slurm import times
 from common.slurm.nodelists import compress
 from common.slurm.options import FLAG, MAYBE, Kind, Option, OptionError
@@ -59,6 +61,7 @@ TABLE = (
 )
 DEFAULT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
 BRIEF = "JobID,State,ExitCode"
+_FIRST_INDEX = re.compile(r"^\d+_\[?(\d+)", re.ASCII)
 LONG = f"{DEFAULT},Submit,Start,End,Elapsed,Timelimit,NNodes,NodeList,AllocTRES,User"
 HELP = """usage: sacct [OPTION...]
 
@@ -94,9 +97,12 @@ def _tres(line: Line) -> str:
 
 def _requested(line: Line) -> str:
     row = line.row
-    return (
-        f"cpu={_cpus(line)},gres/gpu={row.min_workers * row.gpus_per_worker},node={row.min_workers}"
-    )
+    gpus = row.min_workers * row.gpus_per_worker
+    return f"cpu={_asked_cpus(line)},gres/gpu={gpus},node={row.min_workers}"
+
+
+def _asked_cpus(line: Line) -> str:
+    return str(max(1, request_of(line.row).cpus_per_worker) * line.row.min_workers)
 
 
 def _cpus(line: Line) -> str:
@@ -105,6 +111,10 @@ def _cpus(line: Line) -> str:
 
 def _elapsed_s(line: Line) -> float:
     return words.elapsed_s(line.row, line.now_s)
+
+
+def _cpu_s(line: Line) -> float:
+    return words.cpu_s(line.row, line.now_s)
 
 
 def _limit(line: Line) -> str:
@@ -133,11 +143,8 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "AveRSS": (10, Field("AveRSS", _empty)),
     "Cluster": (10, Field("Cluster", _empty)),
     "Comment": (14, Field("Comment", lambda line: request_of(line.row).comment)),
-    "CPUTime": (10, Field("CPUTime", lambda line: times.full(_elapsed_s(line) * int(_cpus(line))))),
-    "CPUTimeRAW": (
-        10,
-        Field("CPUTimeRAW", lambda line: f"{_elapsed_s(line) * int(_cpus(line)):.0f}"),
-    ),
+    "CPUTime": (10, Field("CPUTime", lambda line: times.full(_cpu_s(line)))),
+    "CPUTimeRAW": (10, Field("CPUTimeRAW", lambda line: f"{_cpu_s(line):.0f}")),
     "DerivedExitCode": (15, Field("DerivedExitCode", lambda line: words.exit_code(line.row))),
     "Elapsed": (10, Field("Elapsed", lambda line: times.full(_elapsed_s(line)))),
     "ElapsedRaw": (10, Field("ElapsedRaw", lambda line: f"{_elapsed_s(line):.0f}")),
@@ -158,7 +165,7 @@ FIELDS: Mapping[str, tuple[int, Field[Line]]] = {
     "Priority": (10, Field("Priority", lambda line: str(request_of(line.row).priority))),
     "QOS": (10, Field("QOS", lambda line: "normal")),
     "Reason": (22, Field("Reason", lambda line: words.reason(line.row))),
-    "ReqCPUS": (8, Field("ReqCPUS", _cpus)),
+    "ReqCPUS": (8, Field("ReqCPUS", _asked_cpus)),
     "ReqMem": (10, Field("ReqMem", _memory)),
     "ReqNodes": (8, Field("ReqNodes", lambda line: str(line.row.min_workers))),
     "ReqTRES": (30, Field("ReqTRES", _requested)),
@@ -214,7 +221,15 @@ def run(arguments: list[str], place: Place) -> int:
             found += await past.forgotten(client, known, numbers=numbers, span=span, user=user)
         return sorted(found, key=_order)
 
-    rows = [row for row in place.run(work) if choice.passes(row) and _is_within(row, span)]
+    asks_then = {"starttime", "endtime"} & options.keys() and "RUNNING" in choice.states
+
+    def is_meant(row: JobRow) -> bool:
+        if asks_then and _ran_within(row, span):
+            return choice.passes(row, of_any_state=True)
+        is_other = not asks_then or words.accounted(row) != "RUNNING"
+        return is_other and choice.passes(row) and _is_within(row, span)
+
+    rows = [row for row in place.run(work) if is_meant(row)]
     lines = [Line(row, place.now_s()) for row in rows]
     _put(pieces, lines, options)
     return 0
@@ -252,13 +267,20 @@ def _span(options: Mapping[str, str], place: Place) -> tuple[float, float]:
         end_s = times.at_s(options.get("endtime", "now"), now_s=now_s)
     except ValueError as error:
         raise OptionError(f"--starttime, --endtime: {error}") from None
+    if "starttime" in options and begin_s > end_s:
+        begun, ended = times.instant(begin_s), times.instant(end_s)
+        raise OptionError(f"--starttime {begun} is after --endtime {ended}")
     return begin_s, end_s
 
 
-def _order(row: JobRow) -> int:
-    """Jobs in the order of their numbers; those of an array stand together."""
-    number = main_number(number_of(row))
-    return int(number) if number.isdecimal() else 0
+def _order(row: JobRow) -> tuple[int, int]:
+    """Jobs in the order of their numbers; those of an array stand together: the tasks that wait,
+    then the others by index.
+    """
+    shown = number_of(row)
+    number = main_number(shown)
+    index = None if row.state == JobState.PENDING else _FIRST_INDEX.search(shown)
+    return int(number) if number.isdecimal() else 0, int(index[1]) if index else -1
 
 
 def _is_within(row: JobRow, span: tuple[float, float]) -> bool:
@@ -266,6 +288,14 @@ def _is_within(row: JobRow, span: tuple[float, float]) -> bool:
     begin_s, end_s = span
     is_over_before = row.finished_at_s is not None and row.finished_at_s < begin_s
     return not is_over_before and row.submitted_at_s <= end_s + 1.0
+
+
+def _ran_within(row: JobRow, span: tuple[float, float]) -> bool:
+    """Whether a job ran within the span; it may have ended since."""
+    begin_s, end_s = span
+    if row.started_at_s is None or row.started_at_s > end_s + 1.0:
+        return False
+    return row.finished_at_s is None or row.finished_at_s >= begin_s
 
 
 def _put(pieces: list[Piece[Line]], lines: list[Line], options: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from common.errors import ConfigError, Unavailable
 from common.jobspec import MAX_SPEC_BYTES, parse
 from common.model import JobSpec, JobState
 from common.slurm.options import Kind, Option, OptionError, read
-from coordinator.cli.slurm import cell, expected_start, script, words
+from coordinator.cli.slurm import cell, expected_start, node_options, script, words
 from coordinator.cli.slurm.cell import Place, note, put
 from coordinator.cli.slurm.request import Submitter, request
 from coordinator.cli.slurm.sbatch_options import FROM_ENVIRONMENT, TABLE
@@ -122,6 +122,8 @@ async def made(
         ConfigError: an option that does not fit, or a job that is too large.
     """
     target = place.target(tenant=options.get("account") or None)
+    names_nodes = bool(options.get("nodelist") or options.get("exclude"))
+    nodes = await cell.nodes(client) if names_nodes or _names_type(options) else []
     by = Submitter(
         user=target.user,
         tenant=target.tenant,
@@ -129,12 +131,13 @@ async def made(
         host=socket.gethostname(),
         directory=_here(place),
         environ=place.environ,
-        gpu_types=await _gpu_types(client) if _names_type(options) else (),
+        gpu_types=tuple(sorted({kind for row in nodes for kind in words.node_types(row)})),
         job_ids=await _job_ids(client, options.get("dependency", "")),
     )
     wanted = request(found.text, arguments, options, by, name=name)
     if "quiet" not in options:
-        for text in wanted.notes:
+        unknown = node_options.unknown(options, {row.node for row in nodes})
+        for text in (*wanted.notes, *unknown):
             note(place.command, f"note: {text}")
     try:
         return parse(wanted.values, source="batch script")
@@ -184,11 +187,6 @@ def _names_type(options: dict[str, str]) -> bool:
     wanted = [options.get(name, "") for name in ("gpus", "gpus-per-node", "gpus-per-task")]
     has_kind = any(not text.isdecimal() for text in wanted if text)
     return bool(options.get("partition") or options.get("gres") or has_kind)
-
-
-async def _gpu_types(client: Client) -> tuple[str, ...]:
-    rows = await cell.nodes(client)
-    return tuple(sorted({kind for row in rows for kind in words.node_types(row)}))
 
 
 async def _job_ids(client: Client, dependency: str) -> dict[str, str]:

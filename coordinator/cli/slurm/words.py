@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.api import JobRow, NodeRow
 from common.faults import NODE_FAULT
-from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, Pool, is_mig
+from common.model import FINAL_JOB_STATES, DependencyKind, Gate, JobState, NodeRole, is_mig
 from common.node_labels import label_text
 from coordinator.cli.slurm.cell import request_of
 
@@ -155,9 +155,12 @@ def nodes_of(row: JobRow) -> tuple[str, ...]:
 
 
 def node_count(row: JobRow) -> int:
-    """Slurm's number of nodes: one for each worker, also for those that are done."""
+    """Slurm's number of nodes: one for each worker that is there, of a job that ended for each
+    worker of its largest gang.
+    """
     if row.state in FINAL_JOB_STATES:
-        return request_of(row).ran_workers or row.min_workers
+        asked = request_of(row)
+        return asked.most_workers or asked.ran_workers or row.min_workers
     return max(row.worker_count, row.min_workers)
 
 
@@ -172,6 +175,13 @@ def elapsed_s(row: JobRow, now_s: float) -> float:
     if begun_s is None:
         return 0.0
     return max(0.0, (now_s if row.finished_at_s is None else row.finished_at_s) - begun_s)
+
+
+def cpu_s(row: JobRow, now_s: float) -> float:
+    """CPU-seconds of the present attempt of a job: its gang may have grown and shrunk."""
+    asked = request_of(row)
+    worker_s = asked.worker_s or elapsed_s(row, now_s) * node_count(row)
+    return max(1, asked.cpus_per_worker) * (worker_s if started_s(row) is not None else 0.0)
 
 
 def end_s(row: JobRow) -> float | None:
@@ -263,11 +273,9 @@ NODE_COMPACT = {
 
 
 def features(row: NodeRow) -> str:
-    """The pool of a node, the service that lends it, and its labels."""
-    pool = "lent" if row.role == NodeRole.ON_LOAN else str(row.home_pool)
-    service = [row.service] if row.home_pool == Pool.INFERENCE else []
+    """The labels of a node, each as `--constraint` takes it; `(null)` without any."""
     labels = row.labels or {}
-    return ",".join([pool, *service, *(label_text(key, labels[key]) for key in sorted(labels))])
+    return ",".join(label_text(key, labels[key]) for key in sorted(labels)) or "(null)"
 
 
 def node_gres(row: NodeRow) -> str:

@@ -43,6 +43,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
         user=event.user,
         submitted_at_s=ctx.now_s,
         throttle=asked.throttle,
+        unstarted=Places(),
     )
     count = len(array.indices)
     array.waiting.add(0, count - 1)
@@ -159,6 +160,8 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
     taken = array.waiting.take(chosen)
     for first, last in taken.spans:
         array.cancelled.add(first, last)
+        if array.unstarted is not None:
+            array.unstarted.add(first, last)
     if taken:
         usage.record_cancelled_tasks(ctx, array, taken)
     for job_id in list(ctx.state.dependents):

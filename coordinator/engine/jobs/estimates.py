@@ -117,7 +117,22 @@ def settle_work(job: JobEntry, now_s: float) -> None:
     if job.attempt.ran_at_s is not None and elapsed_s > 0:  # a gang's workers end together
         clock.worker_s += pace(job) * elapsed_s
         clock.attained_gpu_s += computing_gpus(job) * elapsed_s
+        held = _held_workers(job)
+        clock.held_worker_s += held * elapsed_s
+        clock.most_workers = max(clock.most_workers, held)
     clock.at_s = now_s
+
+
+def _held_workers(job: JobEntry) -> int:
+    """Its workers that were ordered to run, also those that end now; none while it is suspended."""
+    if job.attempt.ran_at_s is None or job.state == JobState.SUSPENDED:
+        return 0
+    return sum(worker.order == OrderPhase.RUN for worker in job.workers.values())
+
+
+def held_worker_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds that its present or latest attempt has used until now."""
+    return job.clock.held_worker_s + _held_workers(job) * max(0.0, now_s - job.clock.at_s)
 
 
 def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_s: float) -> None:
@@ -132,8 +147,12 @@ def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_
     del job.workers[worker.key.worker_index]
     if job.attempt.ran_at_s is None or worker.order != OrderPhase.RUN:
         return
-    over_s = until_s - max(ended_at_s, job.attempt.ran_at_s)
-    if over_s <= 0 or now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
+    began_s = max(ended_at_s, job.attempt.ran_at_s)
+    if now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
+        return
+    job.clock.held_worker_s = max(0.0, job.clock.held_worker_s - max(0.0, now_s - began_s))
+    over_s = until_s - began_s
+    if over_s <= 0:
         return
     over_gpu_s = len(worker.gpu_uuids) * worker.share * over_s
     job.clock.attained_gpu_s = max(0.0, job.clock.attained_gpu_s - over_gpu_s)

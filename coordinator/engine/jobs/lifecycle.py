@@ -392,7 +392,8 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.attempt.endpoint = (job.store or job.workers[min(job.workers)]).endpoint
     job.attempt.gang_deadline_s = None
     job.attempt.ran_at_s = job.clock.at_s = ctx.now_s
-    job.clock.worker_s = 0.0
+    job.clock.worker_s = job.clock.held_worker_s = 0.0
+    job.clock.most_workers = 0
     job.saves.attained_gpu_s = job.clock.attained_gpu_s
     job.estimate.measured_left_s = None
     job.suspension.before_attempt_s = job.suspension.total_s

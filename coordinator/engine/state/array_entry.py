@@ -92,6 +92,8 @@ class ArrayEntry(Struct, kw_only=True):
     live: the jobs of its tasks that have not ended, each with its place, in order of entering.
     in_line: those of them that wait.
     succeeded, failed, cancelled: places of tasks by how they ended.
+    unstarted: places of those cancelled tasks that were in no line then; None: an earlier version
+        began this array.
     taken_back: places of tasks that left the line again, and were counted as submitted before.
     cancelled_by: the person who asked for the end of the whole array; empty: no person did.
     exit_code: of its failed tasks the code that is farthest from 0; None: no task had one.
@@ -115,6 +117,7 @@ class ArrayEntry(Struct, kw_only=True):
     succeeded: Places = field(default_factory=Places)
     failed: Places = field(default_factory=Places)
     cancelled: Places = field(default_factory=Places)
+    unstarted: Places | None = None
     taken_back: Places = field(default_factory=Places)
     cancelled_by: str = ""
     exit_code: int | None = None

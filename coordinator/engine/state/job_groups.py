@@ -46,6 +46,10 @@ class WorkClock(Struct, kw_only=True):
     """GPU-seconds of computing in all attempts."""
     progress_gpu_s: float = 0.0
     """GPU-seconds attained at its last progress report."""
+    held_worker_s: float = 0.0
+    """Seconds of this attempt's workers from their order to run to their end, at any speed."""
+    most_workers: int = 0
+    """The most workers of this attempt that were there at one time."""
 
 
 class SaveEntry(Struct, frozen=True):

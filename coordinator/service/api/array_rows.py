@@ -52,13 +52,13 @@ def row(
         error=_error(array),
         blockers=_blockers(engine, array) if in_full or array.state == JobState.PENDING else (),
         gate=start_gate.kind(array) or UNSET,
-        array=_counts(array, has_ranges=has_ranges or in_full),
+        array=_counts(array, has_ranges=has_ranges or in_full, in_full=in_full),
         number=array.number if in_full else UNSET,
         request=array_request(engine, array) if in_full else UNSET,
     )
 
 
-def _counts(array: ArrayEntry, *, has_ranges: bool) -> ArrayRow:
+def _counts(array: ArrayEntry, *, has_ranges: bool, in_full: bool) -> ArrayRow:
     running = Places()
     for job_id, place in array.live.items() if has_ranges else ():
         if job_id not in array.in_line:
@@ -85,6 +85,9 @@ def _counts(array: ArrayEntry, *, has_ranges: bool) -> ArrayRow:
         ranges={
             state: array.text_of(places) for state, places in by_state.items() if places
         } if has_ranges else {},
+        unstarted=UNSET
+        if array.unstarted is None or not in_full
+        else array.text_of(array.unstarted),
     )  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
+
 from common import arrays as array_text
 from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeue, Throttle
 from common.errors import ConfigError
-from common.model import FINAL_JOB_STATES, JobChange, JobId, JobSpec
+from common.model import FINAL_JOB_STATES, NODE_FIELDS, JobChange, JobId, JobSpec
 from coordinator.engine.jobs import array_orders, arrays, changes, person_orders, prerun_spec
 from coordinator.engine.jobs.start_gate import Gated, id_of
 from coordinator.engine.state.array_entry import ArrayEntry
@@ -229,7 +231,16 @@ class JobOrders:
             self._check_change(one, change)
             raise Refusal(ApiErrorCode.CONFLICT, _moved(one), "job_id")
         words = changes.in_words(before, change)
-        return Done(detail=f"{_what(one)} {id_of(one)} is changed: {words}")
+        return Done(
+            detail=f"{_what(one)} {id_of(one)} is changed: {words}{self._warned(one, change)}"
+        )
+
+    def _warned(self, one: Gated, change: JobChange) -> str:
+        """That no node fits what a change asks of nodes; empty if one does."""
+        if all(getattr(change, name) is UNSET for name in NODE_FIELDS):
+            return ""
+        why = self._coordinator.engine.explain.why_no_node(_spec(one))
+        return f"; warning: {why}" if why else ""
 
     def _check_change(self, one: Gated, change: JobChange) -> None:
         if isinstance(one, ArrayEntry):

@@ -39,7 +39,14 @@ from common.model import (
     ServiceName,
 )
 from coordinator.engine.engine import Engine
-from coordinator.engine.jobs import arrays, ended_workers, prerun_spec, stalls, start_gate
+from coordinator.engine.jobs import (
+    arrays,
+    ended_workers,
+    estimates,
+    prerun_spec,
+    stalls,
+    start_gate,
+)
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs.gpu_sharing import keys_of
 from coordinator.engine.jobs.start_gate import Gated
@@ -102,11 +109,11 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float, in_full: bool = Fals
         array_id=job.array_task.array_id if job.array_task else UNSET,
         array_index=job.array_task.index if job.array_task else UNSET,
         number=job.number if in_full else UNSET,
-        request=_request(engine, job) if in_full else UNSET,
+        request=_request(engine, job, now_s) if in_full else UNSET,
     )
 
 
-def _request(engine: Engine, job: JobEntry) -> RequestRow:
+def _request(engine: Engine, job: JobEntry, now_s: float) -> RequestRow:
     ran = [one for one in ended_workers.of_attempt(job, None).values() if not one.key.is_store]
     return RequestRow(
         **_asked(prerun_spec.submitted(job)),
@@ -116,6 +123,8 @@ def _request(engine: Engine, job: JobEntry) -> RequestRow:
         array_index=job.array_task.index if job.array_task else None,
         attempt_started_at_s=job.attempt.ran_at_s,
         waits_for=_waits_for(engine, job),
+        most_workers=job.clock.most_workers or min(len(ran), job.spec.workers.max),
+        worker_s=estimates.held_worker_s(job, now_s),
     )
 
 

@@ -130,6 +130,22 @@ def test_srun_starts_the_tasks_of_the_node_each_with_its_own_gpus(tmp_path: Path
     assert log.endswith("code 3\n")
 
 
+def test_srun_labels_whole_lines_of_both_outputs_and_names_the_node(tmp_path: Path) -> None:
+    """A line without an end gets one, so that the next task's line begins behind it."""
+    script = "#!/bin/sh\nsrun -l sh -c 'printf out; printf err >&2; exit $SLURM_PROCID'"
+    code, log = ran(script, tmp_path=tmp_path)
+    assert code == 1
+    assert sorted(log.splitlines()) == sorted(
+        [
+            "0: out",
+            "0: err",
+            "1: out",
+            "1: err",
+            "srun: error: gpu-1: task 1: Exited with exit code 1",
+        ]
+    )
+
+
 def test_a_step_on_one_node_runs_on_the_first_alone(tmp_path: Path) -> None:
     """Each node runs the script, so `srun -N1 -n1` is how something is done once."""
     script = "#!/bin/sh\nsrun -N1 -n1 echo here"

@@ -99,7 +99,13 @@ def test_dependencies_are_shown_in_slurm_s_form() -> None:
 def array() -> JobRow:
     """Array 6: two tasks run, one waits, two were cancelled, and one of these had started."""
     ranges = {"waiting": "2", "running": "0-1", "cancelled": "3-4"}
-    counts = {"waiting": 1, "running": 2, "succeeded": 0, "failed": 0, "cancelled": 2}
+    counts: dict[str, Any] = {
+        "waiting": 1,
+        "running": 2,
+        "succeeded": 0,
+        "failed": 0,
+        "cancelled": 2,
+    }
     tasks = ArrayRow(indices="0-4", throttle=2, tasks=5, ranges=ranges, **counts)
     return replace(row(6, array=tasks, worker_count=4, blockers=(BOUND,)), request=asked())
 
@@ -140,8 +146,8 @@ def test_tasks_that_were_cancelled_before_they_started_are_one_line_of_sacct() -
     lines = slurm(of, "sacct", "-nXP", "-j", "6", "-o", "JobID,State,Elapsed,Start").out
     assert lines.splitlines() == [
         "6_[2%2]|PENDING|00:00:00|Unknown",
-        "6_[3]|CANCELLED|00:00:00|Unknown",
         *(f"6_{index}|RUNNING|00:03:00|{times.instant(NOW_S - 180.0)}" for index in range(2)),
+        "6_[3]|CANCELLED|00:00:00|Unknown",
         f"6_4|CANCELLED|00:03:00|{times.instant(NOW_S - 180.0)}",
     ]
     assert "6_[3]" not in slurm(of, "squeue", "-h", "-o", "%i").out
@@ -267,14 +273,14 @@ def test_sinfo_groups_nodes_by_partition_and_state() -> None:
     ]
 
 
-def test_sinfo_by_node_shows_what_is_lent_and_why_a_node_is_closed() -> None:
-    """`%f` and `%E` have Aryl's words, and `%f` the labels of a node behind them."""
+def test_sinfo_by_node_shows_the_labels_and_why_a_node_is_closed() -> None:
+    """`%f` has the labels of a node and nothing else: `--constraint` takes what it lists."""
     i2 = replace(NODES[5], labels={"rack": "r7", "nvlink": ""})
     of = cell(nodes=(*NODES[:5], i2, *NODES[6:]))
     lines = slurm(of, "sinfo", "-N", "-h", "-p", "all", "-n", "i2,t4", "-o", "%N %G %f %E").out
     assert lines.splitlines() == [
-        "t4 gpu:A100-SXM4-80GB:8 training fan",
-        "i2 gpu:H100_80GB_HBM3:8 lent,chat,nvlink,rack=r7 none",
+        "t4 gpu:A100-SXM4-80GB:8 (null) fan",
+        "i2 gpu:H100_80GB_HBM3:8 nvlink,rack=r7 none",
     ]
     assert slurm(of, "sinfo", "-o", "%P").out.split()[:2] == ["PARTITION", "all*"]
     assert slurm(of, "sinfo", "-R", "-h", "-o", "%N|%E").out.splitlines()[:2] == [

@@ -20,6 +20,7 @@ from common.api import (
 from common.history import JobRecord, Requested
 from common.messages import Message
 from common.model import ArraySpec, JobSpec, JobState
+from coordinator.cli.slurm import cell as cell_reads
 from coordinator.cli.slurm import past, sacct
 from coordinator.cli.slurm.cell import of_tasks
 from coordinator.service.coordinator import Coordinator
@@ -98,16 +99,18 @@ def ended_job(number: int, **changes: object) -> EndedJobRow:
     return EndedJobRow(number=number, job=replace(job, **changes))
 
 
-def with_past(*rows: JobRow) -> FakeCell:
-    """A cell that knows some jobs, and whose history has 15, 16 and two tasks of array 6."""
-    of = cell(*rows)
+def with_past(*rows: JobRow | EndedJobRow) -> FakeCell:
+    """A cell that knows some jobs; its history has 15, 16, two tasks of array 6, and others."""
+    of = cell(*(each for each in rows if isinstance(each, JobRow)))
     task = {"array_number": 6, "array_indices": "0"}
-    never = {"array_number": 6, "array_indices": "2-4", "state": "cancelled", "exit_code": None}
+    never = {"array_number": 6, "array_indices": "2-4", "state": "cancelled", "exit_code": None,
+             "started_at_s": None}  # fmt: skip
     past_jobs = (
         ended_job(7, job_id="j6_0", **task),
         ended_job(6, job_id="j6_[2-4]", attempt_started_at_s=None, **never),
         ended_job(15),
         ended_job(16, failure="cpu_out_of_memory"),
+        *(each for each in rows if isinstance(each, EndedJobRow)),
     )
 
     def ended(request: ListEndedJobs) -> EndedJobs:
@@ -153,6 +156,50 @@ def test_sacct_chooses_among_forgotten_jobs_as_among_others() -> None:
     ):
         found = slurm(with_past(), "sacct", "-nP", "-o", "JobID", *options.split())
         assert (found.code, found.err, found.out.split()) == (0, "", numbers), options
+
+
+def test_sacct_shows_the_largest_gang_and_what_the_workers_used() -> None:
+    """An elastic job has no more nodes than it had at one time, however many workers it began."""
+    used = {"workers": 4, "worker_s": 172.0, "requested": Requested(cpus_per_worker=2)}
+    of = with_past(ended_job(20, **used))
+    names = "AllocNodes,AllocCPUS,ReqNodes,ReqCPUS,CPUTimeRAW,ElapsedRaw,AllocTRES"
+    assert slurm(of, "sacct", "-nP", "-j", "20", "-o", names).out == (
+        "4|8|1|2|344|100|billing=32,cpu=8,gres/gpu=32,node=4\n"
+    )
+
+
+async def test_a_forgotten_task_that_was_in_the_line_is_no_cancelled_range() -> None:
+    """Its row comes from the history, which a caller may not see; the array shows the others."""
+    sweep = replace(make_spec("sweep"), array=ArraySpec(indices="3-9", throttle=1))
+    async with Cell(training=2) as service:
+        coordinator = await service.lead()
+        await run_and_cancel(service, coordinator, sweep)
+        coordinator.engine.state.jobs.clear()
+        known = (await asked(service, ListJobs(in_full=True), Jobs)).rows
+    assert [cell_reads.number_of(each) for each in of_tasks(known, live_only=False)] == ["1_[4-9]"]
+
+
+def test_sacct_orders_forgotten_tasks_by_index() -> None:
+    """The history has them in the order of their ends."""
+    tasks = (ended_job(number, job_id=f"j9_{index}", array_number=9, array_indices=str(index))
+             for number, index in ((31, 10), (32, 2), (33, 0)))  # fmt: skip
+    found = slurm(with_past(*tasks), "sacct", "-nP", "-j", "9", "-o", "JobID")
+    assert found.out.split() == ["9_0", "9_2", "9_10"]
+
+
+def test_sacct_of_a_span_shows_the_jobs_that_ran_in_it_as_running() -> None:
+    """With -s R also those that have ended since; not one that runs now and began later."""
+    of = with_past(row(17))
+    for span, numbers in (
+        ("-S now-13minutes -E now-12minutes", ["6_0", "15", "16"]),
+        ("-S now-1minute", ["17"]),
+        ("-S now-20minutes -E now-14minutes", []),
+    ):
+        found = slurm(of, "sacct", "-naP", "-s", "R", "-o", "JobID", *span.split())
+        assert found.out.split() == numbers, span
+    found = slurm(of, "sacct", "-S", "now", "-E", "now-1minute")
+    assert (found.code, found.out) == (1, "")
+    assert "--starttime" in found.err and "is after --endtime" in found.err
 
 
 def test_sacct_shows_no_state_on_the_way_to_another() -> None:

@@ -244,3 +244,11 @@ def test_the_commands_load_no_package_of_the_terminal() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_a_list_that_names_an_unknown_node_is_noted() -> None:
+    """The job is submitted: a node that is new has not reported yet."""
+    found = slurm(cell(), "sbatch", "-x", "nosuch[1-2],t0", "-w", "t1,other", types="#!/bin/sh\n")
+    assert (found.code, found.out) == (0, "Submitted batch job 17\n")
+    assert "note: --exclude: the cell has no node nosuch[1-2]\n" in found.err
+    assert "note: --nodelist: the cell has no node other\n" in found.err

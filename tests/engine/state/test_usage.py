@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 
+from common.api import RequestRow
 from common.history import (
     AttemptRecord,
     HistoryLine,
@@ -15,7 +16,7 @@ from common.history import (
     LossRecord,
     StoryKind,
 )
-from common.model import JobState
+from common.model import JobState, NodeName
 from coordinator.engine.state.accounting import queueing_s
 from coordinator.engine.state.events import (
     JobCancelRequested,
@@ -28,7 +29,7 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim, Resize
 from coordinator.policies.contract.decisions import Placement as At
 from coordinator.service.api.history_reads import open_facts
-from coordinator.service.api.rows import history_lines
+from coordinator.service.api.rows import history_lines, job_row
 from coordinator.service.history.facts import Fact, facts
 from coordinator.service.history.usage_sum import Sums, Totals
 from coordinator.sim.run.cluster import Delays
@@ -140,6 +141,32 @@ def test_a_job_has_an_account_of_its_attempts_and_of_its_whole_life() -> None:
     [loan] = records(house, StoryKind.LOAN)
     assert isinstance(loan, LoanRecord)
     assert (loan.service, loan.outcome, loan.preemptions) == (CHAT, "returned", 1)
+
+
+def test_an_elastic_job_has_its_largest_gang_and_the_time_of_its_workers() -> None:
+    """Workers that came and went one after the other were never there together."""
+    house = House()
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, "t0")
+    house.wait(50.0)
+    more = At(node=NodeName("t1"), worker_count=1)
+    for _ in range(3):
+        house.decide(Resize(job_id=job.job_id, added=(more,), reason="room"))
+        house.wait(50.0)
+        last = max(job.workers)
+        house.decide(Resize(job_id=job.job_id, removed_workers=(last,), reason="need"))
+        house.wait(100.0)
+    ran_at_s = job.attempt.ran_at_s or 0.0
+    lived_s = house.sim.loop.now_s - ran_at_s
+    house.sim.handle(JobCancelRequested(job_id=job.job_id, by="trace/ann"))
+    house.wait(40.0)
+    [account] = records(house, StoryKind.JOB)
+    assert isinstance(account, JobRecord)
+    assert account.workers == 2
+    assert lived_s + 150.0 * 0.5 < account.worker_s <= sum(account.held_gpu_s.values()) / 8
+    row = job_row(house.engine, job, now_s=house.sim.loop.now_s, in_full=True)
+    assert isinstance(row.request, RequestRow)
+    assert (row.request.most_workers, row.request.worker_s) == (2, account.worker_s)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -135,6 +135,20 @@ async def test_a_changed_job_is_still_the_one_of_its_request() -> None:
         assert isinstance(refused, ApiError) and refused.code == ApiErrorCode.CONFLICT
 
 
+async def test_a_change_to_labels_that_no_node_has_warns() -> None:
+    """The order is carried out: a node may get the label."""
+    async with Cell() as cell:
+        await cell.lead()
+        job = await _submit(cell, "first", is_held=True)
+        reply = await cell.ask(Change(job_id=job, require=("nvlink",)))
+        assert isinstance(reply, Done)
+        assert reply.detail.endswith(
+            "; warning: can never run here: no node has nvlink, which it requires"
+        )
+        reply = await cell.ask(Change(job_id=job, priority=3))
+        assert isinstance(reply, Done) and "warning" not in reply.detail
+
+
 async def test_a_description_says_what_a_job_waits_for() -> None:
     """In its row by a word, in its reasons by a sentence; a submitter hears it at once."""
     async with Cell() as cell:
