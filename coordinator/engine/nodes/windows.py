@@ -9,6 +9,9 @@ A lent node is called home so early that the reclaim deadline of its service end
 the window, and it is not lent any more one lease TTL before that. Limits of jobs do not count on
 it: a loan may end at any time, and takes no more starts once it is about to.
 
+From the instant at which a node is not lent any more, its service counts it as gone. Lent nodes
+that replace it are then called home, and are home when the window begins.
+
 A window is an order of an operator and is kept in the state: it survives a change of leader, and
 holds while the cell is frozen.
 """

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from math import inf
 
-from common.model import NodeName
+from common.model import NodeName, NodeRole
 from coordinator.engine.engine import Engine
 from coordinator.engine.nodes import windows
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WindowEntry
+from coordinator.policies.aryl.lending.balance import balance
+from coordinator.policies.contract.text import counted
 
+_COMES = (NodeRole.VACATING, NodeRole.WARMING)
+_AWAY = (NodeRole.LOST, NodeRole.QUARANTINED)
 NAMED = 6
 """Jobs that one answer names; more are counted."""
 
 
 def ordered(engine: Engine, target: str) -> str:
     """What the order of a window just did: when it begins, the jobs that will still be there by
-    their time limits, and the loan that ends for it.
+    their time limits, the loan that ends for it, and a service that has too few nodes then.
     """
     node = engine.state.nodes.get(NodeName(target))
     window = None if node is None else engine.state.windows.get(node.name)
@@ -30,7 +34,39 @@ def ordered(engine: Engine, target: str) -> str:
         said.append(f"still there then: {still}")
     if home := _home(engine, node, window, now_s):
         said.append(home)
+    if short := too_few(engine, node, window):
+        said.append(short)
     return "; ".join(said)
+
+
+def too_few(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
+    """A warning that the service of a node has fewer nodes than it needs when the window begins,
+    because there is none to call home, or none that is home by then; empty without that.
+    """
+    snapshot = engine.snapshot()
+    service = next((one for one in snapshot.services if one.name == node.service), None)
+    if service is None:
+        return ""
+    lent, serving = 0, 0
+    for one in engine.state.nodes.values():
+        if one.service == node.service and _is_open_at(engine, one, window.at_s):
+            lent += one.lease is not None
+            serves = one.serving_since_s is not None or one.role in _COMES
+            serving += one.lease is None and serves
+    needed = balance(snapshot, service).needed
+    if lent + serving < needed:
+        have, rest = lent + serving, "no lent node can replace it"
+    elif serving < needed and window.home_from_s < engine.state.now_s:
+        have, rest = serving, "lent nodes that are called home now may come after that"
+    else:
+        return ""
+    return f"warning: {service.name} needs {needed} and has {counted(have, 'node')} then: {rest}"
+
+
+def _is_open_at(engine: Engine, node: NodeEntry, at_s: float) -> bool:
+    window = engine.state.windows.get(node.name)
+    is_there = not node.cordon.is_cordoned and node.role not in _AWAY
+    return is_there and (window is None or window.at_s > at_s)
 
 
 def still_there(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
@@ -72,6 +108,8 @@ def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
         said.append(f"by their time limits these jobs are still there then: {still}")
     if home := _home(engine, entry, window, now_s):
         said.append(home)
+    if short := too_few(engine, entry, window):
+        said.append(short)
     return said
 
 

@@ -19,8 +19,11 @@ from common.api import (
     WindowRow,
 )
 from common.messages import encode
-from common.model import JobState
-from coordinator.engine.state.events import OperatorAction
+from common.model import JobState, NodeName
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.policies.contract.decisions import Loan
+from coordinator.service.api import explain_windows
+from tests.engine.house import CHAT, House
 from tests.service.cell import Cell, make_settings
 from tests.service.steps import job, running
 from tests.tables import each_row
@@ -81,6 +84,30 @@ async def test_a_drained_node_stays_drained_and_the_answer_says_so() -> None:
         assert isinstance(answer, Done)
         assert answer.detail.startswith("drain_at t0: node t0 is drained already")
         assert (await row(cell)).window is msgspec.UNSET
+
+
+@each_row(
+    ("lent", "closes", "in_s", "warns"),
+    [
+        ((), ("i0",), 500.0, ""),
+        ((), ("i0", "i1"), 500.0, "0 nodes then: no lent node can replace it"),
+        (("i1",), ("i0",), 500.0, ""),
+        (("i1",), ("i0",), 50.0, "0 nodes then: lent nodes that are called home now may come"),
+    ],
+)
+def test_the_answer_warns_when_a_service_has_too_few_nodes_then(
+    lent: tuple[str, ...], closes: tuple[str, ...], in_s: float, warns: str
+) -> None:
+    """None is left to call home, or none can be home by then."""
+    house = House(training=1)
+    for node in lent:
+        house.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
+        house.wait(30.0)
+    for node in closes:
+        house.sim.handle(OperatorAsked(action=A.DRAIN_AT, by="ops/me", target=node, in_s=in_s))
+    said = explain_windows.ordered(house.engine, closes[-1])
+    assert ("warning: chat needs 1 and has " in said) == bool(warns)
+    assert warns in said
 
 
 @each_row("in_s", [0.0, -5.0, MAX_WINDOW_S + 1.0, float("nan"), "soon"])
