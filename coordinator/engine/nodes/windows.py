@@ -23,9 +23,11 @@ from collections.abc import Iterable
 from math import inf
 
 from common.model import JobId, JobState, NodeName, Pool
+from coordinator.engine.jobs import node_selection
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import recall
 from coordinator.engine.nodes import maintenance
+from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WindowEntry
 from coordinator.policies.contract.text import some
@@ -206,10 +208,22 @@ def why_not_on(ctx: Context, job: JobEntry, node: NodeEntry, *, is_new: bool) ->
     return f"{_closes(ctx, [node.name], window.at_s)}, {_too_long(job, end_s - window.at_s)}"
 
 
+def could_host(job: JobEntry, node: NodeEntry) -> bool:
+    """Whether a job may use a node by its labels and its GPUs, whatever is on it now."""
+    fits = any(
+        job.spec.gpu.accepts(kind) and node.count_of(kind) >= job.spec.gpus_per_worker
+        for kind in mixed_nodes.kinds(node)
+    )
+    return fits and not node_selection.why_not_on(job.spec, node)
+
+
 def why_waiting(ctx: Context, job: JobEntry) -> tuple[str, ...]:
-    """Which nodes a job that waits leaves alone because they close; a sentence for each instant."""
+    """Which nodes that could host a job it leaves alone because they close; a sentence for each
+    instant.
+    """
     groups: list[tuple[float, list[NodeName]]] = []
-    for at_s, name in sorted((ctx.state.windows[name].at_s, name) for name in barred(ctx, job)):
+    hosts = [name for name in barred(ctx, job) if could_host(job, ctx.state.nodes[name])]
+    for at_s, name in sorted((ctx.state.windows[name].at_s, name) for name in hosts):
         if not groups or at_s - groups[-1][0] > TOGETHER_S:
             groups.append((at_s, []))
         groups[-1][1].append(name)

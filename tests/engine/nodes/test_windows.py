@@ -116,6 +116,23 @@ def test_an_explanation_names_the_window() -> None:
     assert not any("failed there" in why for why in whys)
 
 
+def test_an_explanation_names_no_window_that_does_not_concern_the_job() -> None:
+    """Of a node that the job may not use, or that is too small for a worker, none is named."""
+    house = House(inference=0, delays=QUICK)
+    house.engine.policy = policy("aryl")
+    house.sim.handle(OperatorAsked(action=A.LABEL, by="ops/me", target="t0", value="rack=r1"))
+    for node in ("t0", "t1"):
+        ask(house, node=node)
+    blockers = house.engine.explain.blockers
+    mine = blockers(house.submit("mine", require=("rack",)).job_id)
+    assert "t0 closes in 1000 s, and mine has no time limit" in mine
+    assert not any("t1" in why for why in mine)
+    large = blockers(house.submit("large", gpus_per_worker=16).job_id)
+    assert not any("close" in why for why in large)
+    any_node = blockers(house.submit("any").job_id)
+    assert "t0, t1 close in 1000 s, and any has no time limit" in any_node
+
+
 def test_what_is_left_of_its_limit_decides_whether_a_job_grows() -> None:
     """Its attempt has run for a while; one that moves there has its whole limit before it again."""
     house = House(training=3, delays=QUICK)
