@@ -150,15 +150,22 @@ def test_a_window_is_shown_where_nodes_are() -> None:
 
 
 def test_who_waits_for_a_window_waits_for_its_begin_and_its_end() -> None:
-    """A node without jobs is not drained before; one that an operator opened again is not."""
+    """One line says so, then one for each change of the jobs that are left. An uncordon ends it."""
     row = node_row(jobs=(), window=WindowRow(at_s=NOW_S + 5.0, left_s=5.0, reason="by ops/me"))
     begun = node_row(jobs=(), is_cordoned=True, is_draining=True)
+    later = node_row(jobs=(), window=WindowRow(at_s=NOW_S + 5.0, left_s=4.0, reason=""))
+    busy = msgspec.structs.replace(begun, jobs=("j1",))
     here = cell()
-    looks = [node_row(jobs=()), row, row, begun]
+    looks = [node_row(jobs=()), row, later, busy, busy, begun]
     here.answers[Describe] = [Description(kind="node", name="t0", node=one) for one in looks]
     run = aryl(here, "node", "drain", "t0", "--at", "now+5", "--wait")
     assert run.code == 0
     assert sum(isinstance(one, Describe) for one in here.asked) == len(looks)
+    lines = [line for line in run.err.splitlines() if line.startswith("node t0 ")]
+    assert lines == [
+        "node t0 closes at 22:13, in 5s: waiting until then",
+        "node t0 is training (draining), with j1",
+    ]
     here.answers[Describe] = [
         Description(kind="node", name="t0", node=one) for one in (node_row(), row, node_row())
     ]
