@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from math import inf
+from typing import NamedTuple
 
 from common.model import JobId, JobState, NodeName, Pool
 from coordinator.engine.jobs import node_selection
@@ -290,14 +291,30 @@ class Barred:
 # --- what an order would find ---------------------------------------------------------------------
 
 
-def still_there(ctx: Context, node: NodeEntry, at_s: float) -> dict[JobId, float]:
-    """The jobs on a training node whose time limit does not end them before an instant, and when it
-    does; infinite without a limit.
+class Still(NamedTuple):
+    """A job that a window finds on its node.
+
+    over_s: how much later its time limit would end it; infinite without a limit.
+    is_preempted: it has more than flexible workers there. These alone are released, and it runs on.
     """
-    found: dict[JobId, float] = {}
-    if node.home_pool == Pool.TRAINING:
-        for job, worker in loans_lifecycle.held_on(ctx, node):
-            end_s = ends_at_s(ctx, job)
-            if worker.stop is None and job.after_vacating is None and end_s > at_s:
-                found[job.job_id] = end_s
+
+    over_s: float
+    is_preempted: bool
+
+
+def clears_at_s(node: NodeEntry, window: WindowEntry) -> float:
+    """When workers must leave a node for its window: a lent one is called home before it begins."""
+    return window.at_s if node.lease is None else window.home_from_s
+
+
+def still_there(ctx: Context, node: NodeEntry, window: WindowEntry) -> dict[JobId, Still]:
+    """The jobs on a node whose time limit does not end them before they must leave it."""
+    found: dict[JobId, Still] = {}
+    at_s = clears_at_s(node, window)
+    for job, worker in loans_lifecycle.held_on(ctx, node):
+        over_s = ends_at_s(ctx, job) - at_s
+        if worker.stop is None and job.after_vacating is None and over_s > 0:
+            was = found.get(job.job_id)
+            is_preempted = not worker.is_flexible or (was is not None and was.is_preempted)
+            found[job.job_id] = Still(over_s, is_preempted)
     return found
