@@ -51,6 +51,11 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("text", "in_s"),
     [
         ("now+2hours", 2 * HOUR_S),
+        ("now+3h", 3 * HOUR_S),
+        ("now+30m", 1800.0),
+        ("now+30min", 1800.0),
+        ("now+5s", 5.0),
+        ("now+1d", 24 * HOUR_S),
         ("now+90", 90.0),
         ("2027-01-15T09:00:00+00:00", HOUR_S),
         ("2027-01-15 11:00+02:00", HOUR_S),
@@ -67,12 +72,26 @@ def test_a_time_is_read_as_iso_or_as_slurm_has_it(text: str, in_s: float) -> Non
 
 
 @each_row(
-    "text", ["07:59", "now", "now-1hour", "today", "2026-01-01", "2031-01-01", "soon", "25:00", ""]
+    "text",
+    [
+        "07:59",
+        "now",
+        "now-1hour",
+        "today",
+        "2026-01-01",
+        "2031-01-01",
+        "soon",
+        "25:00",
+        "",
+        "now+3x",
+    ],
 )
 def test_a_time_that_is_past_too_far_or_none_names_the_option(text: str) -> None:
-    """And what was expected."""
-    with pytest.raises(ConfigError, match=f"--at: {re.escape(repr(text))}.*expected"):
+    """And what was expected: no time that is past."""
+    with pytest.raises(ConfigError, match=f"--at: {re.escape(repr(text))}.*expected") as refused:
         Window.at(text, now_s=EIGHT_S)
+    assert "now-" not in str(refused.value).partition("expected")[2]
+    assert "today" not in str(refused.value).partition("expected")[2]
 
 
 def test_such_a_time_is_refused_before_anything_is_asked() -> None:
