@@ -156,12 +156,16 @@ def test_nothing_is_ordered_where_one_node_is_unknown() -> None:
 
 
 def test_a_window_is_shown_where_nodes_are() -> None:
-    """In local time, and from now."""
+    """In local time, with seconds where it is near, and from now."""
     soon = WindowRow(at_s=EIGHT_S + 2 * HOUR_S, left_s=2 * HOUR_S, reason="by ops/me: fan")
     row = node_row(window=soon)
     assert plain_text.role(row) == "training (closes at 10:00, in 2h)"
     far = msgspec.structs.replace(soon, at_s=EIGHT_S + 86_400.0, left_s=86_400.0)
     assert plain_text.closes(far) == "closes at Sat 2027-01-16 08:00, in 1d"
+    near = msgspec.structs.replace(soon, at_s=EIGHT_S + 116.9, left_s=116.9)
+    assert plain_text.closes(near) == "closes at 08:01:57, in 1m 57s"
+    even = msgspec.structs.replace(soon, at_s=EIGHT_S + 119.9, left_s=119.9)
+    assert plain_text.closes(even) == "closes at 08:02, in 2m"
     here = cell()
     here.answers[Describe] = Description(kind="node", name="t0", node=row)
     run = aryl(here, "node", "describe", "t0")
@@ -182,7 +186,7 @@ def test_who_waits_for_a_window_waits_for_its_begin_and_its_end() -> None:
     assert sum(isinstance(one, Describe) for one in here.asked) == len(looks)
     lines = [line for line in run.err.splitlines() if line.startswith("node t0 ")]
     assert lines == [
-        "node t0 closes at 22:13, in 5s: waiting until then",
+        "node t0 closes at 22:13:25, in 5s: waiting until then",
         "node t0 is training (draining), with j1",
     ]
     here.answers[Describe] = [
