@@ -218,9 +218,16 @@ def _against_jobs(
     window: Window | None = None,
     promise: str = "",
 ) -> tuple[str, ...]:
+    """Give an order to nodes; returns their names, with those that were drained already."""
+    drained: list[str] = []
+
     async def find(client: Client) -> tuple[tuple[str, ...], set[str]]:
         found = [await name_of(client, node) for node in nodes]  # all before the first order
-        return tuple(found), set(found)
+        for name in drained:
+            undo = f"aryl node uncordon {name}"
+            say(f"node {name} is drained already, so it gets no window; to use it again: {undo}")
+        targets = tuple(name for name in found if name not in drained)
+        return targets, set(targets)
 
     async def name_of(client: Client, node: str) -> str:
         try:
@@ -232,9 +239,11 @@ def _against_jobs(
                 say(f"node {node} never reported here: only a gang that waits for it names it")
                 return node
             raise
+        if window is not None and found.node is not None and found.node.is_draining:
+            drained.append(found.name)
         return found.name
 
-    return order_against_jobs(
+    targets = order_against_jobs(
         session(ctx),
         action,
         find=find,
@@ -246,3 +255,4 @@ def _against_jobs(
         window=window,
         promise=promise,
     )
+    return (*targets, *drained)

@@ -155,6 +155,22 @@ def test_nothing_is_ordered_where_one_node_is_unknown() -> None:
     assert "ordered before this failed: drain_at t0" in run.err
 
 
+def test_a_node_that_is_drained_gets_no_window_and_is_named() -> None:
+    """The other nodes of a rack get theirs; where there is none, nothing is ordered."""
+    here = cell()
+    drained = node_row("t0", is_cordoned=True, is_draining=True, jobs=())
+    rows = [drained, node_row("t1", jobs=())]
+    here.answers[Describe] = [Description(kind="node", name=row.node, node=row) for row in rows]
+    run = aryl(here, "node", "drain", "t0", "t1", "--at", "now+1hour")
+    assert run.code == 0
+    assert [one.target for one in orders(here)] == ["t1"]
+    assert "node t0 is drained already, so it gets no window" in run.err
+    here = cell()
+    here.answers[Describe] = Description(kind="node", name="t0", node=drained)
+    run = aryl(here, "node", "drain", "t0", "--at", "now+1hour", "--wait")
+    assert (run.code, orders(here), "ordered" in run.err) == (0, [], False)
+
+
 def test_a_window_is_shown_where_nodes_are() -> None:
     """In local time, with seconds where it is near, and from now."""
     soon = WindowRow(at_s=EIGHT_S + 2 * HOUR_S, left_s=2 * HOUR_S, reason="by ops/me: fan")
