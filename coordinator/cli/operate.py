@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 from msgspec import UNSET
 
-from common.api import Done, Jobs, ListJobs, Operate
+from common.api import OPERATORS, ApiError, ApiErrorCode, Done, Jobs, ListJobs, Operate
 from common.errors import ArylError, ConfigError
 from coordinator.cli.describe import Hit, hit_line, hits
 from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
 from coordinator.cli.window import Window
-from coordinator.client import Client
+from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.contract.text import counted
 
@@ -87,6 +87,9 @@ def order_against_jobs(
     """
 
     async def look(client: Client) -> tuple[tuple[str, ...], list[Hit]]:
+        if not client.is_operator:  # before it shows or asks anything
+            why = f"only tenant {OPERATORS} may do this"
+            raise ApiRefused(ApiError(code=ApiErrorCode.DENIED, message=why, field="tenant"))
         targets, nodes = await find(client)
         in_full = window is not None
         jobs = (await client.ask(ListJobs(is_live_only=True, in_full=in_full), Jobs)).rows

@@ -118,6 +118,16 @@ def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Ope
 
 
 @each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+def test_another_tenant_is_refused_before_anything_is_shown(line: str, sent: Operate) -> None:
+    """Exit 5 with the refusal alone, and nothing is asked of the cell."""
+    here = cell()
+    run = aryl(here, "--tenant", "vision", *line.split(), "--yes")
+    assert (run.code, run.out, here.asked) == (5, "", [])
+    assert "only tenant ops may do this" in run.err
+    assert "hits" not in run.err
+
+
+@each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
 def test_yes_goes_ahead_and_still_says_who_is_hit(line: str, sent: Operate) -> None:
     """--yes sends the order, by the loan's own id whatever name it was given."""
     here = cell()
