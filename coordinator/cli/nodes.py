@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from common import node_labels
-from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes
+from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes, Operate
 from common.errors import ConfigError
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
 from coordinator.cli.follow import until_vacated
-from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
+from coordinator.cli.operate import ReasonOption, YesOption, done, give, order, order_against_jobs
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -34,6 +34,10 @@ app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out 
 
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=complete_nodes)
+]
+NodesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="NODE", help="Names of the nodes.", autocompletion=complete_nodes),
 ]
 
 
@@ -80,13 +84,21 @@ add_order(
     NodeArgument,
     about="Start no new work on a node; running jobs continue.",
 )
-add_order(
-    app,
-    "uncordon",
-    OperatorAction.UNCORDON,
-    NodeArgument,
-    about="Use a node again; ends a drain, or a quarantine once its cause is gone.",
-)
+
+
+@app.command("uncordon")
+def uncordon(
+    ctx: typer.Context,
+    nodes: NodesArgument,
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Use nodes again; ends a drain, or a quarantine once its cause is gone."""
+    requests = [
+        Operate(action=OperatorAction.UNCORDON, target=node, reason=reason)
+        for node in dict.fromkeys(nodes)
+    ]
+    done(session(ctx).run(partial(give, requests=requests)), output)
 
 
 @app.command("label", epilog="Example: aryl node label n4 rack=r7 nvlink disk-")
@@ -123,10 +135,7 @@ def label(
 )
 def drain(
     ctx: typer.Context,
-    nodes: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE", help="Names of the nodes.", autocompletion=complete_nodes),
-    ],
+    nodes: NodesArgument,
     at: AtOption = None,
     deadline: Annotated[
         str | None,
