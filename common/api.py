@@ -537,6 +537,8 @@ REQUESTS: tuple[type[Message], ...] = (
 )
 """Every request; its tag is the verb in the subject."""
 
+OPERATORS = "ops"
+"""The tenant whose users may order the cell."""
 JOB_ORDERS = (Cancel, Hold, Release, Requeue, Change, Throttle)
 """The orders about jobs: of a user of the job's tenant, or of an operator."""
 CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, *JOB_ORDERS, Operate))

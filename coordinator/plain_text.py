@@ -67,10 +67,20 @@ def instant(at_s: float | None) -> str:
     return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+NEAR_S = 1800.0
+"""An instant within this is shown with its seconds."""
+
+
 def local_instant(at_s: float, now_s: float) -> str:
-    """An instant in local time, for the near future: `18:00` of today, else with its date."""
-    at, now = (datetime.datetime.fromtimestamp(s, datetime.UTC).astimezone() for s in (at_s, now_s))
-    return f"{at:%H:%M}" if at.date() == now.date() else f"{at:%a %Y-%m-%d %H:%M}"
+    """An instant in local time, for the near future: `18:00` of today, else with its date.
+
+    With its seconds, if it has any, where it is near.
+    """
+    at, now = (
+        datetime.datetime.fromtimestamp(round(s), datetime.UTC).astimezone() for s in (at_s, now_s)
+    )
+    clock = f"{at:%H:%M:%S}" if at.second and at_s - now_s < NEAR_S else f"{at:%H:%M}"
+    return clock if at.date() == now.date() else f"{at:%a %Y-%m-%d} {clock}"
 
 
 def percent(ratio: float | None) -> str:

@@ -11,6 +11,7 @@ _LIMIT = re.compile(
 UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 FORMS = "expected minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS or UNLIMITED"
 _UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_UNITS_S |= {"sec": 1, "min": 60} | {name[0]: unit_s for name, unit_s in _UNITS_S.items()}
 _FROM_NOW = re.compile(r"now(?:(?P<sign>[+-])(?P<count>\d+)(?P<unit>[a-z]*))?", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?", re.ASCII)
 _DATE = re.compile(
@@ -77,8 +78,10 @@ def instant(at_s: float | None, *, missing: str = "Unknown") -> str:
     return missing if at_s is None else f"{datetime.fromtimestamp(at_s):%Y-%m-%dT%H:%M:%S}"  # noqa: DTZ006 - Slurm's form has no offset
 
 
-def at_s(text: str, *, now_s: float) -> float:
+def at_s(text: str, *, now_s: float, forms: str = INSTANTS) -> float:
     """An instant of local time in seconds since 1970.
+
+    forms: what an error says was expected.
 
     Raises:
         ValueError: the text has none of Slurm's forms.
@@ -95,7 +98,7 @@ def at_s(text: str, *, now_s: float) -> float:
     if asked in named:
         return named[asked].timestamp()
     if (relative := _FROM_NOW.fullmatch(asked)) is not None:
-        return now_s + _shift_s(relative, text)
+        return now_s + _shift_s(relative, text, forms)
     date, _, clock = asked.partition("t") if "-" in asked else asked.partition("-")
     if _CLOCK.fullmatch(asked):
         date, clock = "", asked
@@ -103,15 +106,15 @@ def at_s(text: str, *, now_s: float) -> float:
         day = _day(date, today) if date else today
         return _on(day, clock).timestamp() if clock else day.timestamp()
     except ValueError:
-        raise ValueError(f"{text!r}, {INSTANTS}") from None
+        raise ValueError(f"{text!r}, {forms}") from None
 
 
-def _shift_s(found: re.Match[str], text: str) -> float:
+def _shift_s(found: re.Match[str], text: str, forms: str) -> float:
     if found["sign"] is None:
         return 0.0
     unit = found["unit"].removesuffix("s") or "second"
     if unit not in _UNITS_S:
-        raise ValueError(f"{text!r}: {found['unit']!r} is no unit of time, {INSTANTS}")
+        raise ValueError(f"{text!r}: {found['unit']!r} is no unit of time, {forms}")
     shift_s = int(found["count"]) * _UNITS_S[unit]
     return float(-shift_s if found["sign"] == "-" else shift_s)
 

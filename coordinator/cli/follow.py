@@ -70,24 +70,29 @@ async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
     """Wait until no job has anything on a node that is drained, or will be; False when the drain
     was ended.
 
-    The remaining jobs are printed on stderr whenever they change.
+    When the drain begins is printed on stderr once; after that, the remaining jobs whenever they
+    change.
 
     Raises:
         ApiRefused: there is no such node.
     """
-    patience, told = Patience(is_first_awaited=True), ""
+    patience, told, is_awaited = Patience(is_first_awaited=True), "", False
     while True:
         found = await patience.answer(client.ask(Describe(kind="node", name=node), Description))
         if found is not None:
             row = found.node
             assert row is not None, "a node's description has its row"
-            is_to_come = isinstance(row.window, WindowRow)
-            if not is_to_come and not (row.is_draining and row.jobs):
+            if isinstance(row.window, WindowRow):
+                if not is_awaited:
+                    say(f"node {node} {plain_text.closes(row.window)}: waiting until then")
+                is_awaited = True
+            elif not (row.is_draining and row.jobs):
                 return row.is_draining
-            still = f"node {node} is {plain_text.role(row)}, with {', '.join(row.jobs)}"
-            if still != told:
-                say(still)
-            told = still
+            else:
+                still = f"node {node} is {plain_text.role(row)}, with {', '.join(row.jobs)}"
+                if still != told:
+                    say(still)
+                told = still
         await clock.sleep(POLL_S)
 
 

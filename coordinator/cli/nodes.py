@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from common import node_labels
-from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes
+from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes, Operate
 from common.errors import ConfigError
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
 from coordinator.cli.follow import until_vacated
-from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
+from coordinator.cli.operate import ReasonOption, YesOption, done, give, order, order_against_jobs
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -34,6 +34,10 @@ app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out 
 
 NodeArgument = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=complete_nodes)
+]
+NodesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="NODE", help="Names of the nodes.", autocompletion=complete_nodes),
 ]
 
 
@@ -80,13 +84,21 @@ add_order(
     NodeArgument,
     about="Start no new work on a node; running jobs continue.",
 )
-add_order(
-    app,
-    "uncordon",
-    OperatorAction.UNCORDON,
-    NodeArgument,
-    about="Use a node again; ends a drain, or a quarantine once its cause is gone.",
-)
+
+
+@app.command("uncordon")
+def uncordon(
+    ctx: typer.Context,
+    nodes: NodesArgument,
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Use nodes again; ends a drain, or a quarantine once its cause is gone."""
+    requests = [
+        Operate(action=OperatorAction.UNCORDON, target=node, reason=reason)
+        for node in dict.fromkeys(nodes)
+    ]
+    done(session(ctx).run(partial(give, requests=requests)), output)
 
 
 @app.command("label", epilog="Example: aryl node label n4 rack=r7 nvlink disk-")
@@ -123,10 +135,7 @@ def label(
 )
 def drain(
     ctx: typer.Context,
-    nodes: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE", help="Names of the nodes.", autocompletion=complete_nodes),
-    ],
+    nodes: NodesArgument,
     at: AtOption = None,
     deadline: Annotated[
         str | None,
@@ -218,9 +227,16 @@ def _against_jobs(
     window: Window | None = None,
     promise: str = "",
 ) -> tuple[str, ...]:
+    """Give an order to nodes; returns their names, with those that were drained already."""
+    drained: list[str] = []
+
     async def find(client: Client) -> tuple[tuple[str, ...], set[str]]:
         found = [await name_of(client, node) for node in nodes]  # all before the first order
-        return tuple(found), set(found)
+        for name in drained:
+            undo = f"aryl node uncordon {name}"
+            say(f"node {name} is drained already, so it gets no window; to use it again: {undo}")
+        targets = tuple(name for name in found if name not in drained)
+        return targets, set(targets)
 
     async def name_of(client: Client, node: str) -> str:
         try:
@@ -232,9 +248,11 @@ def _against_jobs(
                 say(f"node {node} never reported here: only a gang that waits for it names it")
                 return node
             raise
+        if window is not None and found.node is not None and found.node.is_draining:
+            drained.append(found.name)
         return found.name
 
-    return order_against_jobs(
+    targets = order_against_jobs(
         session(ctx),
         action,
         find=find,
@@ -246,3 +264,4 @@ def _against_jobs(
         window=window,
         promise=promise,
     )
+    return (*targets, *drained)

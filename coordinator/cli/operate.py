@@ -7,19 +7,20 @@ same holds for an order that rests on the operator's word alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Annotated
 
 import typer
 from msgspec import UNSET
 
-from common.api import Done, Jobs, ListJobs, Operate
+from common.api import OPERATORS, ApiError, ApiErrorCode, Done, Jobs, ListJobs, Operate
 from common.errors import ArylError, ConfigError
 from coordinator.cli.describe import Hit, hit_line, hits
 from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
 from coordinator.cli.window import Window
-from coordinator.client import Client
+from coordinator.client import ApiRefused, Client
 from coordinator.engine.state.events import OperatorAction
 from coordinator.policies.contract.text import counted
 
@@ -86,38 +87,47 @@ def order_against_jobs(
     """
 
     async def look(client: Client) -> tuple[tuple[str, ...], list[Hit]]:
+        if not client.is_operator:  # before it shows or asks anything
+            why = f"only tenant {OPERATORS} may do this"
+            raise ApiRefused(ApiError(code=ApiErrorCode.DENIED, message=why, field="tenant"))
         targets, nodes = await find(client)
         in_full = window is not None
         jobs = (await client.ask(ListJobs(is_live_only=True, in_full=in_full), Jobs)).rows
         found = hits(jobs if window is None else tuple(filter(window.hits, jobs)), nodes)
-        show_hits(found, what, by_then=window is not None)
+        if targets:
+            show_hits(found, what, by_then=window is not None)
         return targets, found
 
-    async def act(client: Client) -> Done:
-        given: list[str] = []
-        for target in targets:
-            request = Operate(
-                action=action,
-                target=target,
-                reason=reason,
-                deadline_s=deadline_s,
-                in_s=UNSET if window is None else window.in_s(session.clock.wall_s()),
-            )
-            try:
-                given.append((await client.ask(request, Done)).detail)
-            except ArylError:
-                if given:
-                    say(f"ordered before this failed: {'; '.join(given)}")
-                raise
-        return Done(detail="\n".join(given))
+    def request(target: str) -> Operate:
+        in_s = UNSET if window is None else window.in_s(session.clock.wall_s())
+        return Operate(
+            action=action, target=target, reason=reason, deadline_s=deadline_s, in_s=in_s
+        )
 
     targets, found = session.run(look)
+    if not targets:
+        if output == Format.JSON:
+            put_json({"detail": ""})
+        return ()
     if promise:
         say(promise)
     if found or promise:
         confirm(session, what, is_yes=is_yes)
-    done(session.run(act), output)
+    done(session.run(partial(give, requests=map(request, targets))), output)
     return targets
+
+
+async def give(client: Client, requests: Iterable[Operate]) -> Done:
+    """Give orders one after the other; where one fails, those before it are named on stderr."""
+    given: list[str] = []
+    for request in requests:
+        try:
+            given.append((await client.ask(request, Done)).detail)
+        except ArylError:
+            if given:
+                say(f"ordered before this failed: {'; '.join(given)}")
+            raise
+    return Done(detail="\n".join(given))
 
 
 def show_hits(found: list[Hit], what: str, *, by_then: bool = False) -> None:

@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.slurm import times
 from coordinator.plain_text import duration, local_instant
 
+FORMS = "expected a time to come: now+2hours, HH:MM, tomorrow or YYYY-MM-DDTHH:MM"
 AtOption = Annotated[
     str | None,
     typer.Option(
@@ -43,10 +44,7 @@ class Window(Struct, frozen=True):
             raise ConfigError(f"--at: {error}") from None
         if at_s <= now_s:
             ago = duration(now_s - at_s)
-            raise ConfigError(
-                f"--at: {text!r} was {ago} ago, expected a time to come, such as now+2hours or "
-                "a date and time"
-            )
+            raise ConfigError(f"--at: {text!r} was {ago} ago, {FORMS}")
         if at_s - now_s > MAX_WINDOW_S:
             raise ConfigError(
                 f"--at: {text!r} is {local_instant(at_s, now_s)}, expected at most "
@@ -75,4 +73,4 @@ def _at_s(text: str, now_s: float) -> float:
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:
-        return times.at_s(text, now_s=now_s)
+        return times.at_s(text, now_s=now_s, forms=FORMS)

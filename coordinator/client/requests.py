@@ -10,7 +10,17 @@ from msgspec import UNSET, structs
 
 from common import subjects
 from common.access import AccessError
-from common.api import ApiError, ApiErrorCode, EndedJobs, Events, Jobs, Loans, Nodes, Order
+from common.api import (
+    OPERATORS,
+    ApiError,
+    ApiErrorCode,
+    EndedJobs,
+    Events,
+    Jobs,
+    Loans,
+    Nodes,
+    Order,
+)
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
 from common.plans import Plan, Planned
@@ -72,6 +82,11 @@ class Client:
         self._tenant = subjects.token(tenant, what="tenant")
         self._user = subjects.token(user, what="user")
         self._timeout_s = timeout_s
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may order the cell; a coordinator refuses it from any other tenant."""
+        return self._tenant == OPERATORS
 
     def of(self, tenant: str) -> Client:
         """The same person, who speaks for another tenant."""

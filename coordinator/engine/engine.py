@@ -473,13 +473,17 @@ class Engine:
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
-    """Counts of a service's nodes with a lease, and of those that serve; (0, 0) without a lease."""
+    """Counts of a service's nodes with a lease, and of those that serve and do not close soon;
+    (0, 0) without a lease.
+    """
     leased = [node for node in state.nodes.values() if node.lease is not None]
     lent = sum([node.service == service for node in leased])
     if not lent:
         return 0, 0
     own = [node for node in state.nodes.values() if node.service == service]
-    return lent, sum([node.serving_since_s is not None for node in own])
+    return lent, sum(
+        [node.serving_since_s is not None and not node.cordon.is_closing for node in own]
+    )
 
 
 def decode_state(blob: bytes) -> ClusterState:

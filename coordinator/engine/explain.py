@@ -8,9 +8,10 @@ what a pass would decide now, not what the last pass decided.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
-from common.model import JobId, JobSpec, JobState, NodeName
+from common.model import JobId, JobSpec, JobState, NodeName, Preemptibility
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs import prerun_spec, start_gate
 from coordinator.engine.jobs import retry as jobs_retry
@@ -19,9 +20,11 @@ from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import shadow_mode
 from coordinator.engine.nodes import lost_records, windows
 from coordinator.engine.state.context import Context
+from coordinator.engine.state.mixed_nodes import names
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import ClusterState, JobEntry, Recommendation
 from coordinator.engine.view import Views
+from coordinator.policies.contract.snapshot import NodeView
 from coordinator.policies.policy import Policy
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
 
@@ -52,10 +55,12 @@ class Explainer:
         self._line = line
         self._pending_reasons: dict[JobId, tuple[str, ...]] | None = None
         self._recommended: dict[NodeName, Recommendation] | None = None
-        self._free: dict[NodeName, int] | None = None
-        """Free GPUs of the nodes that take workers."""
+        self._open: dict[NodeName, NodeView] | None = None
+        """The nodes that take workers."""
         self._few: dict[tuple[Selection, int], str] = {}
         """How many nodes fit jobs, by what they ask of them and their GPUs of a worker."""
+        self._room: dict[tuple[Selection | None, int, Preemptibility], dict[str, int]] = {}
+        """Workers that fit on free GPUs of each type, by the same."""
         self._fleet: Fleet | None = None
         self._fleet_of = (0, frozenset[str]())
         """The mark of the nodes in the fleet, and the tenants that it knows."""
@@ -63,8 +68,9 @@ class Explainer:
     def forget(self) -> None:
         """An event changed the state."""
         self._pending_reasons = self._recommended = None
-        self._free = None
+        self._open = None
         self._few.clear()
+        self._room.clear()
 
     def forget_settings(self) -> None:
         """The settings may be others."""
@@ -90,12 +96,16 @@ class Explainer:
         if jobs_retry.rests(job):
             return (said, *self.why_never(job_id))
         held = self._held().get(job_id, ())
-        first = ((said,) if said else ()) + self._why_few(job, job_id) if held else ()
-        if held and state.windows:
-            first += windows.why_waiting(self._now(), job)
-        if held and state.services:
+        if not held:
+            return ()
+        never, closing = self.why_never(job_id), windows.why_waiting(self._now(), job)
+        few = never or self._why_few(job)
+        if closing and not never and self._has_room_but_for_windows(job):
+            few, closing = (*closing, *few), ()  # lists show the first reason alone
+        first = ((said,) if said else ()) + few
+        if state.services:
             first += jobs_retry.why_not_lent(job, state.now_s)
-        return (*first, *(why for why in held if why not in first))
+        return (*first, *(why for why in held if why not in first), *closing)
 
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job could not run even if all nodes were open and empty; empty if it could.
@@ -121,20 +131,44 @@ class Explainer:
             return (none,)
         return fleet.why_never(wish_of(spec, excluded.of(spec)), tenant)
 
-    def _why_few(self, job: JobEntry, job_id: JobId) -> tuple[str, ...]:
-        """As `why_never`; else how many nodes fit a job by their labels, where it asks for any."""
-        if never := self.why_never(job_id):
-            return never
+    def _why_few(self, job: JobEntry) -> tuple[str, ...]:
+        """How many nodes fit a job by their labels, where it asks for any."""
         selection = selection_of(job.spec)
         if selection is None:
             return ()
         like = (selection, job.spec.gpus_per_worker)
         if like not in self._few:  # many jobs ask the same of nodes
-            if self._free is None:
-                nodes = self._views.fleet(self._now()).nodes
-                self._free = {node.name: node.free_gpus for node in nodes if node.is_schedulable}
-            self._few[like] = self._views.excluded.why_waiting(job.spec, self._free)
+            free = {name: node.free_gpus for name, node in self._open_nodes().items()}
+            self._few[like] = self._views.excluded.why_waiting(job.spec, free)
         return (self._few[like],)
+
+    def _has_room_but_for_windows(self, job: JobEntry) -> bool:
+        """Whether the base gang of a job fits on free GPUs of one type, and would not without the
+        nodes that close too early for it.
+        """
+        spec = job.spec
+        like = (selection_of(spec), spec.gpus_per_worker, spec.preemptibility)
+        if like not in self._room:
+            excluded = self._views.excluded.of(spec)
+            nodes = [node for name, node in self._open_nodes().items() if name not in excluded]
+            self._room[like] = _room(nodes, spec)
+        barred = windows.barred(self._now(), job)
+        parts = [name for each in barred for name in names(self._engine.state.nodes[each])]
+        closing = _room([n for name in parts if (n := self._open_nodes().get(name))], spec)
+        factors, kinds = spec.gpu.worker_multiplier, filter(spec.gpu.accepts, self._room[like])
+        room = {
+            kind: self._room[like][kind] - spec.workers.min * factors.get(kind, 1) for kind in kinds
+        }
+        return any(left >= 0 for left in room.values()) and all(
+            left < closing.get(kind, 0) for kind, left in room.items()
+        )
+
+    def _open_nodes(self) -> dict[NodeName, NodeView]:
+        """The nodes that take workers."""
+        if self._open is None:
+            nodes = self._views.fleet(self._now()).nodes
+            self._open = {node.name: node for node in nodes if node.is_schedulable}
+        return self._open
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Position in the policy's queue, from 1, and its length; None if the job would start now.
@@ -214,3 +248,13 @@ class Explainer:
     def _now(self) -> Context:
         engine = self._engine
         return Context(engine.state, engine.settings, engine.state.now_s)
+
+
+def _room(nodes: Iterable[NodeView], spec: JobSpec) -> dict[str, int]:
+    """How many workers of a job fit on the free GPUs of nodes, by GPU type."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        if node.service is None or spec.preemptibility == Preemptibility.FULL:
+            count = node.free_gpus // spec.gpus_per_worker
+            found[node.gpu_type] = found.get(node.gpu_type, 0) + count
+    return found

@@ -403,6 +403,7 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
             or node.is_out
             or node.cordon.is_closing
         ),
+        is_closing=node.cordon.is_closing and node.service is not None,
         sick_gpus=len(sick_slots(node)) if barred else 0,
         is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,

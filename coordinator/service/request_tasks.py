@@ -13,7 +13,7 @@ import logging
 from types import TracebackType
 
 from common import subjects
-from common.api import CHANGES, JOB_ORDERS, ApiError, ApiErrorCode, Operate
+from common.api import CHANGES, JOB_ORDERS, OPERATORS, ApiError, ApiErrorCode, Operate
 from common.bus import BusMessage, Handler
 from common.clock import Clock
 from common.errors import Unavailable
@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 256
 """Far more than fit into one journal record's wait; each holds one message in memory. It holds for
 reads, for changes and for orders alike."""
-OPERATORS = "ops"
-"""The tenant whose users may order the cell."""
 ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (*JOB_ORDERS, Operate))
 """Verbs of operators that no rate and no flood of other requests refuses."""
 FINISH_S = 1.5

@@ -97,6 +97,18 @@ def test_an_order_is_sent_as_it_was_given(line: str, sent: Operate) -> None:
     assert f"ordered: done as told {sent.value}".strip() in run.err
 
 
+def test_several_nodes_are_uncordoned_by_one_command() -> None:
+    """Each gets its order; where one is refused, those before it are named."""
+    here = FakeCell({Operate: lambda request: Done(detail=f"{request.action} {request.target}")})
+    run = aryl(here, "node", "uncordon", "t0", "t1", "t0", "--reason", "fan")
+    assert [(one.target, one.reason) for one in orders(here)] == [("t0", "fan"), ("t1", "fan")]
+    assert run.err == "ordered: uncordon t0\nordered: uncordon t1\n"
+    here = FakeCell({Operate: [Done(detail="uncordon t0"), refusal(ApiErrorCode.NOT_FOUND)]})
+    run = aryl(here, "node", "uncordon", "t0", "x")
+    assert run.code == 3
+    assert "ordered before this failed: uncordon t0" in run.err
+
+
 def test_an_order_is_said_in_words() -> None:
     """The verbs of the wire have underscores; a name that has one keeps it."""
     here = FakeCell({Operate: lambda request: Done(detail=f"{request.action} {request.target}")})
@@ -115,6 +127,16 @@ def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Ope
     assert "add --yes" in run.err
     assert "jabc train of lab/ada: running, 16 GPUs" in run.err
     assert "jdef" not in run.err
+
+
+@each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+def test_another_tenant_is_refused_before_anything_is_shown(line: str, sent: Operate) -> None:
+    """Exit 5 with the refusal alone, and nothing is asked of the cell."""
+    here = cell()
+    run = aryl(here, "--tenant", "vision", *line.split(), "--yes")
+    assert (run.code, run.out, here.asked) == (5, "", [])
+    assert "only tenant ops may do this" in run.err
+    assert "hits" not in run.err
 
 
 @each_row(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])

@@ -51,6 +51,11 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("text", "in_s"),
     [
         ("now+2hours", 2 * HOUR_S),
+        ("now+3h", 3 * HOUR_S),
+        ("now+30m", 1800.0),
+        ("now+30min", 1800.0),
+        ("now+5s", 5.0),
+        ("now+1d", 24 * HOUR_S),
         ("now+90", 90.0),
         ("2027-01-15T09:00:00+00:00", HOUR_S),
         ("2027-01-15 11:00+02:00", HOUR_S),
@@ -67,12 +72,26 @@ def test_a_time_is_read_as_iso_or_as_slurm_has_it(text: str, in_s: float) -> Non
 
 
 @each_row(
-    "text", ["07:59", "now", "now-1hour", "today", "2026-01-01", "2031-01-01", "soon", "25:00", ""]
+    "text",
+    [
+        "07:59",
+        "now",
+        "now-1hour",
+        "today",
+        "2026-01-01",
+        "2031-01-01",
+        "soon",
+        "25:00",
+        "",
+        "now+3x",
+    ],
 )
 def test_a_time_that_is_past_too_far_or_none_names_the_option(text: str) -> None:
-    """And what was expected."""
-    with pytest.raises(ConfigError, match=f"--at: {re.escape(repr(text))}.*expected"):
+    """And what was expected: no time that is past."""
+    with pytest.raises(ConfigError, match=f"--at: {re.escape(repr(text))}.*expected") as refused:
         Window.at(text, now_s=EIGHT_S)
+    assert "now-" not in str(refused.value).partition("expected")[2]
+    assert "today" not in str(refused.value).partition("expected")[2]
 
 
 def test_such_a_time_is_refused_before_anything_is_asked() -> None:
@@ -136,13 +155,33 @@ def test_nothing_is_ordered_where_one_node_is_unknown() -> None:
     assert "ordered before this failed: drain_at t0" in run.err
 
 
+def test_a_node_that_is_drained_gets_no_window_and_is_named() -> None:
+    """The other nodes of a rack get theirs; where there is none, nothing is ordered."""
+    here = cell()
+    drained = node_row("t0", is_cordoned=True, is_draining=True, jobs=())
+    rows = [drained, node_row("t1", jobs=())]
+    here.answers[Describe] = [Description(kind="node", name=row.node, node=row) for row in rows]
+    run = aryl(here, "node", "drain", "t0", "t1", "--at", "now+1hour")
+    assert run.code == 0
+    assert [one.target for one in orders(here)] == ["t1"]
+    assert "node t0 is drained already, so it gets no window" in run.err
+    here = cell()
+    here.answers[Describe] = Description(kind="node", name="t0", node=drained)
+    run = aryl(here, "node", "drain", "t0", "--at", "now+1hour", "--wait")
+    assert (run.code, orders(here), "ordered" in run.err) == (0, [], False)
+
+
 def test_a_window_is_shown_where_nodes_are() -> None:
-    """In local time, and from now."""
+    """In local time, with seconds where it is near, and from now."""
     soon = WindowRow(at_s=EIGHT_S + 2 * HOUR_S, left_s=2 * HOUR_S, reason="by ops/me: fan")
     row = node_row(window=soon)
     assert plain_text.role(row) == "training (closes at 10:00, in 2h)"
     far = msgspec.structs.replace(soon, at_s=EIGHT_S + 86_400.0, left_s=86_400.0)
     assert plain_text.closes(far) == "closes at Sat 2027-01-16 08:00, in 1d"
+    near = msgspec.structs.replace(soon, at_s=EIGHT_S + 116.9, left_s=116.9)
+    assert plain_text.closes(near) == "closes at 08:01:57, in 1m 57s"
+    even = msgspec.structs.replace(soon, at_s=EIGHT_S + 119.9, left_s=119.9)
+    assert plain_text.closes(even) == "closes at 08:02, in 2m"
     here = cell()
     here.answers[Describe] = Description(kind="node", name="t0", node=row)
     run = aryl(here, "node", "describe", "t0")
@@ -150,15 +189,22 @@ def test_a_window_is_shown_where_nodes_are() -> None:
 
 
 def test_who_waits_for_a_window_waits_for_its_begin_and_its_end() -> None:
-    """A node without jobs is not drained before; one that an operator opened again is not."""
+    """One line says so, then one for each change of the jobs that are left. An uncordon ends it."""
     row = node_row(jobs=(), window=WindowRow(at_s=NOW_S + 5.0, left_s=5.0, reason="by ops/me"))
     begun = node_row(jobs=(), is_cordoned=True, is_draining=True)
+    later = node_row(jobs=(), window=WindowRow(at_s=NOW_S + 5.0, left_s=4.0, reason=""))
+    busy = msgspec.structs.replace(begun, jobs=("j1",))
     here = cell()
-    looks = [node_row(jobs=()), row, row, begun]
+    looks = [node_row(jobs=()), row, later, busy, busy, begun]
     here.answers[Describe] = [Description(kind="node", name="t0", node=one) for one in looks]
     run = aryl(here, "node", "drain", "t0", "--at", "now+5", "--wait")
     assert run.code == 0
     assert sum(isinstance(one, Describe) for one in here.asked) == len(looks)
+    lines = [line for line in run.err.splitlines() if line.startswith("node t0 ")]
+    assert lines == [
+        "node t0 closes at 22:13:25, in 5s: waiting until then",
+        "node t0 is training (draining), with j1",
+    ]
     here.answers[Describe] = [
         Description(kind="node", name="t0", node=one) for one in (node_row(), row, node_row())
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole
+from common.model import JobState, NodeName, NodeRole
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
@@ -90,6 +90,19 @@ def test_it_says_that_it_waits_for_an_absent_node(name: str) -> None:
     (said,) = ("; ".join(hold.blockers) for hold in holds if hold.job_id == "gang")
     assert "waits for absent nodes, and does not block the jobs behind it: without n3" in said
     assert "can never run here" not in said
+
+
+def test_it_names_no_absent_node_that_could_not_hold_a_worker() -> None:
+    """Neither one that is too small, nor one that the job may not use."""
+    away = absent("lost")
+    small = replace(away, name=NodeName("n4"), gpus=4)
+    other = replace(away, name=NodeName("n5"))
+    gang = replace(JOBS[0], excluded_nodes=(other.name,), avoid_nodes=(other.name,))
+    nodes = [make_node_view("n1"), make_node_view("n2"), away, small, other]
+    holds = policy("fifo").pending_reasons(make_snapshot(nodes=nodes, jobs=[gang]), b"")
+    (said,) = ("; ".join(hold.blockers) for hold in holds)
+    assert "waits for absent nodes" in said
+    assert "without n3 (" in said
 
 
 @each_row("name", STRICT)

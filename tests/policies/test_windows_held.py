@@ -51,11 +51,23 @@ def busy(name: str) -> tuple[House, list[str]]:
     return house, refused
 
 
-def close(house: House, node: str) -> None:
+def close(house: House, node: str, in_s: float = IN_S) -> None:
     """An operator orders the window."""
     house.sim.handle(
-        OperatorAsked(action=OperatorAction.DRAIN_AT, by="ops/me", target=node, in_s=IN_S)
+        OperatorAsked(action=OperatorAction.DRAIN_AT, by="ops/me", target=node, in_s=in_s)
     )
+
+
+def settings_of(name: str) -> EngineSettings:
+    """A cell under a policy whose service keeps one node and lends at once what came home."""
+    service = ServiceSettings(
+        name=CHAT,
+        capacity_per_node=10.0,
+        mode=Mode.ACT,
+        reclaim_deadline_s=RECLAIM_S,
+        hold_off_s=0.0,
+    )
+    return EngineSettings(policy=name, services=(service,))
 
 
 @each_row("name", FAMILIES)
@@ -80,15 +92,7 @@ def test_every_policy_has_its_loans_home_before_a_window(name: str) -> None:
     """The nodes are lent to jobs that wait, whatever their limits; the one that closes is recalled
     in time by the usual way, told why, and is lent to nobody after that. Its sister stays lent.
     """
-    service = ServiceSettings(
-        name=CHAT,
-        capacity_per_node=10.0,
-        mode=Mode.ACT,
-        reclaim_deadline_s=RECLAIM_S,
-        hold_off_s=0.0,
-    )
-    settings = EngineSettings(policy=name, services=(service,))
-    house = House(training=1, inference=3, delays=DELAYS, settings=settings)
+    house = House(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
     house.engine.policy = policy(name)
     for number in range(6):
         house.submit(f"j{number}", work_s=5000.0)
@@ -107,6 +111,40 @@ def test_every_policy_has_its_loans_home_before_a_window(name: str) -> None:
     lend(house, until_s=100.0 + 2 * IN_S)
     assert house.node(name_of).cordon.is_draining
     assert house.node(lent[1]).role == NodeRole.ON_LOAN
+    assert house.engine.check() == []
+
+
+@each_row("name", ("aryl", "foresight", "opportunistic"))
+@each_row(
+    ("closes_lent", "closes_serving", "in_s"),
+    [(0, 1, RECLAIM_S + 5.0), (1, 1, RECLAIM_S + 60.0), (1, 0, RECLAIM_S + 60.0), (1, 1, IN_S)],
+)
+def test_a_service_has_what_it_needs_when_its_nodes_close(
+    closes_lent: int, closes_serving: int, in_s: float, name: str
+) -> None:
+    """A node that closes soon counts as gone: nothing is lent on it, and a lent node that stays
+    open is home when it closes, even in a cell without any other event."""
+    house = House(training=1, inference=3, delays=DELAYS, settings=settings_of(name))
+    house.engine.policy = policy(name)
+    for number in range(6):
+        house.submit(f"j{number}", work_s=5000.0)
+    lend(house, until_s=100.0)
+    nodes = [node for node in house.engine.state.nodes.values() if node.service == CHAT]
+    lent = [node.name for node in nodes if node.role == NodeRole.ON_LOAN]
+    serving = [node.name for node in nodes if node.role == NodeRole.SERVING]
+    assert (len(lent), len(serving)) == (2, 1)
+    for node_name in (*lent[:closes_lent], *serving[:closes_serving]):
+        close(house, node_name, in_s)
+    until_s = 100.0 + in_s
+    lend(house, until_s=until_s - 1.0)
+    ready = [
+        n for n in nodes if n.role == NodeRole.SERVING and n.name not in house.engine.state.windows
+    ]
+    assert len(ready) == 1
+    lend(house, until_s=until_s + 100.0)
+    ready = [n for n in nodes if n.role == NodeRole.SERVING and not n.cordon.is_cordoned]
+    assert len(ready) == 1
+    assert house.engine.state.counters.reclaims_late == 0
     assert house.engine.check() == []
 
 

@@ -67,6 +67,7 @@ DEPENDENCIES = {
 }
 _BY_DEPENDENCY = {kind: word for word, kind in DEPENDENCIES.items()}
 _REASONS = (
+    (r"\bcloses? in \d+ s, and", "ReqNodeNotAvail"),
     (r"^needs \d|can be placed|has no room", "Resources"),
     (r"throttle", "JobArrayTaskLimit"),
     (r"user_max|one user", "AssocMaxGRESPerJob"),

@@ -9,6 +9,9 @@ A lent node is called home so early that the reclaim deadline of its service end
 the window, and it is not lent any more one lease TTL before that. Limits of jobs do not count on
 it: a loan may end at any time, and takes no more starts once it is about to.
 
+From the instant at which a node is not lent any more, its service counts it as gone. Lent nodes
+that replace it are then called home, and are home when the window begins.
+
 A window is an order of an operator and is kept in the state: it survives a change of leader, and
 holds while the cell is frozen.
 """
@@ -18,11 +21,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from math import inf
+from typing import NamedTuple
 
 from common.model import JobId, JobState, NodeName, Pool
+from coordinator.engine.jobs import node_selection
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import recall
 from coordinator.engine.nodes import maintenance
+from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WindowEntry
 from coordinator.policies.contract.text import some
@@ -203,10 +209,22 @@ def why_not_on(ctx: Context, job: JobEntry, node: NodeEntry, *, is_new: bool) ->
     return f"{_closes(ctx, [node.name], window.at_s)}, {_too_long(job, end_s - window.at_s)}"
 
 
+def could_host(job: JobEntry, node: NodeEntry) -> bool:
+    """Whether a job may use a node by its labels and its GPUs, whatever is on it now."""
+    fits = any(
+        job.spec.gpu.accepts(kind) and node.count_of(kind) >= job.spec.gpus_per_worker
+        for kind in mixed_nodes.kinds(node)
+    )
+    return fits and not node_selection.why_not_on(job.spec, node)
+
+
 def why_waiting(ctx: Context, job: JobEntry) -> tuple[str, ...]:
-    """Which nodes a job that waits leaves alone because they close; a sentence for each instant."""
+    """Which nodes that could host a job it leaves alone because they close; a sentence for each
+    instant.
+    """
     groups: list[tuple[float, list[NodeName]]] = []
-    for at_s, name in sorted((ctx.state.windows[name].at_s, name) for name in barred(ctx, job)):
+    hosts = [name for name in barred(ctx, job) if could_host(job, ctx.state.nodes[name])]
+    for at_s, name in sorted((ctx.state.windows[name].at_s, name) for name in hosts):
         if not groups or at_s - groups[-1][0] > TOGETHER_S:
             groups.append((at_s, []))
         groups[-1][1].append(name)
@@ -273,14 +291,30 @@ class Barred:
 # --- what an order would find ---------------------------------------------------------------------
 
 
-def still_there(ctx: Context, node: NodeEntry, at_s: float) -> dict[JobId, float]:
-    """The jobs on a training node whose time limit does not end them before an instant, and when it
-    does; infinite without a limit.
+class Still(NamedTuple):
+    """A job that a window finds on its node.
+
+    over_s: how much later its time limit would end it; infinite without a limit.
+    is_preempted: it has more than flexible workers there. These alone are released, and it runs on.
     """
-    found: dict[JobId, float] = {}
-    if node.home_pool == Pool.TRAINING:
-        for job, worker in loans_lifecycle.held_on(ctx, node):
-            end_s = ends_at_s(ctx, job)
-            if worker.stop is None and job.after_vacating is None and end_s > at_s:
-                found[job.job_id] = end_s
+
+    over_s: float
+    is_preempted: bool
+
+
+def clears_at_s(node: NodeEntry, window: WindowEntry) -> float:
+    """When workers must leave a node for its window: a lent one is called home before it begins."""
+    return window.at_s if node.lease is None else window.home_from_s
+
+
+def still_there(ctx: Context, node: NodeEntry, window: WindowEntry) -> dict[JobId, Still]:
+    """The jobs on a node whose time limit does not end them before they must leave it."""
+    found: dict[JobId, Still] = {}
+    at_s = clears_at_s(node, window)
+    for job, worker in loans_lifecycle.held_on(ctx, node):
+        over_s = ends_at_s(ctx, job) - at_s
+        if worker.stop is None and job.after_vacating is None and over_s > 0:
+            was = found.get(job.job_id)
+            is_preempted = not worker.is_flexible or (was is not None and was.is_preempted)
+            found[job.job_id] = Still(over_s, is_preempted)
     return found

@@ -67,7 +67,8 @@ class Cordon(Struct, kw_only=True):
     is_cordoned: bool = False
     is_draining: bool = False
     is_closing: bool = False
-    """Its maintenance window is so near that no loan of it is made; see `nodes.windows`."""
+    """Its maintenance window is so near that no loan of it is made and its service counts it as
+    gone; see `nodes.windows`."""
     reason: str = ""
 
 

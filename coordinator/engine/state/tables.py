@@ -473,7 +473,8 @@ class WindowEntry(Struct, kw_only=True):
 
     at_s: when its node is drained. reason: by whose order, and why.
     deadline_s: for how long base workers may go on after that; None: not at all.
-    lent_until_s: no loan of the node is made after that, and nothing starts on it while it is lent.
+    lent_until_s: no loan of the node is made after that, nothing starts on it while it is lent, and
+        its service counts it as gone.
     home_from_s: a loan of it that is open is called home then.
     next_s: the first of these instants that is to come.
     """

@@ -85,7 +85,7 @@ class ServiceSorter:
             del self._services[old.service]
 
     def _change(self, kept: _Kept, view: NodeView, *, is_there: bool) -> None:
-        if view.is_drained_by_operator:
+        if view.is_drained_by_operator or view.is_closing:
             into = None
         elif view.role == NodeRole.SERVING:
             # Where the server is down the role alone serves no load: another node is needed for it.

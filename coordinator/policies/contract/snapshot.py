@@ -224,6 +224,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     is_reclaimed: bool = False
     is_drained_by_operator: bool = False
     takes_nothing: bool = False
+    is_closing: bool = False
+    """Its maintenance window is near: its service counts it as gone, so that others come home in
+    time. Only a node of a service."""
     sick_gpus: int = 0
     trespassed_gpus: int = 0
     is_load_unknown: bool = False
@@ -463,7 +466,7 @@ Spot = tuple[str, ServiceName | None, int, int, int]
 class ServiceNodes(Struct, frozen=True, kw_only=True):
     """The nodes of one service, in order of name.
 
-    count: all of them; those that are cordoned count in nothing else.
+    count: all of them; those that are cordoned, or about to close, count in nothing else.
     ready: serving. coming: on their way home. draining: on their way to training.
     longest_serving: those ready that tell since when and can be lent, the longest first.
     gpu_types: of those ready.

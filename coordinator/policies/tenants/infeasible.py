@@ -204,13 +204,22 @@ class Fleet:
             return ()
         return tuple(
             f"waits for absent nodes, and does not block the jobs behind it: without "
-            f"{', '.join(self._absent(name))} (lost, quarantined, cordoned or closed) the nodes of "
+            f"{', '.join(names)} (lost, quarantined, cordoned or closed) the nodes of "
             f"type {name} have no room for it"
             for name in able
+            if (names := self._absent(wish, name))
         )
 
-    def _absent(self, gpu_type: str) -> list[NodeName]:
-        return sorted(node.name for node in self._nodes.get(gpu_type, ()) if is_absent(node))
+    def _absent(self, wish: Wish, gpu_type: str) -> list[NodeName]:
+        """The absent nodes of a type that could hold a worker of a job."""
+        nodes = _left(self._nodes.get(gpu_type, []), wish)
+        return sorted(
+            node.name
+            for node in nodes
+            if is_absent(node)
+            and node.gpus >= wish.gpus_per_worker
+            and self._may_host(wish, node.service)
+        )
 
     def _why_never(self, wish: Wish) -> tuple[str, ...]:
         if not self._nodes:

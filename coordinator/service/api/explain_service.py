@@ -151,6 +151,7 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
         serving,
         key=lambda n: (
             n.cordon.is_cordoned
+            or n.cordon.is_closing
             or bool(
                 n.ledger.error or n.failed_starts.closed_reason or sick_slots(n) or n.trespassed
             )
@@ -223,6 +224,8 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(_with_detail(f"the server of {node.name} is down", node.detail))
         elif node.cordon.is_cordoned:
             said.append(_with_detail(f"{node.name} is cordoned", node.cordon.reason))
+        elif node.cordon.is_closing:
+            said.append(f"{node.name} closes soon, and counts as gone already")
         elif why := node.ledger.error or node.failed_starts.closed_reason:
             said.append(_with_detail(f"{node.name} takes nothing new", why))
         elif sick := sick_slots(node):

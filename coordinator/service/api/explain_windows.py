@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from math import inf
 
-from common.model import NodeName
+from common.model import NodeName, NodeRole
 from coordinator.engine.engine import Engine
 from coordinator.engine.nodes import windows
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WindowEntry
+from coordinator.policies.aryl.lending.balance import balance
+from coordinator.policies.contract.text import counted
 
+_COMES = (NodeRole.VACATING, NodeRole.WARMING)
+_AWAY = (NodeRole.LOST, NodeRole.QUARANTINED)
 NAMED = 6
 """Jobs that one answer names; more are counted."""
 
 
 def ordered(engine: Engine, target: str) -> str:
     """What the order of a window just did: when it begins, the jobs that will still be there by
-    their time limits, and the loan that ends for it.
+    their time limits, the loan that ends for it, and a service that has too few nodes then.
     """
     node = engine.state.nodes.get(NodeName(target))
     window = None if node is None else engine.state.windows.get(node.name)
@@ -26,25 +30,62 @@ def ordered(engine: Engine, target: str) -> str:
     now_s = engine.state.now_s
     within = "" if window.deadline_s is None else f" within {window.deadline_s:.0f} s"
     said = [f"drain_at {target} in {window.at_s - now_s:.0f} s{within}"]
-    if still := still_there(engine, node, window):
-        said.append(f"still there then: {still}")
     if home := _home(engine, node, window, now_s):
         said.append(home)
+    if still := still_there(engine, node, window):
+        said.append(f"still there then: {still}")
+    if short := too_few(engine, node, window):
+        said.append(short)
     return "; ".join(said)
 
 
+def too_few(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
+    """A warning that the service of a node has fewer nodes than it needs when the window begins,
+    because there is none to call home, or none that is home by then; empty without that.
+    """
+    snapshot = engine.snapshot()
+    service = next((one for one in snapshot.services if one.name == node.service), None)
+    if service is None:
+        return ""
+    lent, serving = 0, 0
+    for one in engine.state.nodes.values():
+        if one.service == node.service and _is_open_at(engine, one, window.at_s):
+            lent += one.lease is not None
+            serves = one.serving_since_s is not None or one.role in _COMES
+            serving += one.lease is None and serves
+    needed = balance(snapshot, service).needed
+    if lent + serving < needed:
+        have, rest = lent + serving, "no lent node can replace it"
+    elif serving < needed and window.home_from_s < engine.state.now_s:
+        have, rest = serving, "lent nodes that are called home now may come after that"
+    else:
+        return ""
+    return f"warning: {service.name} needs {needed} and has {counted(have, 'node')} then: {rest}"
+
+
+def _is_open_at(engine: Engine, node: NodeEntry, at_s: float) -> bool:
+    window = engine.state.windows.get(node.name)
+    is_there = not node.cordon.is_cordoned and node.role not in _AWAY
+    return is_there and (window is None or window.at_s > at_s)
+
+
 def still_there(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
-    """The jobs that the window will find on a node, each with when its time limit would end it."""
+    """The jobs that the window will find on a node, each with when its time limit would end it and
+    whether it only shrinks.
+    """
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
     found = [
-        f"{job_id} ({_ends(end_s - window.at_s)})"
-        for job_id, end_s in sorted(windows.still_there(ctx, node, window.at_s).items())
+        f"{job_id} ({_ends(still)})"
+        for job_id, still in sorted(windows.still_there(ctx, node, window).items())
     ]
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return ", ".join(found[:NAMED]) + more
 
 
-def _ends(after_s: float) -> str:
+def _ends(still: windows.Still) -> str:
+    if not still.is_preempted:
+        return "its flexible workers are released, and it runs on"
+    after_s = still.over_s
     return "no time limit" if after_s == inf else f"its time limit ends {after_s:.0f} s later"
 
 
@@ -68,10 +109,12 @@ def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
         until = "it is lent no more" if entry.cordon.is_closing else _lent_for(window, now_s)
     left_s = max(0.0, window.at_s - now_s)
     said = [f"it closes in {left_s:.0f} s, ordered {window.reason}: {until}"]
-    if still := still_there(engine, entry, window):
-        said.append(f"by their time limits these jobs are still there then: {still}")
     if home := _home(engine, entry, window, now_s):
         said.append(home)
+    if still := still_there(engine, entry, window):
+        said.append(f"by their time limits these jobs are still there then: {still}")
+    if short := too_few(engine, entry, window):
+        said.append(short)
     return said
 
 
@@ -80,17 +123,30 @@ def _lent_for(window: WindowEntry, now_s: float) -> str:
 
 
 def of_job(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
-    """When a job has to leave nodes that close before its time limit ends it; now_s as above."""
+    """When a job has to leave nodes that close before its time limit ends it, and whether it is
+    preempted or runs on; now_s as above.
+    """
     ctx = Context(engine.state, engine.settings, now_s)
+    held = (*entry.workers.values(), *((entry.store,) if entry.store else ()))
     said: list[str] = []
-    for name in sorted({worker.node for worker in entry.workers.values()}):
+    for name in sorted({worker.node for worker in held}):
         window, node = engine.state.windows.get(name), engine.state.nodes.get(name)
         if window is None or node is None:
             continue
-        if entry.job_id in windows.still_there(ctx, node, window.at_s):
-            left_s = max(0.0, window.at_s - now_s)
-            said.append(
-                f"{name} closes, ordered {window.reason}: unless it ends in {left_s:.0f} s, it is "
-                "preempted and waits again"
-            )
+        still = windows.still_there(ctx, node, window).get(entry.job_id)
+        if still is not None:
+            said.append(_leaves(node, window, now_s, is_preempted=still.is_preempted))
     return said
+
+
+def _leaves(node: NodeEntry, window: WindowEntry, now_s: float, *, is_preempted: bool) -> str:
+    left_s = max(0.0, windows.clears_at_s(node, window) - now_s)
+    is_lent = node.lease is not None
+    what = f"{node.name} closes, ordered {window.reason}"
+    if is_lent:
+        what += f", and its loan ends in {left_s:.0f} s"
+    if not is_preempted:
+        return f"{what}: its flexible workers there are released in {left_s:.0f} s, and it runs on"
+    if not is_lent:  # a recall waits for no deadline of a drain
+        left_s += window.deadline_s or 0.0
+    return f"{what}: unless it ends in {left_s:.0f} s, it is preempted and waits again"

@@ -16,6 +16,7 @@ from msgspec import UNSET, structs
 from common import arrays as array_text
 from common import node_labels, subjects
 from common.api import (
+    OPERATORS,
     REQUESTS,
     ApiError,
     ApiErrorCode,
@@ -75,7 +76,7 @@ from coordinator.service.api.rate_limit import Rates
 from coordinator.service.api.refused_orders import RefusedOrders, client_of
 from coordinator.service.api.shared_reads import Reads
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.request_tasks import OPERATORS, is_order
+from coordinator.service.request_tasks import is_order
 
 log = logging.getLogger(__name__)
 

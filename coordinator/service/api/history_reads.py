@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec import UNSET, Struct, structs
 
 from common.api import (
+    OPERATORS,
     ApiErrorCode,
     EndedJobRow,
     EndedJobs,
@@ -34,7 +35,6 @@ from coordinator.service.history.facts import Fact
 from coordinator.service.history.index import Asked
 from coordinator.service.history.keeper import READ_LINES, IndexKeeper
 from coordinator.service.history.usage_sum import DIMENSIONS, Sums
-from coordinator.service.request_tasks import OPERATORS
 
 WAIT_S = 1.0
 """How long a question waits for the newest lines to be in the index."""

@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from common import arrays as array_text
-from common.api import ApiErrorCode, Cancel, Change, Done, Hold, Release, Requeue, Throttle
+from common.api import (
+    OPERATORS,
+    ApiErrorCode,
+    Cancel,
+    Change,
+    Done,
+    Hold,
+    Release,
+    Requeue,
+    Throttle,
+)
 from common.errors import ConfigError
 from common.model import FINAL_JOB_STATES, NODE_FIELDS, JobChange, JobId, JobSpec
 from coordinator.engine.jobs import array_orders, arrays, changes, person_orders, prerun_spec
@@ -31,7 +41,6 @@ from coordinator.service.api import name_lookup
 from coordinator.service.api.name_lookup import Refusal
 from coordinator.service.api.refused_orders import client_of
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.request_tasks import OPERATORS
 
 JobOrder = Cancel | Hold | Release | Requeue | Change | Throttle
 NAMED_MAX = 3

@@ -234,6 +234,8 @@ def test_states_have_slurm_s_words(changes: dict[str, Any], state: str) -> None:
         ("GPU type H200 not present", "PartitionConfig"),
         ("tries again in 20 s (restart 1 of 3): exit code 1 on t0", "BeginTime"),
         ("2 nodes of type H100 cordoned", "ReqNodeNotAvail"),
+        ("t0 closes in 51 s, and j has no time limit", "ReqNodeNotAvail"),
+        ("t0, t1 close in 51 s, and j may run until 9 s after that", "ReqNodeNotAvail"),
         ("the cell is frozen: nothing is started, resized or lent", "PartitionDown"),
     ],
 )  # fmt: skip

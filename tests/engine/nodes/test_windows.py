@@ -116,6 +116,42 @@ def test_an_explanation_names_the_window() -> None:
     assert not any("failed there" in why for why in whys)
 
 
+def test_an_explanation_names_no_window_that_does_not_concern_the_job() -> None:
+    """Of a node that the job may not use, or that is too small for a worker, none is named."""
+    house = House(inference=0, delays=QUICK)
+    house.engine.policy = policy("aryl")
+    house.sim.handle(OperatorAsked(action=A.LABEL, by="ops/me", target="t0", value="rack=r1"))
+    for node in ("t0", "t1"):
+        ask(house, node=node)
+    blockers = house.engine.explain.blockers
+    mine = blockers(house.submit("mine", require=("rack",)).job_id)
+    assert "t0 closes in 1000 s, and mine has no time limit" in mine
+    assert not any("t1" in why for why in mine)
+    large = blockers(house.submit("large", gpus_per_worker=16).job_id)
+    assert not any("close" in why for why in large)
+    any_node = blockers(house.submit("any").job_id)
+    assert "t0, t1 close in 1000 s, and any has no time limit" in any_node
+
+
+@pytest.mark.parametrize(("busy", "is_first"), [(("t1",), True), (("t0", "t1"), False)])
+def test_a_window_is_the_first_reason_where_it_alone_bars_a_job(
+    busy: tuple[str, ...], is_first: bool
+) -> None:
+    """Lists show one reason: not one of labels where the fitting node is free and closes, and not a
+    window where the node is busy anyway."""
+    house = House(inference=0, delays=QUICK)
+    house.sim.handle(OperatorAsked(action=A.LABEL, by="ops/me", target="t0", value="rack=r1"))
+    for node in busy:
+        house.start(house.submit(f"on-{node}", work_s=1e6), node)
+    house.engine.policy = policy("aryl")
+    ask(house)
+    for job in (house.submit("picky", require=("rack",)), house.submit("any")):
+        whys = house.engine.explain.blockers(job.job_id)
+        named = [why.startswith("t0 closes in 1000 s, and ") for why in whys]
+        assert any(named)
+        assert named[0] == is_first
+
+
 def test_what_is_left_of_its_limit_decides_whether_a_job_grows() -> None:
     """Its attempt has run for a while; one that moves there has its whole limit before it again."""
     house = House(training=3, delays=QUICK)

@@ -20,17 +20,18 @@ def view(
     name: NodeName,
     service: ServiceName | None,
     role: NodeRole,
-    flags: tuple[bool, bool, bool],
+    flags: tuple[bool, bool, bool, bool],
     sick_and_used: tuple[int, int],
     since_s: float | None,
     gpu_type: str,
 ) -> NodeView:
-    """A node; flags: cordoned, told to come home, closed to all that is new."""
-    is_cordoned, is_reclaimed, takes_nothing = flags
+    """A node; flags: cordoned, about to close, told to come home, closed to all that is new."""
+    is_cordoned, is_closing, is_reclaimed, takes_nothing = flags
     return replace(
         make_node_view(name, role=role),
         service=service,
         is_drained_by_operator=is_cordoned,
+        is_closing=is_closing,
         is_reclaimed=is_reclaimed,
         takes_nothing=takes_nothing,
         sick_gpus=sick_and_used[0],
@@ -45,7 +46,7 @@ VIEWS = st.builds(
     st.sampled_from(NAMES),
     st.sampled_from((None, *SERVICES)),
     st.sampled_from(NodeRole),
-    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
     st.sampled_from(((0, 0), (0, 0), (1, 0), (0, 1))),
     st.sampled_from((None, 1.0, 2.0)),
     st.sampled_from(("T4", "A10")),
@@ -55,7 +56,7 @@ VIEWS = st.builds(
 def looked_up(nodes: list[NodeView], service: ServiceName) -> ServiceNodes:
     """What a service has, straight from the meaning of each word."""
     own = [node for node in nodes if node.service == service]
-    usable = [node for node in own if not node.is_drained_by_operator]
+    usable = [node for node in own if not (node.is_drained_by_operator or node.is_closing)]
     serve = [node for node in usable if node.role == NodeRole.SERVING]
     ready = [node for node in serve if node.serving_since_s is not None]
     homing = (NodeRole.VACATING, NodeRole.WARMING)

@@ -19,8 +19,12 @@ from common.api import (
     WindowRow,
 )
 from common.messages import encode
-from common.model import JobState
-from coordinator.engine.state.events import OperatorAction
+from common.model import JobState, NodeName
+from coordinator.engine.state.events import OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import JobEntry
+from coordinator.policies.contract.decisions import Loan
+from coordinator.service.api import explain_windows
+from tests.engine.house import CHAT, House
 from tests.service.cell import Cell, make_settings
 from tests.service.steps import job, running
 from tests.tables import each_row
@@ -81,6 +85,73 @@ async def test_a_drained_node_stays_drained_and_the_answer_says_so() -> None:
         assert isinstance(answer, Done)
         assert answer.detail.startswith("drain_at t0: node t0 is drained already")
         assert (await row(cell)).window is msgspec.UNSET
+
+
+def test_it_says_which_jobs_are_preempted_and_which_only_shrink() -> None:
+    """On a training node at its window and after its deadline, on a lent one when the loan ends. A
+    job with only flexible workers there runs on."""
+    house = House()
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="test"), lend=True)
+    house.wait(60.0)
+    base = house.submit("base", gpus_per_worker=4, work_s=1e6)
+    house.start(base, "t0")
+    grown = house.submit("grown", gpus_per_worker=2, workers=(1, 3), work_s=1e6)
+    house.start(grown, "t1", flexible=("t0", "i0"))
+    guest = house.submit("guest", gpus_per_worker=4, work_s=1e6)
+    house.start(guest, "i0")
+    house.wait(60.0)
+    answers: list[str] = []
+    for node in ("t0", "i0"):
+        order = OperatorAsked(
+            action=A.DRAIN_AT, by="ops/me", target=node, in_s=500.0, deadline_s=50.0
+        )
+        house.sim.handle(order)
+        answers.append(explain_windows.ordered(house.engine, node))
+    shrinks = "grown (its flexible workers are released, and it runs on)"
+    assert f"still there then: base (no time limit), {shrinks}" in answers[0]
+    assert "is called home in 440 s; still there then: grown (its flexible" in answers[1]
+    assert "guest (no time limit)" in answers[1]
+
+    def of(job: JobEntry) -> list[str]:
+        return explain_windows.of_job(house.engine, job, house.engine.state.now_s)
+
+    assert of(base) == [
+        "t0 closes, ordered by ops/me: unless it ends in 550 s, it is preempted and waits again"
+    ]
+    assert of(guest) == [
+        "i0 closes, ordered by ops/me, and its loan ends in 440 s: unless it ends in 440 s, it is "
+        "preempted and waits again"
+    ]
+    assert of(grown) == [
+        "i0 closes, ordered by ops/me, and its loan ends in 440 s: its flexible workers there are "
+        "released in 440 s, and it runs on",
+        "t0 closes, ordered by ops/me: its flexible workers there are released in 500 s, and it "
+        "runs on",
+    ]
+
+
+@each_row(
+    ("lent", "closes", "in_s", "warns"),
+    [
+        ((), ("i0",), 500.0, ""),
+        ((), ("i0", "i1"), 500.0, "0 nodes then: no lent node can replace it"),
+        (("i1",), ("i0",), 500.0, ""),
+        (("i1",), ("i0",), 50.0, "0 nodes then: lent nodes that are called home now may come"),
+    ],
+)
+def test_the_answer_warns_when_a_service_has_too_few_nodes_then(
+    lent: tuple[str, ...], closes: tuple[str, ...], in_s: float, warns: str
+) -> None:
+    """None is left to call home, or none can be home by then."""
+    house = House(training=1)
+    for node in lent:
+        house.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
+        house.wait(30.0)
+    for node in closes:
+        house.sim.handle(OperatorAsked(action=A.DRAIN_AT, by="ops/me", target=node, in_s=in_s))
+    said = explain_windows.ordered(house.engine, closes[-1])
+    assert ("warning: chat needs 1 and has " in said) == bool(warns)
+    assert warns in said
 
 
 @each_row("in_s", [0.0, -5.0, MAX_WINDOW_S + 1.0, float("nan"), "soon"])

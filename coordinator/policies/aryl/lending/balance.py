@@ -30,7 +30,7 @@ from coordinator.policies.contract.text import counted
 class Balance(Struct, frozen=True, kw_only=True):
     """What a service has and needs, in nodes.
 
-    ready: serving and not cordoned. coming: on their way home.
+    ready: serving, neither cordoned nor about to close. coming: on their way home, likewise.
     longest_serving: ready nodes with a known start of serving that can be lent, the longest first.
     forecast_load: None without a measurement.
     horizon_s: how far the forecast looks: a return and one loan period.

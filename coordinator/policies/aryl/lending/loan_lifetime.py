@@ -318,7 +318,7 @@ class Lifetimes:
         own = [
             node
             for node in self._snapshot.nodes
-            if node.service == service.name and not node.is_drained_by_operator
+            if node.service == service.name and not (node.is_drained_by_operator or node.is_closing)
         ]
         season, now_s = service.season, self._snapshot.now_s
         horizons_s = [min(span_s + service.return_s, MOST_S) for span_s in SPANS_S]

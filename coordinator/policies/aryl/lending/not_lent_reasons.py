@@ -146,7 +146,9 @@ def _of_node(
     found: list[str] = []
     if node.is_drained_by_operator:
         found.append("it is cordoned: an operator keeps it from being lent")
-    if node.takes_nothing:
+    if node.is_closing:
+        found.append("it closes soon: its service counts it as gone already")
+    elif node.takes_nothing:
         found.append("it takes nothing new now, so no loan either")
     if node.is_load_unknown:
         found.append("its own load is unknown: no metrics page of it is read")

@@ -106,12 +106,14 @@ class TakeBack:
         """The cheapest way to send this number of nodes home: workers released, jobs waited for or
         stopped.
 
+        A node that is about to close would replace nothing; its own window calls it home.
+
         because: why the service wants them, with numbers.
         """
         slack_s = 0.0
         if self._waits_for_finish:
             slack_s = max(0.0, service.reclaim_deadline_s - service.return_s)
-        lent = lent_nodes(self._snapshot, service.name)
+        lent = [one for one in lent_nodes(self._snapshot, service.name) if not one.is_closing]
         return self._order(service, lent, wanted_count, slack_s, because)
 
     def _order(
