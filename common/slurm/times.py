@@ -10,8 +10,8 @@ _LIMIT = re.compile(
 )
 UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 FORMS = "expected minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS or UNLIMITED"
-_UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-_UNITS_S |= {"sec": 1, "min": 60} | {name[0]: unit_s for name, unit_s in _UNITS_S.items()}
+_LONG_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_UNITS_S = _LONG_S | {"sec": 1, "min": 60} | {name[0]: unit_s for name, unit_s in _LONG_S.items()}
 _FROM_NOW = re.compile(r"now(?:(?P<sign>[+-])(?P<count>\d+)(?P<unit>[a-z]*))?", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap]m)?", re.ASCII)
 _DATE = re.compile(

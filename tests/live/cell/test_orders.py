@@ -178,7 +178,7 @@ async def test_a_job_runs_where_its_labels_are(house: House) -> None:
         assert (await house.until_state(job, JobState.RUNNING)).nodes == ("train-1",)
     out, _ = await aryl(house, "node", "describe", "train-1")
     assert "ib (operator), nvlink (operator)" in out
-    out, _ = await aryl(house, "audit")
+    out, _ = await aryl(house, "audit", "-o", "json")
     assert "ib nvlink" in out
     _, err = await aryl(house, "node", "label", "train-1", "ib=", code=2)
     assert "expected key=value, key or key-" in err

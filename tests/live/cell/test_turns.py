@@ -43,6 +43,8 @@ async def test_two_jobs_take_turns_and_only_one_computes(tmp_path: Path) -> None
         await house.until("the other one computes", other_goes_on)
         if (await house.job(first)).state == JobState.SUSPENDED:
             assert len(house.said("first")) == count
+        # Without a coordinator for long it would end before its own turn to give way.
+        await house.until_job(second, "gives way", lambda row: row.state == JobState.SUSPENDED)
         await house.kill_coordinator()
         for job in (first, second):
             row = await house.until_state(job, JobState.SUCCEEDED)

@@ -35,10 +35,10 @@ main()
     ("module", "words"),
     [
         ("typer", ["--version"]),
-        ("coordinator.cli.jobs", ["--version"]),
+        ("coordinator.cli.session", ["--version"]),
         ("coordinator.cli.up", ["up", "--help"]),
     ],
-    ids=["first", "last", "late"],
+    ids=["first", "own", "late"],
 )
 def test_ctrl_c_during_the_imports_is_one_line_and_the_documented_code(
     module: str, words: list[str]
@@ -83,7 +83,7 @@ import gc, importlib.abc, sys
 
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name in ("coordinator.cli.jobs", "coordinator.cli.policies"):
+        if name in ("coordinator.cli.session", "coordinator.cli.policies"):
             print(name, gc.isenabled())
 
 sys.meta_path.insert(0, Watch())
@@ -107,7 +107,7 @@ def test_garbage_is_looked_for_in_what_a_command_makes_alone() -> None:
         timeout=PATIENCE_S,
     )
     first, late, *names, command = result.stdout.splitlines()
-    assert first == "coordinator.cli.jobs False"
+    assert first == "coordinator.cli.session False"
     assert late == "coordinator.cli.policies False"
     assert command == "command: True True"
     assert "aryl" in names
