@@ -77,7 +77,7 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
         counts = {"indices": "0-19", "throttle": 3, "tasks": 20, "waiting": 17, "running": 3}
         ranges = {"waiting": "3-19", "running": "0-2"}
         ended = {"succeeded": 0, "failed": 0, "cancelled": 0}
-        assert row["array"] == counts | ended | {"ranges": ranges}
+        assert row["array"] == counts | ended | {"ranges": ranges, "unstarted": ""}
         tasks = [one["job_id"] for one in await rows(house, "--tasks")]
         assert tasks == [array, f"{array}_0", f"{array}_1", f"{array}_2"]
         table, _ = await aryl(house, "job", "list")
