@@ -21,10 +21,11 @@ import yaml
 
 from common.clock import SystemClock
 from coordinator.demo.ports import free_ports
+from tests.live.prometheus import PROMETHEUS, asked, prometheus
 
 ALERTS = Path(__file__).parents[2] / "docs" / "monitoring" / "alerts.yml"
 SYSTEMD = Path("/lib/systemd/systemd")
-PROMETHEUS, EXPORTER = shutil.which("prometheus"), shutil.which("prometheus-node-exporter")
+EXPORTER = shutil.which("prometheus-node-exporter")
 PATIENCE_S = 60.0
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--cgroup", "--kill-child")
 BOOT = """
@@ -108,27 +109,21 @@ async def machine(directory: Path, port: int) -> AsyncIterator[None]:
         yield
 
 
-@contextlib.asynccontextmanager
-async def prometheus(directory: Path, target: int) -> AsyncIterator[str]:
-    """A Prometheus that scrapes one port; its URL."""
-    (port,) = free_ports(1)
+def scraping(directory: Path, port: int) -> Path:
+    """A configuration of Prometheus that scrapes one port each second."""
     config = directory / "prometheus.yml"
-    targets = [{"targets": [f"127.0.0.1:{target}"]}]
+    targets = [{"targets": [f"127.0.0.1:{port}"]}]
     jobs = [{"job_name": "node", "scrape_interval": "1s", "static_configs": targets}]
     config.write_text(yaml.safe_dump({"scrape_configs": jobs}))
-    listen, data = f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={directory}/tsdb"
-    async with running(str(PROMETHEUS), f"--config.file={config}", data, listen):
-        yield f"http://127.0.0.1:{port}"
+    return config
 
 
 async def until_found(url: str, query: str) -> list[dict[str, Any]]:
     """The result of a query, as soon as there is any."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(aiohttp.ClientConnectionError, aiohttp.ContentTypeError):
-                async with session.get(f"{url}/api/v1/query", params={"query": query}) as answer:
-                    found: list[dict[str, Any]] = (await answer.json())["data"]["result"]
-                if found:
+                if found := await asked(url, query):
                     return found
             await SystemClock().sleep(0.2)
 
@@ -136,7 +131,7 @@ async def until_found(url: str, query: str) -> list[dict[str, Any]]:
 async def test_the_alerts_find_a_failed_unit_and_the_free_part_of_a_disk(tmp_path: Path) -> None:
     """The failed coordinator is found by name, and no other unit; each real disk has a share."""
     (port,) = free_ports(1)
-    async with machine(tmp_path, port), prometheus(tmp_path, port) as url:
+    async with machine(tmp_path, port), prometheus(scraping(tmp_path, port), tmp_path) as url:
         await until_found(url, f"node_systemd_unit_state{{{AGENT}}} == 1")
         failed = await until_found(url, rule("ArylUnitNotActive"))
         assert [one["metric"]["name"] for one in failed] == ["aryl-coordinator.service"]

@@ -30,13 +30,23 @@ def ordered(engine: Engine, target: str) -> str:
     now_s = engine.state.now_s
     within = "" if window.deadline_s is None else f" within {window.deadline_s:.0f} s"
     said = [f"drain_at {target} in {window.at_s - now_s:.0f} s{within}"]
-    if home := _home(engine, node, window, now_s):
-        said.append(home)
-    if still := still_there(engine, node, window):
-        said.append(f"still there then: {still}")
-    if short := too_few(engine, node, window):
-        said.append(short)
-    return "; ".join(said)
+    return "; ".join([*said, *_brings(engine, node, window, now_s, staying="still there then")])
+
+
+def _brings(
+    engine: Engine, node: NodeEntry, window: WindowEntry, now_s: float, *, staying: str
+) -> list[str]:
+    """The loan that a window ends, the jobs that it finds, and what its service lacks then.
+
+    staying: what the jobs are called.
+    """
+    still = still_there(engine, node, window)
+    found = (
+        _home(engine, node, window, now_s),
+        f"{staying}: {still}" if still else "",
+        too_few(engine, node, window),
+    )
+    return [each for each in found if each]
 
 
 def too_few(engine: Engine, node: NodeEntry, window: WindowEntry) -> str:
@@ -109,13 +119,8 @@ def of_node(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
         until = "it is lent no more" if entry.cordon.is_closing else _lent_for(window, now_s)
     left_s = max(0.0, window.at_s - now_s)
     said = [f"it closes in {left_s:.0f} s, ordered {window.reason}: {until}"]
-    if home := _home(engine, entry, window, now_s):
-        said.append(home)
-    if still := still_there(engine, entry, window):
-        said.append(f"by their time limits these jobs are still there then: {still}")
-    if short := too_few(engine, entry, window):
-        said.append(short)
-    return said
+    staying = "by their time limits these jobs are still there then"
+    return [*said, *_brings(engine, entry, window, now_s, staying=staying)]
 
 
 def _lent_for(window: WindowEntry, now_s: float) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -19,11 +15,11 @@ from prometheus_client.openmetrics import parser
 from agent.metrics_page import FAMILIES as AGENT
 from common.model import NodeRole
 from common.monitoring.families import Family
-from coordinator.demo.ports import free_ports
 from coordinator.service.metrics.table import FAMILIES as COORDINATOR
 from tests.live.cell.house import House, running_cell
+from tests.live.prometheus import PROMETHEUS, asked, prometheus
 
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+PROMTOOL = shutil.which("promtool")
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
 pytestmark = [
@@ -39,29 +35,6 @@ def each_second(config: Path, copy: Path) -> Path:
     return copy
 
 
-@contextlib.asynccontextmanager
-async def prometheus(config: Path, directory: Path) -> AsyncIterator[str]:
-    """A Prometheus with this configuration that scrapes each second; its URL."""
-    assert PROMETHEUS is not None
-    (port,) = free_ports(1)
-    often = each_second(config, directory / "prometheus.yml")
-    log = (directory / "prometheus.log").open("wb")
-    process = await asyncio.create_subprocess_exec(
-        PROMETHEUS,
-        f"--config.file={often}",
-        f"--storage.tsdb.path={directory / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        stdout=log,
-        stderr=log,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
-        log.close()
-
-
 async def page(address: str, headers: dict[str, str] | None = None) -> str:
     """A metrics page."""
     async with (
@@ -70,16 +43,6 @@ async def page(address: str, headers: dict[str, str] | None = None) -> str:
     ):
         assert answer.status == 200
         return await answer.text()
-
-
-async def asked(url: str, query: str) -> list[dict[str, Any]]:
-    """The result of a query."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{url}/api/v1/query", params={"query": query}) as answer,
-    ):
-        found: dict[str, dict[str, list[dict[str, Any]]]] = await answer.json()
-        return found["data"]["result"]
 
 
 def lint(text: str) -> str:
@@ -117,7 +80,8 @@ async def test_prometheus_scrapes_a_cell_that_lends(tmp_path: Path) -> None:
     the parser of OpenMetrics find nothing wrong in it."""
     async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as house:
         cell = house.cell
-        async with prometheus(cell.prometheus_path, tmp_path) as url:
+        config = each_second(cell.prometheus_path, tmp_path / "prometheus.yml")
+        async with prometheus(config, tmp_path) as url:
             await house.submit(house.training("long", work_s=600.0, workers=(1, 4), gpus=4))
             await house.until_role(NodeRole.ON_LOAN)
             async with house.load(req_per_s=20.0):
