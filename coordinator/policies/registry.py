@@ -29,7 +29,9 @@ from coordinator.policies.schedulers.gavel import policy as gavel_policy
 from coordinator.policies.schedulers.mesos import policy as mesos_policy
 from coordinator.policies.schedulers.philly import policy as philly_policy
 from coordinator.policies.schedulers.pollux import policy as pollux_policy
-from coordinator.policies.schedulers.qos import family
+from coordinator.policies.schedulers.qos.edf import EDF
+from coordinator.policies.schedulers.qos.elasticflow import ELASTICFLOW
+from coordinator.policies.schedulers.qos.policy import QOS
 from coordinator.policies.schedulers.themis import policy as themis
 from coordinator.policies.schedulers.themis import simple as themis_simple
 from coordinator.policies.schedulers.tiresias import policy as tiresias
@@ -185,7 +187,9 @@ POLICIES: dict[str, Policy] = {
     for made in (
         *_BUNDLES,
         *afs_policy.POLICIES,
-        *family.POLICIES,
+        QOS,
+        ELASTICFLOW,
+        EDF,
         *gandiva.POLICIES,
         *gandiva_sets.POLICIES,
         *pollux_policy.POLICIES,

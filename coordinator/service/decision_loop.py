@@ -39,7 +39,6 @@ from coordinator.engine.state.events import (
     RecordsLost,
 )
 from coordinator.policies.contract.decisions import Decision
-from coordinator.service.decision_text import describe
 from coordinator.service.journal.recovery import Saved, lost_in_words, rebuild
 from coordinator.service.leadership.engine_clock import EngineTime
 from coordinator.service.metrics.measures import Measures
@@ -145,7 +144,7 @@ def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:
         if said := ordered(waiting.event):
             log.info("ordered %s", said)
     for decision in decisions:
-        log.info("decided %s", describe(decision))
+        log.info("decided %s", _described(decision))
 
 
 class Decider:
@@ -584,7 +583,7 @@ class Decider:
         self._measures.handled(event, outcome, took_s)
         self._wake_at_s = outcome.wake_at_s
         for refused in outcome.refused:
-            log.info("refused %s: %s", describe(refused.decision), refused.why)
+            log.info("refused %s: %s", _described(refused.decision), refused.why)
         return outcome
 
     def _timed_passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
@@ -762,3 +761,14 @@ def _answer(inbox: list[_Waiting], outcomes: list[Outcome]) -> None:
     for waiting, outcome in zip(inbox, outcomes, strict=False):
         if waiting.done is not None and not waiting.done.done():
             waiting.done.set_result(outcome)
+
+
+def _described(decision: Decision) -> str:
+    """One line for the log: the decision and its reason."""
+    fields = {
+        name: getattr(decision, name)
+        for name in ("job_id", "node", "service", "added", "removed_workers")
+        if getattr(decision, name, None)
+    }
+    what = " ".join(f"{name}={value}" for name, value in fields.items())
+    return f"{type(decision).__name__} {what}: {decision.reason}"

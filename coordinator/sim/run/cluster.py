@@ -24,9 +24,8 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from coordinator.engine.state.events import GpuFact, NodeReported
+from coordinator.engine.state.events import GpuFact, NodeReported, WorkerFact
 from coordinator.sim.run.loop import Loop
-from coordinator.sim.run.sim_worker import Held
 
 
 class Delays(Struct, frozen=True, kw_only=True):
@@ -60,6 +59,41 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     cpus: int = 0
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
+
+
+class _SimWorker(Struct):
+    """A worker on a simulated node."""
+
+    order: WorkerOrder
+    phase: WorkerPhase
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    is_switching: bool = False
+    """It is about to be suspended or to be resumed."""
+    ended_at_s: float | None = None
+    said: WorkerFact | None = None
+    """Its last reported fact."""
+
+    def fact(self, endpoint: str, now_s: float) -> WorkerFact:
+        """The fact to report of it; the same value again while nothing changed."""
+        said = self.said
+        if (
+            said is None
+            or said.phase is not self.phase
+            or said.stop_reason is not self.stop_reason
+            or self.ended_at_s is not None  # its end is longer ago each time
+        ):
+            said = self.said = WorkerFact(
+                key=self.order.key,
+                phase=self.phase,
+                endpoint=endpoint,
+                exit_code=self.exit_code,
+                stop_reason=self.stop_reason,
+                failure=self.failure,
+                ended_ago_s=0.0 if self.ended_at_s is None else now_s - self.ended_at_s,
+            )
+        return said
 
 
 _SITTING = (
@@ -131,7 +165,7 @@ class PretendNode:
         self._generation = 0
         self._desired_role = self.role
         self._lease_id: LeaseId | None = None
-        self._held: dict[WorkerKey, Held] = {}
+        self._held: dict[WorkerKey, _SimWorker] = {}
         self._forgotten: set[WorkerKey] = set()
         self._has_suspended = False
         """True if any worker here was ever ordered to be suspended."""
@@ -176,7 +210,7 @@ class PretendNode:
         orders = {order.key: order for order in desired.workers}
         for fact in said.workers if is_up else ():
             if fact.key in orders:
-                self._held[fact.key] = Held(orders[fact.key], fact.phase)
+                self._held[fact.key] = _SimWorker(orders[fact.key], fact.phase)
                 self._has_suspended |= orders[fact.key].is_suspended
 
     def set_off(self, desired: DesiredState) -> None:
@@ -268,7 +302,7 @@ class PretendNode:
         if held is None:
             if order.key in self._forgotten:
                 return
-            self._held[order.key] = Held(order, WorkerPhase.RESERVING)
+            self._held[order.key] = _SimWorker(order, WorkerPhase.RESERVING)
             self._loop.after(self._delays.ready_s, lambda: self._make_ready(order.key))
             return
         held.order = order
@@ -287,7 +321,7 @@ class PretendNode:
         if held.order.phase == OrderPhase.RUN:
             self._take_order(held.order)
 
-    def _is_busy(self, wanting: Held) -> bool:
+    def _is_busy(self, wanting: _SimWorker) -> bool:
         """Whether another live worker still sits on the GPUs that this one was promised.
 
         On shared ones only those are waited for that are leaving or about to be suspended.
@@ -301,7 +335,7 @@ class PretendNode:
             for held in self._held.values()
         )
 
-    def _gives_way(self, held: Held) -> bool:
+    def _gives_way(self, held: _SimWorker) -> bool:
         is_going = held.phase == WorkerPhase.RUNNING and held.order.is_suspended
         return is_going or held.phase == WorkerPhase.STOPPING
 
@@ -320,11 +354,11 @@ class PretendNode:
                 held.is_switching = True
                 self._loop.after(self._delays.resume_s, partial(self._switched, key, held))
 
-    def _may_resume(self, held: Held) -> bool:
+    def _may_resume(self, held: _SimWorker) -> bool:
         is_wanted = held.phase == WorkerPhase.SUSPENDED and not held.order.is_suspended
         return is_wanted and not self._is_busy(held)
 
-    def _switched(self, key: WorkerKey, held: Held) -> None:
+    def _switched(self, key: WorkerKey, held: _SimWorker) -> None:
         """It has left its GPUs, or is back on them, whatever was ordered since."""
         if self._held.get(key) is not held:
             return
@@ -367,7 +401,7 @@ class PretendNode:
         self._stopped(key)
         self.exited(key, -15)
 
-    def _stop_s(self, held: Held) -> float:
+    def _stop_s(self, held: _SimWorker) -> float:
         saves = held.order.spec.checkpoint.path is not None
         return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 

@@ -52,7 +52,6 @@ from coordinator.policies.schedulers.qos.reasons import (
     unanswered,
     waiting_reason,
 )
-from coordinator.policies.schedulers.qos.round_clock import Settled
 
 RESIZES_PER_SLOT = 10
 """A grant beyond the share counts for at least this many times the time of its change. Otherwise no
@@ -84,6 +83,26 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
     round_s: Seconds = 0.0
     admits_together: bool = False
     migrates: bool = True
+
+
+class Settled(Struct, frozen=True):
+    """The round clock: shares are settled at most once a round, except where a plan says so.
+
+    ElasticFlow's artefact settles every 60 s.
+
+    at_s: when shares were settled; again at that instant, because jobs stop and start.
+
+    round_at_s: when they may be settled again. due_at_s: when a plan wants it in any case.
+    """
+
+    at_s: float = -inf
+    round_at_s: float = 0.0
+    due_at_s: float = inf
+
+    def rests_until_s(self, now_s: float) -> float | None:
+        """When they are settled next; None: now."""
+        next_s = min(self.round_at_s, self.due_at_s)
+        return next_s if self.at_s < now_s < next_s else None
 
 
 class _Memory(Struct, frozen=True, array_like=True):

@@ -9,13 +9,13 @@ from msgspec import structs
 
 from common.model import JobId
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.parts.restart_cost import loss_gpu_s
 from coordinator.policies.schedulers.qos.admission import Book, Plans
 from coordinator.policies.schedulers.qos.applicants import applicants, fixed_gpus
 from coordinator.policies.schedulers.qos.capacity import Capacity
 from coordinator.policies.schedulers.qos.claims import Claims
 from coordinator.policies.schedulers.qos.gpu_pools import Asking, Pool, Tried, move_on
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
-from coordinator.policies.schedulers.qos.moves import Bearing
 from coordinator.policies.schedulers.qos.overheads import Overheads, handed_over
 from coordinator.policies.schedulers.qos.quotas import Quotas
 
@@ -41,6 +41,35 @@ class Remembered(Protocol):
     def kinds(self) -> Mapping[str, str]: ...
     @property
     def overheads(self) -> Overheads: ...
+
+
+class Bearing:
+    """The books of one pass, of all GPU types: which jobs may move to make room for a share.
+
+    A move is a stop; from then on its pause is part of the moved job's plan.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
+        self._books: list[Book] = []
+
+    def add(self, book: Book) -> None:
+        """The promises on GPUs of one more type."""
+        self._books.append(book)
+
+    @property
+    def plans(self) -> Plans:
+        """The plans of all books, with the pauses of moved jobs."""
+        return {name: plan for book in self._books for name, plan in book.plans.items()}
+
+    def may_move(self, job: JobView, pause_s: float) -> bool:
+        """True if a job may stand still for this long; it is then planned so.
+
+        No job loses work to make room for others.
+        """
+        if loss_gpu_s(job, self._now_s) > 0:
+            return False
+        return all(book.bears(job.job_id, pause_s) for book in self._books)
 
 
 class Planning:

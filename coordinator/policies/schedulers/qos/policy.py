@@ -16,9 +16,9 @@ from math import inf
 import msgspec
 from msgspec import Struct
 
-from common.model import JobState, Ratio
-from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
-from coordinator.policies.contract.free_gpus import FreeGpus
+from common.model import JobState, NodeName, Ratio
+from coordinator.policies.contract.decisions import Allocation, PendingReason, Placement, earliest
+from coordinator.policies.contract.free_gpus import FreeGpus, fill
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
 from coordinator.policies.knobs import Period, Seconds
@@ -28,7 +28,6 @@ from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.pooling import Pool, by_deadline, pools
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.schedulers.qos.demands import Wish, most_in_time, wish_of
-from coordinator.policies.schedulers.qos.one_node import one_node_or_spread
 from coordinator.policies.schedulers.qos.prediction import Margin, Memory, Steps, refitted
 from coordinator.policies.schedulers.qos.reach import Reach
 from coordinator.policies.schedulers.qos.reasons import stopped_for
@@ -218,7 +217,7 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     passes, after = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
-    plan = carry_out(snapshot, grants, place=one_node_or_spread, why=stopped_for(snapshot))
+    plan = carry_out(snapshot, grants, place=_one_node_or_spread, why=stopped_for(snapshot))
     is_ticking = any(job.deadline_at_s is not None for job in snapshot.jobs)
     tick_s = snapshot.now_s + knobs.tick_s if is_ticking else None
     return Allocation(
@@ -231,10 +230,22 @@ def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
 def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReason, ...]:
     passes, _ = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
-    plan = carry_out(snapshot, grants, place=one_node_or_spread)
+    plan = carry_out(snapshot, grants, place=_one_node_or_spread)
     waiting = (wish for each in passes for wish in each.wishes if wish.workers == 0)
     notes = {wish.job.job_id: _why(wish) for wish in sorted(waiting, key=lambda wish: wish.rank)}
     return answers(snapshot, plan.decisions, plan.holds, notes)
+
+
+def _one_node_or_spread(
+    floor: FreeGpus, job: JobView, gpu_type: str, count: int
+) -> tuple[Placement, ...]:
+    """The fullest node where the gang fits whole; else the emptiest nodes first."""
+    rooms = floor.rooms(gpu_type, job.gpus_per_worker)
+    if any(room >= count for room in rooms.values()):
+        whole = {name: room for name, room in rooms.items() if room >= count}
+        return fill(whole, sorted(whole, key=lambda name: (floor.free[name], name)), count)
+    order: list[NodeName] = sorted(rooms, key=lambda name: (-floor.free[name], name))
+    return fill(rooms, order, count)
 
 
 def _why(wish: Wish) -> str:

@@ -12,6 +12,7 @@ from common.profile import JobProfile
 from coordinator.policies.contract.snapshot import Behind, JobView
 from coordinator.policies.schedulers.qos.applicants import applicants, fixed_gpus
 from coordinator.policies.schedulers.qos.claims import Claims
+from coordinator.policies.schedulers.qos.elasticflow import Settled
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from coordinator.policies.schedulers.qos.overheads import Overhead
 from coordinator.policies.schedulers.qos.reasons import (
@@ -19,7 +20,6 @@ from coordinator.policies.schedulers.qos.reasons import (
     refusal,
     waiting_reason,
 )
-from coordinator.policies.schedulers.qos.round_clock import Settled
 from coordinator.policies.schedulers.qos.sizes import least_in_time
 from coordinator.policies.schedulers.qos.timeline import Piece
 from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view
