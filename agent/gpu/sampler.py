@@ -21,7 +21,7 @@ from common.messages import GpuHealth, GpuReport
 QUICK_RATIO = 0.2
 """The share of the deadline in which one thread must have read all GPUs. After that the others are
 read beside it, and have the rest of the deadline."""
-SAMPLES_AT_ONCE = 60
+SAMPLES_AT_ONCE = 10
 """After a GPU that was not quick, this many samples read all GPUs at once."""
 
 
