@@ -88,7 +88,9 @@ class Agent:
             tried=node.changed.set,
         )
         self._desired = asyncio.Event()
-        """Set when there may be a new lease."""
+        """Set when there may be a new lease, or none any more."""
+        self._leased: object = None
+        """The role and the lease of the last step."""
         self._reported: object = None
         self._reported_at_s = float("-inf")
         self._sequence = 0
@@ -114,6 +116,10 @@ class Agent:
         while True:
             await self._wait_for_change()
             await self.node.step()
+            leased = (self._life.memory.role, self._life.memory.lease)
+            if leased != self._leased:
+                self._leased = leased
+                self._desired.set()
             with self._duties.leg("report"):
                 await self._report()
             self._duties.progressed()
@@ -133,8 +139,10 @@ class Agent:
             with self._duties.leg("lease", within_s=self._keeper.step_limit_s):
                 await self._keeper.step()
             wait_s = self._keeper.wait_s
-            period_s = self._settings.step_period_s
-            look_s = period_s if wait_s is None else min(wait_s, period_s)
+            if wait_s is None:  # a lease, or the end of one, sets the event
+                look_s = self._settings.report_period_s
+            else:
+                look_s = min(wait_s, self._settings.step_period_s)
             with contextlib.suppress(TimeoutError):
                 async with self._clock.timeout(look_s):
                     await self._desired.wait()

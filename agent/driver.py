@@ -232,10 +232,9 @@ class Node:
         A start that is not under way and left no shim, as on a full disk, has had no effect.
         """
         key = held.order.key
-        is_coming = held.is_begun and (
-            self.life.workers.is_to_start(key) or self.runner.has_shim(key)
-        )
-        return held.is_started or is_coming
+        if held.is_started or not held.is_begun:  # most are started: their locks are not tried
+            return held.is_started
+        return self.life.workers.is_to_start(key) or self.runner.has_shim(key)
 
     # --- actions ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ devices' state. It builds the part of a report that describes each worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import structs
 
@@ -207,7 +207,10 @@ class WorkerTable:
 
     def live(self) -> list[WorkerState]:
         """The workers that have not ended."""
-        return [held for held in self.held() if not held.is_over]
+        return sorted(self._unended(), key=lambda held: held.order.key)
+
+    def _unended(self) -> Iterator[WorkerState]:
+        return (held for held in self._memory.workers.values() if not held.is_over)
 
     @property
     def is_in_transition(self) -> bool:
@@ -216,7 +219,7 @@ class WorkerTable:
             held.phase in (P.RESERVING, P.READY, P.STOPPING)
             or held.stop is not None
             or held.order.is_suspended != (held.phase == P.SUSPENDED)
-            for held in self.live()
+            for held in self._unended()
         )
 
     @property
@@ -224,7 +227,7 @@ class WorkerTable:
         """True if some rendezvous store has started and has not been seen to listen."""
         return any(
             held.order.key.is_store and held.is_started and held.phase == P.RESERVING
-            for held in self.live()
+            for held in self._unended()
         )
 
     @property
@@ -255,7 +258,7 @@ class WorkerTable:
 
         None: no worker ends for lack of contact.
         """
-        found = (held.order.spec.stop_after_s for held in self.live())
+        found = (held.order.spec.stop_after_s for held in self._unended())
         return min((stop_after_s for stop_after_s in found if stop_after_s), default=None)
 
     def gpu_left_at_s(self, gpus: Iterable[GpuUuid]) -> float:

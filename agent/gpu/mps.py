@@ -13,9 +13,11 @@ from msgspec import structs
 
 from agent.proc.process_tree import PROC
 from common.messages import GpuReport
+from common.procfs import first_bytes
 
 SERVER = "nvidia-cuda-mps"
 """The name of a server, cut to the length that the kernel keeps (15 bytes)."""
+MAX_NAME_BYTES = 64
 
 
 def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[GpuReport, ...]:
@@ -36,8 +38,9 @@ def without_servers(gpus: Iterable[GpuReport], *, proc: Path = PROC) -> tuple[Gp
 
 
 def _is_server(pid: int, proc: Path) -> bool:
+    # Read at each look: a process may change its name while its number and its start stay.
     try:
-        name = (proc / str(pid) / "comm").read_text(errors="replace")
+        name = first_bytes(f"{proc}/{pid}/comm", MAX_NAME_BYTES)
     except OSError:  # it has ended, or is in an invisible namespace
         return False
-    return name.startswith(SERVER)
+    return name.startswith(SERVER.encode())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.procfs import STAT_BYTES, first_bytes
+
 PROC = Path("/proc")
+ENVIRON_BYTES = 65_536
+"""Read at a time; most environments are shorter."""
 
 
 def lineage(pid: int, *, proc: Path = PROC) -> set[int]:
@@ -33,7 +38,7 @@ def leaders(pid: int, *, proc: Path = PROC) -> set[int]:
 
 def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
     try:
-        stat = (proc / str(pid) / "stat").read_bytes()
+        stat = first_bytes(f"{proc}/{pid}/stat", STAT_BYTES)
     except OSError:
         return None
     # The name in parentheses may hold blanks and parentheses itself: count from the last one.
@@ -59,14 +64,28 @@ def environ_of(pid: int, *, proc: Path = PROC, max_bytes: int = -1) -> bytes:
     data = b""
     with contextlib.suppress(OSError):
         try:
-            with (proc / str(pid) / "environ").open("rb") as file:
-                return file.read(max_bytes)
+            return _environ_in(f"{proc}/{pid}/environ", max_bytes)
         except ProcessLookupError:
             pass
-        for thread in (proc / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError), (thread / "environ").open("rb") as file:
-                data = data or file.read(max_bytes)
+        with os.scandir(f"{proc}/{pid}/task") as threads:
+            places = [thread.path for thread in threads if thread.name != str(pid)]
+        for place in places:
+            with contextlib.suppress(OSError):
+                data = data or _environ_in(f"{place}/environ", max_bytes)
     return data
+
+
+def _environ_in(path: str, max_bytes: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(fd, ENVIRON_BYTES)
+        part = data
+        while part and (max_bytes < 0 or len(data) < max_bytes):
+            part = os.read(fd, ENVIRON_BYTES)
+            data += part
+    finally:
+        os.close(fd)
+    return data if max_bytes < 0 else data[:max_bytes]
 
 
 def name_of(pid: int, *, proc: Path = PROC) -> str:
@@ -76,7 +95,7 @@ def name_of(pid: int, *, proc: Path = PROC) -> str:
     may wait with a process that waits in the kernel.
     """
     try:
-        stat = (proc / str(pid) / "stat").read_bytes()
+        stat = first_bytes(f"{proc}/{pid}/stat", STAT_BYTES)
     except OSError:
         return ""
     return stat[stat.find(b"(") + 1 : stat.rfind(b")")].decode(errors="replace")
@@ -100,5 +119,26 @@ def has_lock(pid: int, path: Path, *, proc: Path = PROC) -> bool:
 
 def strangers(pids: Iterable[int], owners: Iterable[int], *, proc: Path = PROC) -> set[int]:
     """The processes among `pids` that are alive and descend from none of `owners`."""
-    known = set(owners)
-    return {pid for pid in pids if (family := lineage(pid, proc=proc)) and not family & known}
+    known = set(owners) - {0, 1}
+    return {pid for pid in pids if _is_stranger(pid, known, proc)}
+
+
+def _is_stranger(pid: int, known: set[int], proc: Path) -> bool:
+    """True if a process is alive and none of its `lineage` is known.
+
+    The walk ends at the first known process. Nothing needs to be read for a pid that is known
+    itself: alive, it is no stranger, and gone, it is none either.
+    """
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        if pid in known:
+            return False
+        ids = _ids(pid, proc)
+        if ids is None:
+            break
+        parent, group, session = ids
+        if group in known or session in known:
+            return False
+        seen.add(pid)
+        pid = parent
+    return bool(seen)

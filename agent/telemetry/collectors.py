@@ -6,6 +6,7 @@ Each collector fills its own part of a report.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -22,9 +23,14 @@ from agent.telemetry.page_fetch import FetchPage
 from agent.telemetry.pages import ServerPage, in_all
 from common.clock import Clock
 from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
+from common.procfs import first_bytes, stat_fields
 
 T = TypeVar("T")
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LINES_BYTES = 512
+"""The first line of /proc/stat, and the first three of /proc/meminfo, are shorter."""
 MAX_ERROR_CHARS = 500
 """An error goes into each report: it must not carry a page with it."""
 
@@ -156,10 +162,26 @@ class KernelLogCollector:
 
 
 def _cpu_s() -> tuple[float, float]:
-    times = psutil.cpu_times()
-    # Linux counts the time of guests in the time of users as well.
-    total_s = sum(times) - times.guest - times.guest_nice
-    return total_s - times.idle - times.iowait, total_s
+    """Busy and total seconds of all CPUs together, by the first line of /proc/stat (proc(5)).
+
+    psutil reads and parses the line of each CPU, and all of /proc/meminfo, each second.
+    """
+    words = first_bytes("/proc/stat", LINES_BYTES).partition(b"\n")[0].split()
+    # The eight from `user` to `steal`: Linux counts the time of guests in that of users as well.
+    ticks = [int(word) for word in words[1:9]]
+    total_s = sum(ticks) / TICKS_PER_S
+    return total_s - sum(ticks[3:5]) / TICKS_PER_S, total_s
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Memory of the machine, and what of it is in use, by the first lines of /proc/meminfo."""
+    words = first_bytes("/proc/meminfo", LINES_BYTES).split()
+    if words[0:7:6] == [b"MemTotal:", b"MemAvailable:"]:
+        total, available = 1024 * int(words[1]), 1024 * int(words[7])
+        if available <= total:
+            return total, total - available
+    memory = psutil.virtual_memory()  # an old kernel, or a container that shows another's values
+    return memory.total, memory.total - memory.available
 
 
 class HostCollector:
@@ -188,13 +210,13 @@ class HostCollector:
             ratio = (busy_s - last_busy_s) / (total_s - last_total_s)
             self._busy_ratio = min(1.0, max(0.0, ratio))
             self._last_s = busy_s, total_s
-        memory = psutil.virtual_memory()
+        total_bytes, used_bytes = _memory_bytes()
         return Part(
             host=HostReport(
                 cpu_count=self._cpu_count,
                 cpu_busy_ratio=self._busy_ratio,
-                memory_total_bytes=memory.total,
-                memory_used_bytes=memory.total - memory.available,
+                memory_total_bytes=total_bytes,
+                memory_used_bytes=used_bytes,
             )
         )
 
@@ -246,7 +268,7 @@ class CostCollector:
     name = "cost"
 
     def __init__(self, *child_pids: Callable[[], int | None]) -> None:
-        self._agent = psutil.Process()
+        self._pid = os.getpid()
         self._children = [_ChildCost(child_pid) for child_pid in child_pids]
 
     @property
@@ -258,7 +280,8 @@ class CostCollector:
         """All of them together since the start of the agent."""
         for child in self._children:
             child.look()
-        return Part(cost=_sum((_cost_of(self._agent), self.child_cost)))
+        own = _cost_of(self._pid)
+        return Part(cost=None if own is None else _sum((own, self.child_cost)))
 
 
 class _ChildCost:
@@ -267,7 +290,7 @@ class _ChildCost:
     def __init__(self, child_pid: Callable[[], int | None]) -> None:
         self.cost = CostReport(cpu_s=0.0, rss_bytes=0)
         self._child_pid = child_pid
-        self._child: psutil.Process | None = None
+        self._pid: int | None = None
         self._ended_children_cpu_s = 0.0
 
     def look(self) -> None:
@@ -276,17 +299,13 @@ class _ChildCost:
 
     def _measure(self) -> CostReport:
         pid = self._child_pid()
-        if self._child is None or self._child.pid != pid:
+        if self._pid != pid:
             # The last sample of a child that has ended is its total: a counter must not go back.
             self._ended_children_cpu_s = self.cost.cpu_s
-            self._child = _process(pid)
-        ended = CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)
-        if self._child is None:
-            return ended
-        try:
-            cost = _cost_of(self._child)
-        except psutil.Error:
-            return ended
+            self._pid = pid
+        cost = None if pid is None else _cost_of(pid)
+        if cost is None:
+            return CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)
         return CostReport(cpu_s=self._ended_children_cpu_s + cost.cpu_s, rss_bytes=cost.rss_bytes)
 
 
@@ -297,17 +316,15 @@ def _sum(costs: Iterable[CostReport]) -> CostReport:
     )
 
 
-def _process(pid: int | None) -> psutil.Process | None:
-    try:
-        return None if pid is None else psutil.Process(pid)
-    except psutil.Error:
+def _cost_of(pid: int) -> CostReport | None:
+    """The cost of a process so far, by one line (proc(5)); None when it is gone."""
+    fields = stat_fields(pid)
+    if not fields:
         return None
-
-
-def _cost_of(process: psutil.Process) -> CostReport:
-    with process.oneshot():
-        times = process.cpu_times()
-        return CostReport(cpu_s=times.user + times.system, rss_bytes=process.memory_info().rss)
+    user_ticks, system_ticks, rss_pages = int(fields[11]), int(fields[12]), int(fields[21])
+    return CostReport(
+        cpu_s=(user_ticks + system_ticks) / TICKS_PER_S, rss_bytes=rss_pages * PAGE_BYTES
+    )
 
 
 def build_collectors(

@@ -59,6 +59,10 @@ class FailureReader:
         self.unread_count = 0
         """Logs that were given up."""
 
+    def concerns(self, status: WorkerStatus) -> bool:
+        """True if `added` has something to add."""
+        return self._rules is not None and _failed_by_itself(status)
+
     async def added(self, status: WorkerStatus, directory: Path) -> WorkerStatus:
         """A status with the reason for the failure, if its worker failed by itself.
 
@@ -68,7 +72,7 @@ class FailureReader:
         has no signature and states the reason.
         """
         rules = self._rules
-        if rules is None or not _failed_by_itself(status):
+        if rules is None or not self.concerns(status):
             return status
         if status.key not in self._failures:
             self._failures[status.key] = await self._read(rules, status, directory)

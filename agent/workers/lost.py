@@ -273,7 +273,7 @@ HALTED = "T"
 
 def has_file(directory: Path, name: str = shim_files.STATUS_FILE) -> bool:
     """True if anything stands where a worker's status belongs, or another of its files."""
-    return os.path.lexists(directory / name)
+    return os.path.lexists(f"{directory}/{name}")
 
 
 class LostWorkers:

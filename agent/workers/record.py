@@ -9,7 +9,7 @@ import re
 import signal
 import stat
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -123,8 +123,11 @@ def read_record(directory: Path) -> WorkerRecord | None:
         OSError: this process has no descriptor or no memory left to look.
     """
     try:
-        with _plain(directory / shim_files.STATUS_FILE) as file:
-            data = file.read(MAX_RECORD_BYTES + 1)
+        fd = _plain(f"{directory}/{shim_files.STATUS_FILE}")
+        try:
+            data = _bytes_of(fd, MAX_RECORD_BYTES + 1)
+        finally:
+            os.close(fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -138,9 +141,10 @@ def read_record(directory: Path) -> WorkerRecord | None:
     except UNREADABLE as error:
         raise msgspec.DecodeError(str(error)) from error
     _check_words(record)
-    record = msgspec.structs.replace(
-        record, error=record.error[:MAX_TEXT_CHARS], detail=record.detail[:MAX_TEXT_CHARS]
-    )
+    if max(len(record.error), len(record.detail)) > MAX_TEXT_CHARS:
+        record = msgspec.structs.replace(
+            record, error=record.error[:MAX_TEXT_CHARS], detail=record.detail[:MAX_TEXT_CHARS]
+        )
     if record.fault != Fault.NONE or not record.error.startswith((SHIM_LOST, NODE_ERROR)):
         return record
     is_lost = record.error.startswith(SHIM_LOST)
@@ -172,8 +176,8 @@ def _check_words(record: WorkerRecord) -> None:
         msgspec.DecodeError: the text names the field.
     """
     if record.progress is not None:
-        found = shim_status.read_progress(msgspec.structs.asdict(record.progress))
-        if found is None or msgspec.convert(found, Progress) != record.progress:
+        said = msgspec.structs.asdict(record.progress)
+        if shim_status.read_progress(said) != said:
             raise msgspec.DecodeError("progress: expected whole steps, and a number as loss")
     saved = record.checkpoint
     if saved and shim_status.read_checkpoint(msgspec.structs.asdict(saved)) is None:
@@ -273,7 +277,7 @@ def tail(directory: Path, max_bytes: int) -> bytes:
 def file_tail(path: Path, max_bytes: int) -> bytes:
     """The end of a file; empty when it is missing, or no plain file."""
     try:
-        with _plain(path) as file:
+        with os.fdopen(_plain(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)
@@ -285,7 +289,7 @@ class NotPlainError(OSError):
     """A link, a fifo or a device in place of a file: a job can put one into its directory."""
 
 
-def _plain(path: Path) -> BinaryIO:
+def _plain(path: Path | str) -> int:
     """Open a plain file of a job's directory for reading; never blocks, and follows no link.
 
     Otherwise the job could make its agent wait for a fifo for ever, or read any file of the machine
@@ -305,4 +309,12 @@ def _plain(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotPlainError(errno.EINVAL, "no plain file", str(path))
-    return os.fdopen(fd, "rb")
+    return fd
+
+
+def _bytes_of(fd: int, max_bytes: int) -> bytes:
+    data = part = os.read(fd, max_bytes)
+    while part and len(data) < max_bytes:
+        part = os.read(fd, max_bytes - len(data))
+        data += part
+    return data

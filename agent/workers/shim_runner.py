@@ -64,6 +64,8 @@ from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 
+_REASONS: dict[str, StopReason] = {reason.value: reason for reason in StopReason}
+
 
 class ShimRunner:
     """Workers under shims, one directory each.
@@ -107,6 +109,8 @@ class ShimRunner:
         self._contact_at_s: float | None = None
         self._told_contact_s: dict[WorkerKey, float] = {}
         self._failures = FailureReader(failure_rules, clock)
+        self._named: dict[str, tuple[WorkerKey | None, Path]] = {}
+        """The directories of the last look, by name."""
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim.
@@ -203,9 +207,7 @@ class ShimRunner:
         seen: list[tuple[WorkerStatus, Path]] = []
         at = self._directories() | {key: self._directory(key) for key in started}
         lost = [key for key in started if not has_file(at[key])]
-        asked = (self._lost.ask(key, at[key], self._uid(at[key])) for key in lost)
-        said = await asyncio.gather(*asked)
-        silent = {key for key, is_said in zip(lost, said, strict=True) if not is_said}
+        silent = await self._silent(lost, at) if lost else set[WorkerKey]()
         for key, directory in sorted(at.items()):
             status = self._status(key, directory)
             if status is None and key in started:
@@ -216,12 +218,19 @@ class ShimRunner:
             if status is not None:
                 await cut_lost(status, directory, max_bytes=self._log_max_bytes)
                 seen.append((status, directory))
-        found = await asyncio.gather(*(self._failures.added(*each) for each in seen))
-        return tuple(sorted(found, key=lambda status: status.key))
+        if not any(self._failures.concerns(status) for status, _ in seen):
+            return tuple(status for status, _ in seen)  # no task for each worker that is well
+        return tuple(await asyncio.gather(*(self._failures.added(*each) for each in seen)))
+
+    async def _silent(self, lost: list[WorkerKey], at: dict[WorkerKey, Path]) -> set[WorkerKey]:
+        """Those of these workers whose shim does not write its status again."""
+        asked = (self._lost.ask(key, at[key], self._uid(at[key])) for key in lost)
+        said = await asyncio.gather(*asked)
+        return {key for key, is_said in zip(lost, said, strict=True) if not is_said}
 
     def has_shim(self, key: WorkerKey) -> bool:
         """As `WorkerRunner.has_shim`: a shim has its lock before all else, and until it is gone."""
-        path = str(self._directory(key) / shim_files.LOCK_FILE)
+        path = f"{self._directory(key)}/{shim_files.LOCK_FILE}"
         return key not in self._held_back and shim_files.is_locked(path)
 
     async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
@@ -277,7 +286,7 @@ class ShimRunner:
     def _as_status(self, key: WorkerKey, record: WorkerRecord) -> WorkerStatus:
         ended_s = record.ended_boot_s
         until_s = self._clock.now_s() if ended_s is None else ended_s
-        reasons, is_now = set(StopReason), ended_s is None or record.boot_id == self._boot_id
+        is_now = ended_s is None or record.boot_id == self._boot_id
         saved_s = record.checkpoint_boot_s
         return WorkerStatus(
             key=key,
@@ -286,7 +295,7 @@ class ShimRunner:
             shim_pid=record.shim_pid if is_now and ended_s is None else 0,
             exit_code=record.exit_code,
             error=record.error,
-            stop_reason=StopReason(record.stop_reason) if record.stop_reason in reasons else None,
+            stop_reason=_REASONS.get(record.stop_reason or ""),
             progress=record.progress,
             checkpoint=record.checkpoint,
             running_s=max(0.0, until_s - record.started_boot_s),
@@ -369,17 +378,27 @@ class ShimRunner:
             return os.geteuid() if self._account is None else self._account.uid
 
     def _directory(self, key: WorkerKey) -> Path:
+        named, directory = self._named.get(str(key), (None, None))
+        if directory is not None and named == key:
+            return directory
         return self._run_dir / directory_name(key)
 
     def _directories(self) -> dict[WorkerKey, Path]:
         try:
-            directories = sorted(self._run_dir.iterdir())
+            with os.scandir(self._run_dir) as entries:
+                names = sorted(entry.name for entry in entries)
         except OSError as error:  # gone, closed, or another file is there: each is looked for
             if lacks_means(error):
                 raise
             return {}
-        keys = [(key_of(directory), directory) for directory in directories]
-        return {key: directory for key, directory in keys if key is not None}
+        # A name stands for one key and one path for ever: only new names are taken apart.
+        known = self._named
+        self._named = {name: known.get(name) or self._taken_apart(name) for name in names}
+        return {key: directory for key, directory in self._named.values() if key is not None}
+
+    def _taken_apart(self, name: str) -> tuple[WorkerKey | None, Path]:
+        directory = self._run_dir / name
+        return key_of(directory), directory
 
 
 def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:

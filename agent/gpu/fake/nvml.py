@@ -160,6 +160,8 @@ class FakeNvml:
         self._is_open = False
         self._lock = threading.Lock()
         self._holders: list[Holder] = []
+        self._holders_by_gpu: dict[str, list[Holder]] = {}
+        """By the UUID of a GPU or of an instance; of the last scan."""
         self._scanned_at_s = float("-inf")
 
     def nvmlInit(self) -> None:
@@ -354,6 +356,8 @@ class FakeNvml:
         return self._age_s <= fault.at_s <= self._elapsed_s()
 
     def _active(self, kind: FaultKind, index: int | None = None) -> list[Fault]:
+        if not self._fleet.fault:  # asked some 400 times a sample
+            return []
         elapsed_s = self._elapsed_s()
         return [
             fault
@@ -423,15 +427,12 @@ class FakeNvml:
             now_s = self._now_s()
             if now_s - self._scanned_at_s >= SCAN_PERIOD_S:
                 self._holders, self._scanned_at_s = self._processes.scan(), now_s
-            holders = self._holders
-        uuids = (
-            {gpu.uuid, *(part.uuid for part in gpu.parts)} if gpu.part is None else {gpu.part.uuid}
-        )
-        return [
-            holder
-            for holder in holders
-            if not uuids.isdisjoint(holder.uuids) and _has_context(holder)
-        ]
+                self._holders_by_gpu = {}
+            uuid = gpu.uuid if gpu.part is None else gpu.part.uuid
+            found = self._holders_by_gpu.get(uuid)
+            if found is None:  # asked six times a sample
+                found = self._holders_by_gpu[uuid] = _holders_on(gpu, self._holders)
+        return found
 
     def _busy_ratio(self, gpu: _Gpu) -> float:
         ratios = (
@@ -441,6 +442,13 @@ class FakeNvml:
             for holder in self._holders_of(gpu)
         )
         return min(1.0, sum(ratios))
+
+
+def _holders_on(gpu: _Gpu, holders: list[Holder]) -> list[Holder]:
+    uuids = {gpu.uuid, *(part.uuid for part in gpu.parts)} if gpu.part is None else {gpu.part.uuid}
+    return [
+        holder for holder in holders if not uuids.isdisjoint(holder.uuids) and _has_context(holder)
+    ]
 
 
 def _misread(processes: list[ComputeProcess]) -> list[ComputeProcess]:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from agent.proc.process_tree import environ_of
 from common.decoding import UNREADABLE
 from common.model import NonNegativeInt, Ratio
-from common.procfs import start_ticks
+from common.procfs import stat_fields, ticks_of
 
 BUSY_ENV = "ARYL_FAKE_GPU_BUSY_RATIO"
 MEMORY_ENV = "ARYL_FAKE_GPU_MEMORY_BYTES"
@@ -34,6 +34,9 @@ FORGET_SCANS = 15
 """A process without GPUs is read again after this many scans: its pid may belong to another
 process, or it may have called exec."""
 MAX_ENVIRON_BYTES = 1_000_000
+KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD among the flags of /proc/PID/stat: it has no environment. A kernel thread that becomes
+a program loses the flag."""
 
 
 class Usage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +104,8 @@ class ProcessTable:
             is_settled = entry.scans > YOUNG_SCANS
             if is_settled and not entry.uuids and (entry.scans + pid) % FORGET_SCANS:
                 return entry
-        ticks = start_ticks(pid, proc=str(self._proc))
+        fields = stat_fields(pid, proc=str(self._proc))
+        ticks = ticks_of(fields)
         if not ticks:
             self._entries.pop(pid, None)
             return None
@@ -109,7 +113,10 @@ class ProcessTable:
             entry = self._entries[pid] = _Entry(start_ticks=ticks)
         elif entry.scans > YOUNG_SCANS and entry.uuids:
             return entry
-        self._read_environ(pid, entry)
+        if int(fields[6]) & KERNEL_THREAD:
+            entry.uuids = ()
+        else:
+            self._read_environ(pid, entry)
         return entry
 
     def _read_environ(self, pid: int, entry: _Entry) -> None:

@@ -49,10 +49,13 @@ class Troubled(FakeNvml):
         self.trouble: Callable[[], object] = lambda: None
         self.first_trouble: Callable[[], object] = lambda: None
         self.asked = 0
+        self.readers: dict[str, str] = {}
+        """By UUID: the thread that read it last."""
         self.nvmlInit()
 
     def nvmlDeviceGetUUID(self, handle: Handle, /) -> str:  # noqa: N802 - NVML's own name
         uuid = super().nvmlDeviceGetUUID(handle)
+        self.readers[uuid] = threading.current_thread().name
         if uuid == fake_uuid("n1", 0):
             self.first_trouble()
         if uuid == fake_uuid("n1", 1):
@@ -118,6 +121,43 @@ def test_a_gpu_that_hung_is_read_again_when_its_driver_returns(release: threadin
     while (sample := sampler.sample()).error:
         assert time.monotonic() < end_s, sample.error
     assert healths(sample) == [OK, OK, OK]
+
+
+def read_by_one(api: Troubled, sampler: GpuSampler) -> None:
+    """Sample until one thread has read all GPUs: it is tried where all have answered."""
+    end_s = time.monotonic() + LONG_S
+    while set(api.readers.values()) != {"gpus"}:
+        assert time.monotonic() < end_s, api.readers
+        sampler.sample()
+
+
+def test_one_thread_reads_all_gpus_that_answer() -> None:
+    """A thread to wake for each GPU and sample costs more CPU time than the reading."""
+    api = Troubled()
+    sampler = sampler_of(api)
+    sampler.sample()
+    assert set(api.readers.values()) == {"gpu-0", "gpu-1", "gpu-2"}, "devices open at once"
+    read_by_one(api, sampler)
+
+
+def test_gpus_behind_one_that_hangs_are_read_by_their_own_threads(
+    release: threading.Event,
+) -> None:
+    """The one thread hangs with GPU 0; GPU 1 has its turn all the same, within the same sample."""
+    api = Troubled()
+    sampler = sampler_of(api, gpu_deadline_s=10 * SHORT_S)
+    read_by_one(api, sampler)
+    by: list[str] = []
+
+    def read_gpu_1() -> None:
+        by.append(threading.current_thread().name)
+        release.set()
+
+    api.first_trouble, api.trouble = release.wait, read_gpu_1
+    end_s = time.monotonic() + LONG_S
+    while healths(sampler.sample()) != [OK, OK, OK]:
+        assert time.monotonic() < end_s, api.readers
+    assert by[0] == "gpu-1"
 
 
 def test_a_gpu_never_seen_is_an_error_and_no_invention() -> None:
