@@ -41,6 +41,7 @@ from coordinator.demo.supervise import mentioning
 from coordinator.engine.record import Record, decode_record
 from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import Lost
+from tests.live.commands import aryl, environ_of
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""
@@ -129,6 +130,15 @@ class House:
         for path in sorted(self.directory.glob(pattern)):
             lines += path.read_text().splitlines()
         return lines
+
+    async def aryl(
+        self, *words: str, code: int = 0, tenant: str = "ops", user: str = "test"
+    ) -> tuple[str, str]:
+        """Give a command, which ends with this code; its standard output and error."""
+        environ = environ_of(self.cell.nats.url, tenant=tenant, user=user)
+        said = await aryl(environ, *words)
+        assert said.code == code, said
+        return said.out, said.err
 
     async def jobs(self) -> tuple[JobRow, ...]:
         return (await self.client.ask(ListJobs(), Jobs)).rows

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.model import JobState
-from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -28,30 +25,9 @@ rm $OUT/running-$ARYL_ARRAY_INDEX
 """
 
 
-async def aryl(house: House, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
-    """What the command prints, and what it says on standard error."""
-    options = (
-        "--nats-url",
-        house.cell.nats.url,
-        "--cell",
-        CELL,
-        "--tenant",
-        "ops",
-        "--user",
-        "ada",
-    )
-    program = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coordinator.cli.main", *options, *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, said = await program.communicate()
-    assert program.returncode == exit_code, (out, said)
-    return out.decode(), said.decode()
-
-
 async def rows(house: House, *arguments: str) -> list[dict[str, Any]]:
     """The rows of `aryl job list`."""
-    out, _ = await aryl(house, "job", "list", "-o", "json", *arguments)
+    out, _ = await house.aryl("job", "list", "-o", "json", *arguments)
     found: list[dict[str, Any]] = json.loads(out)["jobs"]
     return found
 
@@ -61,8 +37,8 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
 ) -> None:
     """Twenty tasks of which three run at once: one fails, a range is cancelled, others succeed."""
     async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
-        out, _ = await aryl(
-            house, "job", "submit", "--name", "sweep", "--array", "0-19%3", "--checkpoint",
+        out, _ = await house.aryl(
+            "job", "submit", "--name", "sweep", "--array", "0-19%3", "--checkpoint",
             f"{house.directory}/save-{{index}}", "--env", f"OUT={house.directory}", "-o", "name",
             "--", "sh", "-c", TASK,
         )  # fmt: skip
@@ -80,18 +56,18 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
         assert row["array"] == counts | ended | {"ranges": ranges, "unstarted": ""}
         tasks = [one["job_id"] for one in await rows(house, "--tasks")]
         assert tasks == [array, f"{array}_0", f"{array}_1", f"{array}_2"]
-        table, _ = await aryl(house, "job", "list")
+        table, _ = await house.aryl("job", "list")
         assert f"{array}_[0-19%3]" in table
         assert "17 waiting, 3 running" in table
 
-        _, said = await aryl(house, "job", "cancel", f"{array}_[15-25]", exit_code=3)
+        _, said = await house.aryl("job", "cancel", f"{array}_[15-25]", code=3)
         assert "no task 20" in said
-        await aryl(house, "job", "cancel", f"{array}_[10-12,15-19]")
-        _, said = await aryl(house, "job", "logs", f"{array}_7", exit_code=3)
+        await house.aryl("job", "cancel", f"{array}_[10-12,15-19]")
+        _, said = await house.aryl("job", "logs", f"{array}_7", code=3)
         assert "not in the line yet" in said
-        await aryl(house, "job", "throttle", array, "4")
+        await house.aryl("job", "throttle", array, "4")
         (house.directory / "go").touch()
-        row = dict(json.loads((await aryl(house, "job", "describe", array, "-o", "json"))[0]))
+        row = dict(json.loads((await house.aryl("job", "describe", array, "-o", "json"))[0]))
         assert row["description"]["job"]["array"]["ranges"]["cancelled"] == "10-12,15-19"
         over = await house.until_state(array, JobState.FAILED)
         assert (over.exit_code, over.error) == (9, "task 4 failed")
@@ -101,7 +77,7 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
         assert sorted(ran) == [*range(10), 13, 14]
         assert f"7 20 0-19 {house.directory}/save-7" in house.said("begun-7")
         assert max(map(int, house.said("beside"))) <= 3
-        shown, _ = await aryl(house, "job", "describe", "sweep_4")
+        shown, _ = await house.aryl("job", "describe", "sweep_4")
         assert f"{array}, task 4" in shown
         figures = await house.figures()
         assert (figures["jobs_finished"], figures["jobs_failed"]) == (11, 1)
