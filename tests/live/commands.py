@@ -33,11 +33,13 @@ class Said(NamedTuple):
     err: str
 
 
-def environ_of(nats_url: str, *, tenant: str = "ops", user: str = "test") -> dict[str, str]:
+def environ_of(
+    nats_url: str, *, cell: str = CELL, tenant: str = "ops", user: str = "test"
+) -> dict[str, str]:
     """What names a live cell and a caller; no configuration file of this machine is read."""
     return {
         "ARYL_NATS_URL": nats_url,
-        "ARYL_CELL": CELL,
+        "ARYL_CELL": cell,
         "ARYL_TENANT": tenant,
         "ARYL_USER": user,
         "XDG_CONFIG_HOME": "/nonexistent",
