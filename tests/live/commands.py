@@ -46,19 +46,20 @@ def environ_of(
     }
 
 
-async def aryl(environ: Mapping[str, str], *words: str) -> Said:
-    """Give `aryl WORDS` on a thread, beside the test's loop; an exception of its own rises here."""
+def given(environ: Mapping[str, str], *words: str) -> Said:
+    """Give `aryl WORDS` where no loop runs; an exception of its own rises here."""
     around = Surroundings(
         environ=environ, connect=over_nats, clock=SystemClock(), is_interactive=lambda: False
     )
+    done = CliRunner().invoke(app, list(words), obj=around, prog_name="aryl")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Said(done.exit_code, done.stdout, done.stderr)
 
-    def call() -> Said:
-        done = CliRunner().invoke(app, list(words), obj=around, prog_name="aryl")
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return Said(done.exit_code, done.stdout, done.stderr)
 
-    return await asyncio.to_thread(call)
+async def aryl(environ: Mapping[str, str], *words: str) -> Said:
+    """Give `aryl WORDS` on a thread, beside the test's loop."""
+    return await asyncio.to_thread(given, environ, *words)
 
 
 async def slurm_command(environ: Mapping[str, str], *words: str, types: str = "") -> Said:
