@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Generator
 from enum import Enum, auto
 from functools import cache
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,8 @@ def _in_parts(items: list[pytest.Item]) -> list[pytest.Item]:
     workers of pytest-xdist begin with tests that wait, and all but one of these with cells, which
     would be in each other's way if they were more; the others keep two cores busy meanwhile. With
     `--dist worksteal` it gives each worker a part of the list without gaps to begin with, so the
-    list is put together of such parts.
+    list is put together of such parts. A file stays in one part: its tests may share a cell, and
+    two workers would start one each.
     """
     parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with_waits = max(1, parts - max(1, parts // 3))
@@ -78,8 +79,8 @@ def _in_parts(items: list[pytest.Item]) -> list[pytest.Item]:
         kinds[_kind(item)].append(item)
     begun: list[list[pytest.Item]] = [[] for _ in range(with_waits)]
     with_cells = max(1, with_waits - 1)
-    for at, item in enumerate(kinds[_Kind.CELL]):
-        begun[at % with_cells].append(item)
+    for _, together in groupby(kinds[_Kind.CELL], key=lambda item: item.path):
+        min(begun[:with_cells], key=len).extend(together)
     loads = [len(each) * WAITS_PER_CELL for each in begun]
     for item in kinds[_Kind.WAITS]:
         at = loads.index(min(loads))

@@ -1,5 +1,7 @@
-"""A cell as `aryl up` makes it, and jobs on it, driven by the commands that people type. Must not
-know what a job trains.
+"""A cell as `aryl up` makes it, and jobs on it, driven by the commands that people type.
+
+Most commands are given again and again until they answer as expected, so they run in this process.
+Must not know what a job trains.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+from tests.live.commands import Said, given
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs/examples"
@@ -81,34 +85,30 @@ class LiveCell:
     def _has_heard_all(self, nodes: str) -> bool:
         with_all = sum(int(part) for part in nodes.split("+"))
         done = self._run("node", "list", "-o", "json")
-        if done.returncode:
+        if done.code:
             return False
-        listed = json.loads(done.stdout)["nodes"]
+        listed = json.loads(done.out)["nodes"]
         return len(listed) == with_all and all(node["is_heard"] for node in listed)
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(ARYL), *words], env=self._env, capture_output=True, text=True, check=False
-        )
+    def _run(self, *words: str) -> Said:
+        return given(self._env, *words)
 
     def aryl(self, *words: str) -> str:
         """What a command prints; it must succeed."""
         done = self._run(*words)
-        assert done.returncode == 0, f"aryl {' '.join(words)}: {done.stdout}{done.stderr}"
-        return done.stdout
+        assert done.code == 0, f"aryl {' '.join(words)}: {done.out}{done.err}"
+        return done.out
 
     def printed(self, *words: str) -> str:
         """What a command prints, if it succeeds."""
         done = self._run(*words)
-        return "" if done.returncode else done.stdout
+        return "" if done.code else done.out
 
     def wait(self, what: str, is_so: Callable[[], bool]) -> None:
         """Until something is so; a hang tells what was waited for, and of the jobs their logs."""
         deadline_s = time.monotonic() + HANG_S
         while not is_so():
-            assert time.monotonic() < deadline_s, (
-                f"hangs: {what}\n{self._run('job', 'list').stdout}"
-            )
+            assert time.monotonic() < deadline_s, f"hangs: {what}\n{self._run('job', 'list').out}"
             time.sleep(0.2)
 
     def submit(self, example: str, *flags: str, more: str = "") -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 import aiohttp
 
 from common.api import (
+    Cancel,
     Describe,
     Description,
+    Done,
     GetStatus,
     JobRow,
     Jobs,
@@ -26,6 +29,7 @@ from common.api import (
     Loans,
     NodeRow,
     Nodes,
+    Operate,
     Status,
     Submit,
     Submitted,
@@ -33,14 +37,22 @@ from common.api import (
 from common.bus import Bus, connect_nats
 from common.clock import SystemClock
 from common.errors import ArylError
-from common.model import CheckpointSpec, JobSpec, JobState, NodeRole, WorkerRange
+from common.model import (
+    FINAL_JOB_STATES,
+    CheckpointSpec,
+    JobSpec,
+    JobState,
+    NodeRole,
+    WorkerRange,
+)
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR, Cell
-from coordinator.demo.plan import CELL, HERE, CellPlan, Periods
+from coordinator.demo.plan import CELL, HERE, SERVICE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
 from coordinator.engine.record import Record, decode_record
 from coordinator.service.journal.journal_stream import Journal
 from coordinator.service.ports import Lost
+from tests.live.commands import aryl, environ_of
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""
@@ -66,6 +78,10 @@ PERIODS = Periods(
     rebuild_wait_s=1.0,
 )
 
+HOME = (NodeRole.TRAINING, NodeRole.SERVING)
+_NUMBERS = itertools.count(1)
+"""Of request ids: the tests that share a cell may give jobs of theirs the same name."""
+
 T = TypeVar("T")
 
 
@@ -77,12 +93,40 @@ class House:
         self.client = Client(bus, cell=CELL, tenant="ops", user="test")
         self._submitter = Client(bus, cell=CELL, tenant="ops", user="test", timeout_s=ANSWER_S)
         self.directory = directory
-        self._requests = 0
+        self._bus = bus
+        self._before: dict[str, Any] = {}
+
+    async def turn(self, directory: Path) -> House:
+        """The same cell for one of the tests that share it, with files of the test's own."""
+        out = directory / "out"
+        out.mkdir()
+        house = House(self.cell, self._bus, out)
+        house._before = await self.figures()
+        return house
+
+    async def tidy(self) -> None:
+        """Leave an idle cell to the next test: no job, no loan, and every node open and at home."""
+        for row in await self.jobs():
+            if row.state not in FINAL_JOB_STATES:
+                await self.client.ask(Cancel(job_id=row.job_id), Done)
+        for node in (await self.client.ask(ListNodes(), Nodes)).rows:
+            if node.is_cordoned:
+                await self.client.ask(Operate(action="uncordon", target=node.node), Done)
+        is_lending = any(node.server_port for node in self.cell.nodes)
+        if is_lending:
+            await self.client.ask(Operate(action="recall", target=SERVICE), Done)
+
+        async def is_idle() -> bool:
+            rows = (await self.client.ask(ListNodes(), Nodes)).rows
+            return all(row.role in HOME and not (row.jobs or row.gpus_held) for row in rows)
+
+        await self.until("the cell is idle", is_idle)
+        if is_lending:
+            await self.client.ask(Operate(action="end_recall", target=SERVICE), Done)
 
     async def submit(self, spec: JobSpec, *, request_id: str | None = None) -> str:
         """Submit until somebody acknowledges it; the job's id."""
-        self._requests += 1
-        request = Submit(spec=spec, request_id=request_id or f"{spec.name}-{self._requests}")
+        request = Submit(spec=spec, request_id=request_id or f"{spec.name}-{next(_NUMBERS)}")
 
         async def ask() -> str | None:
             return (await self._submitter.ask(request, Submitted)).job_id
@@ -130,6 +174,15 @@ class House:
             lines += path.read_text().splitlines()
         return lines
 
+    async def aryl(
+        self, *words: str, code: int = 0, tenant: str = "ops", user: str = "test"
+    ) -> tuple[str, str]:
+        """Give a command, which ends with this code; its standard output and error."""
+        environ = environ_of(self.cell.nats.url, tenant=tenant, user=user)
+        said = await aryl(environ, *words)
+        assert said.code == code, said
+        return said.out, said.err
+
     async def jobs(self) -> tuple[JobRow, ...]:
         return (await self.client.ask(ListJobs(), Jobs)).rows
 
@@ -153,6 +206,12 @@ class House:
 
     async def figures(self) -> dict[str, Any]:
         return (await self.status()).figures
+
+    async def counted(self) -> dict[str, int]:
+        """The figures that count something, since this test's turn began."""
+        found = await self.figures()
+        counts = {name: count for name, count in found.items() if isinstance(count, int)}
+        return {name: count - (self._before.get(name) or 0) for name, count in counts.items()}
 
     async def journal(self) -> list[tuple[int, Record]]:
         """Every record that the cell's coordinators have written, read from JetStream."""

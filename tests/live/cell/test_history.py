@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,14 @@ import pytest
 
 from common.api import Cancel, Done
 from common.model import JobState
-from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 
-async def aryl(house: House, *words: str, tenant: str = "ops") -> tuple[int, str, str]:
-    """Run a command against the cell; its exit code and what it printed on either stream."""
-    whose = ("--nats-url", house.cell.nats.url, "--cell", CELL, "--tenant", tenant, "--user", "ada")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coordinator.cli.main", *whose, *words,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
-
-
 async def lines(house: House, *words: str, tenant: str = "ops") -> list[dict[str, Any]]:
     """The lines that a command prints as JSON."""
-    code, out, err = await aryl(house, *words, "-o", "json", tenant=tenant)
-    assert code == 0, err
+    out, _ = await house.aryl(*words, "-o", "json", tenant=tenant, user="ada")
     found: list[dict[str, Any]] = json.loads(out)["lines"]
     return found
 
@@ -49,8 +34,7 @@ async def test_the_past_of_a_cell_is_known_whoever_leads(tmp_path: Path) -> None
         await house.until_state(runs, JobState.RUNNING)
         await house.kill_coordinator()
         await house.until_state(runs, JobState.RUNNING)
-        refused, _, said = await aryl(house, "node", "cordon", "nosuch")
-        assert refused == 3, said
+        await house.aryl("node", "cordon", "nosuch", code=3, user="ada")
 
         async def is_on_record() -> list[dict[str, Any]]:
             return [one for one in await lines(house, "audit") if one["kind"] == "refused"]
@@ -71,8 +55,7 @@ async def test_the_past_of_a_cell_is_known_whoever_leads(tmp_path: Path) -> None
         assert account["detail"]["nodes"] == ["train-1"]
         assert await lines(house, "history", tenant="other") == []
 
-        code, out, err = await aryl(house, "report", "usage", "--by", "job", "-o", "csv")
-        assert code == 0, err
+        out, _ = await house.aryl("report", "usage", "--by", "job", "-o", "csv")
         hours = {row["job"]: float(row["used_gpu_h"]) for row in csv.DictReader(io.StringIO(out))}
         assert set(hours) == {ended, runs}
         assert hours[runs] > hours[ended] > 0.0

@@ -1,45 +1,47 @@
-"""Orders on a real cell, by the CLI: hold, dependencies, release, requeue, change, labels."""
+"""Orders on a real cell, by the CLI: hold, dependencies, release, change, arrays, labels."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from common.model import Gate, JobState
-from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
+TASK = """
+set -e
+echo "$ARYL_ARRAY_INDEX $ARYL_ARRAY_COUNT $ARYL_ARRAY_MIN-$ARYL_ARRAY_MAX $ARYL_CHECKPOINT_PATH" \
+  > $OUT/begun-$ARYL_ARRAY_INDEX
+ls $OUT | grep -c running- >> $OUT/beside || true
+touch $OUT/running-$ARYL_ARRAY_INDEX
+while [ ! -e $OUT/go ]; do sleep 0.1; done
+rm $OUT/running-$ARYL_ARRAY_INDEX
+[ $ARYL_ARRAY_INDEX != 4 ] || exit 9
+"""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     """A cell of two nodes with four GPUs each."""
     directory = tmp_path_factory.mktemp("cell")
     async with running_cell(directory, training_nodes=2, inference_nodes=0) as found:
         yield found
 
 
-async def aryl(house: House, *words: str, code: int = 0) -> tuple[str, str]:
-    """Run the command as a process; its standard output and error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coordinator.cli.main", *words,
-        env={
-            **os.environ, "ARYL_NATS_URL": house.cell.nats.url, "ARYL_CELL": CELL,
-            "ARYL_TENANT": "ops", "ARYL_USER": "test",
-        },
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode == code, err.decode()
-    return out.decode(), err.decode()
+@pytest_asyncio.fixture(loop_scope="module")
+async def house(shared: House, tmp_path: Path) -> AsyncIterator[House]:
+    """The cell for one test, which leaves it idle."""
+    house = await shared.turn(tmp_path)
+    yield house
+    await house.tidy()
 
 
 def job_file(house: House, spec: Any) -> str:
@@ -60,7 +62,7 @@ def job_file(house: House, spec: Any) -> str:
 
 
 async def submitted(house: House, spec: Any, *flags: str) -> str:
-    out, _ = await aryl(house, "job", "submit", job_file(house, spec), *flags, "-o", "name")
+    out, _ = await house.aryl("job", "submit", job_file(house, spec), *flags, "-o", "name")
     return out.strip()
 
 
@@ -77,33 +79,33 @@ async def test_jobs_run_in_the_order_that_people_give(house: House) -> None:
     assert [rows[job].gate for job in (first, second, third)] == [
         Gate.HELD, Gate.DEPENDENCY, Gate.DEPENDENCY,
     ]  # fmt: skip
-    out, _ = await aryl(house, "status")
+    out, _ = await house.aryl("status")
     assert "3 pending (1 held, 2 after other jobs)" in out
-    _, err = await aryl(house, "job", "change", second, "--after", f"ok:{second}", code=2)
+    _, err = await house.aryl("job", "change", second, "--after", f"ok:{second}", code=2)
     assert "would wait for itself" in err
-    await aryl(house, "job", "release", first)
+    await house.aryl("job", "release", first)
     await house.until_state(first, JobState.SUCCEEDED)
 
     await house.until_job(second, "has saved", lambda row: (row.step or 0) >= 40)
-    _, err = await aryl(house, "job", "hold", second, code=4)
+    _, err = await house.aryl("job", "hold", second, code=4)
     assert f"aryl job requeue {second} --hold" in err
-    await aryl(house, "job", "requeue", second, "--hold")
+    await house.aryl("job", "requeue", second, "--hold")
     row = await house.until_job(second, "is held", lambda row: row.gate == Gate.HELD)
     assert (row.state, row.preemption_count) == (JobState.PENDING, 1)
-    out, _ = await aryl(house, "explain", "job", third)
+    out, _ = await house.aryl("explain", "job", third)
     assert f"it can never start: it waits for {first} to fail, which succeeded" in out
-    await aryl(house, "job", "change", third, "--after", "none", "--priority", "5")
+    await house.aryl("job", "change", third, "--after", "none", "--priority", "5")
     await house.until_state(third, JobState.SUCCEEDED)
 
     before = (await house.job(second)).step or 0
-    await aryl(house, "job", "release", second)
+    await house.aryl("job", "release", second)
     row = await house.until_job(second, "goes on", lambda row: row.step not in (None, before))
     assert row.attempt == 2
     assert (row.step or 0) >= before - 10, "it goes on from its checkpoint"
-    await aryl(house, "job", "change", second, "--time-limit", "1s")
+    await house.aryl("job", "change", second, "--time-limit", "1s")
     row = await house.until_state(second, JobState.FAILED)
     assert row.error == "ran into its time_limit_s of 1 s"
-    out, _ = await aryl(house, "events", "--for", second)
+    out, _ = await house.aryl("events", "--for", second)
     for what in ("dependencies hold", "held", "released", "changed"):
         assert what in out
 
@@ -113,31 +115,88 @@ async def test_an_array_is_held_follows_a_job_and_is_followed(house: House) -> N
 
     async def submit(name: str, *flags: str) -> str:
         words = ("job", "submit", "--name", name, *flags, "-o", "name", "--", "true")
-        out, _ = await aryl(house, *words)
+        out, _ = await house.aryl(*words)
         return out.strip()
 
     first = await submit("before", "--hold")
     array = await submit("sweep", "--array", "0-5%2", "--hold", "--after", f"ok:{first}")
     last = await submit("after", "--after", f"ok:{array}")
     task = await submit("after-task", "--after", f"ended:{array}_3")
-    out, _ = await aryl(house, "job", "list")
+    out, _ = await house.aryl("job", "list")
     assert "6 held" in out
-    out, _ = await aryl(house, "explain", "job", array)
+    out, _ = await house.aryl("explain", "job", array)
     assert f"aryl job release {array}" in out
     assert f"{first} to succeed" in out
-    await aryl(house, "job", "release", array)
-    out, _ = await aryl(house, "explain", "job", array)
+    await house.aryl("job", "release", array)
+    out, _ = await house.aryl("explain", "job", array)
     assert "held by" not in out
     assert (await house.job(array)).gate == Gate.DEPENDENCY
-    _, err = await aryl(house, "job", "change", array, "--priority", "3")
+    _, err = await house.aryl("job", "change", array, "--priority", "3")
     assert f"array {array} is changed" in err
-    await aryl(house, "job", "release", first)
+    await house.aryl("job", "release", first)
     for job_id in (array, task, last):
         await house.until_state(job_id, JobState.SUCCEEDED)
     ended_at_s = (await house.job(array)).finished_at_s
     started_at_s = (await house.job(last)).started_at_s
     assert ended_at_s is not None and started_at_s is not None
     assert ended_at_s <= started_at_s
+
+
+async def rows(house: House, *arguments: str) -> list[dict[str, Any]]:
+    """The rows of `aryl job list`."""
+    out, _ = await house.aryl("job", "list", "-o", "json", *arguments)
+    found: list[dict[str, Any]] = json.loads(out)["jobs"]
+    return found
+
+
+async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
+    house: House,
+) -> None:
+    """Twenty tasks of which three run at once: one fails, a range is cancelled, others succeed."""
+    out, _ = await house.aryl(
+        "job", "submit", "--name", "throttled", "--array", "0-19%3", "--checkpoint",
+        f"{house.directory}/save-{{index}}", "--env", f"OUT={house.directory}", "-o", "name",
+        "--", "sh", "-c", TASK,
+    )  # fmt: skip
+    array = out.strip()
+
+    async def are_three() -> bool:
+        return len(list(house.directory.glob("running-*"))) == 3
+
+    await house.until("three tasks run", are_three)
+    [row] = await rows(house)
+    assert (row["job_id"], row["state"], row["gpus"]) == (array, "running", 3)
+    counts = {"indices": "0-19", "throttle": 3, "tasks": 20, "waiting": 17, "running": 3}
+    ranges = {"waiting": "3-19", "running": "0-2"}
+    ended = {"succeeded": 0, "failed": 0, "cancelled": 0}
+    assert row["array"] == counts | ended | {"ranges": ranges, "unstarted": ""}
+    tasks = [one["job_id"] for one in await rows(house, "--tasks")]
+    assert tasks == [array, f"{array}_0", f"{array}_1", f"{array}_2"]
+    table, _ = await house.aryl("job", "list")
+    assert f"{array}_[0-19%3]" in table
+    assert "17 waiting, 3 running" in table
+
+    _, said = await house.aryl("job", "cancel", f"{array}_[15-25]", code=3)
+    assert "no task 20" in said
+    await house.aryl("job", "cancel", f"{array}_[10-12,15-19]")
+    _, said = await house.aryl("job", "logs", f"{array}_7", code=3)
+    assert "not in the line yet" in said
+    await house.aryl("job", "throttle", array, "4")
+    (house.directory / "go").touch()
+    row = dict(json.loads((await house.aryl("job", "describe", array, "-o", "json"))[0]))
+    assert row["description"]["job"]["array"]["ranges"]["cancelled"] == "10-12,15-19"
+    over = await house.until_state(array, JobState.FAILED)
+    assert (over.exit_code, over.error) == (9, "task 4 failed")
+    [row] = [one for one in await rows(house, "--all") if one["job_id"] == array]
+    assert [row["array"][state] for state in ("succeeded", "failed", "cancelled")] == [11, 1, 8]
+    ran = [int(line.split()[0]) for line in house.said("begun-*")]
+    assert sorted(ran) == [*range(10), 13, 14]
+    assert f"7 20 0-19 {house.directory}/save-7" in house.said("begun-7")
+    assert max(map(int, house.said("beside"))) <= 3
+    shown, _ = await house.aryl("job", "describe", "throttled_4")
+    assert f"{array}, task 4" in shown
+    counts = await house.counted()
+    assert (counts["jobs_finished"], counts["jobs_failed"]) == (11, 1)
 
 
 async def test_a_job_runs_where_its_labels_are(house: House) -> None:
@@ -149,14 +208,14 @@ async def test_a_job_runs_where_its_labels_are(house: House) -> None:
     house.kill_agent("train-2")
 
     async def is_told() -> bool:
-        out, _ = await aryl(house, "node", "list", "--label", "rack=r7", "-o", "name")
+        out, _ = await house.aryl("node", "list", "--label", "rack=r7", "-o", "name")
         return out.split() == ["train-2"]
 
     await house.until("train-2 has reported its labels", is_told)
 
     async def submit(name: str, *flags: str) -> tuple[str, str]:
         words = ("job", "submit", "--name", name, *flags, "-o", "name", "--", "sleep", "600")
-        out, err = await aryl(house, *words)
+        out, err = await house.aryl(*words)
         return out.strip(), err
 
     for name in ("a", "b"):
@@ -169,16 +228,16 @@ async def test_a_job_runs_where_its_labels_are(house: House) -> None:
 
     full, err = await submit("full", "--require", "nvlink")
     assert not err
-    why, _ = await aryl(house, "explain", "job", full)
+    why, _ = await house.aryl("explain", "job", full)
     assert "1 of 2 nodes fits what it asks of nodes (nvlink); all busy or closed" in why
     nobody, err = await submit("nobody", "--require", "ib")
     assert "can never run here: no node has ib, which it requires" in err
-    await aryl(house, "node", "label", "train-1", "ib", "nvlink")
+    await house.aryl("node", "label", "train-1", "ib", "nvlink")
     for job in (full, nobody):
         assert (await house.until_state(job, JobState.RUNNING)).nodes == ("train-1",)
-    out, _ = await aryl(house, "node", "describe", "train-1")
+    out, _ = await house.aryl("node", "describe", "train-1")
     assert "ib (operator), nvlink (operator)" in out
-    out, _ = await aryl(house, "audit", "-o", "json")
+    out, _ = await house.aryl("audit", "-o", "json")
     assert "ib nvlink" in out
-    _, err = await aryl(house, "node", "label", "train-1", "ib=", code=2)
+    _, err = await house.aryl("node", "label", "train-1", "ib=", code=2)
     assert "expected key=value, key or key-" in err

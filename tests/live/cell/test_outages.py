@@ -151,3 +151,21 @@ async def test_an_agent_that_is_stopped_for_less_than_its_lease_loses_nothing(
         assert (after.lease_id, after.state) == (before.lease_id, "on loan")
         row = await house.job(guest)
         assert (row.state, row.attempt, row.nodes) == (JobState.RUNNING, 1, (lent,))
+
+
+async def test_services_come_home_when_everybody_who_could_order_it_is_dead(
+    tmp_path: Path,
+) -> None:
+    """Without coordinator, NATS and the lent node's agent every node serves within the deadline."""
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as house:
+        await house.submit(house.training("filler", work_s=600, gpus=4))
+        lodger = await house.submit(house.training("lodger", work_s=600, gpus=4))
+        [lent] = await house.until_role(NodeRole.ON_LOAN)
+        await house.until_job(lodger, "runs there", lambda row: row.nodes == (lent,))
+        assert len(await house.serving()) == 1
+        await house.end_for_good(lent)
+
+        async def is_home() -> bool:
+            return await house.serving() == {"infer-1", "infer-2"}
+
+        await house.until("all serve", is_home, within_s=PERIODS.reclaim_deadline_s)

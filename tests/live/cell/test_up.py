@@ -22,6 +22,7 @@ from common.clock import SystemClock
 from coordinator.client import EXIT_CODES, Client, registry
 from coordinator.demo.nats_server import find_binary
 from coordinator.demo.supervise import mentioning, sweep
+from tests.live import commands
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -50,10 +51,15 @@ async def aryl(
     return await asyncio.create_subprocess_exec(
         python, "-m", "coordinator.cli.main", *arguments,
         cwd=ROOT,
-        env={**os.environ, "ARYL_HOME": str(home / "registry"), "TMPDIR": str(home)},
+        env=environ(home),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+
+
+def environ(home: Path) -> dict[str, str]:
+    """This process's, with a registry and temporary files of the test's own."""
+    return {**os.environ, "ARYL_HOME": str(home / "registry"), "TMPDIR": str(home)}
 
 
 def files_in(directory: Path) -> set[str]:
@@ -154,7 +160,7 @@ async def test_what_a_killed_cell_left_is_ended_by_the_next_one(tmp_path: Path) 
             await ended(first)
         left = mentioning(tmp_path)
         assert len(left) >= 6, "nats-server, coordinator, two agents, router and load driver"
-        status, _, err = await ended(await aryl(tmp_path, "up", "--duration", "1", *SMALL))
+        status, _, err = await ended(await aryl(tmp_path, "up", "--duration", "1", *EMPTY))
         assert status == 0, err
         assert f"which process {first.pid} left behind" in err
         assert mentioning(tmp_path) == []
@@ -214,7 +220,7 @@ async def assert_next_one_ends(home: Path, killed: int, left: int) -> None:
 
 async def test_a_killed_nats_server_is_started_again(tmp_path: Path) -> None:
     """The cell goes on on the same port, so that whoever knew its address reaches it."""
-    cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
+    cell = await aryl(tmp_path, "up", *EMPTY)
     try:
         await first_line(cell)
         (nats,) = [pid for pid in mentioning(tmp_path) if is_nats(pid)]
@@ -224,7 +230,7 @@ async def test_a_killed_nats_server_is_started_again(tmp_path: Path) -> None:
             return any(is_nats(pid) and pid != nats for pid in mentioning(tmp_path))
 
         async def is_answering() -> bool:
-            return (await ended(await aryl(tmp_path, "status", "-o", "name")))[0] == 0
+            return (await commands.aryl(environ(tmp_path), "status", "-o", "name")).code == 0
 
         await until(is_another)
         await until(is_answering)
@@ -301,7 +307,7 @@ async def first_line(cell: asyncio.subprocess.Process) -> None:
 async def test_an_empty_cell_is_found_kept_alone_and_stopped_by_ctrl_c(tmp_path: Path) -> None:
     """The CLI finds it, a second one is refused by name as a conflict, and Ctrl-C ends it with its
     table."""
-    cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
+    cell = await aryl(tmp_path, "up", "--no-workload", "--nodes", "2+0")
     try:
         await first_line(cell)
         status, out, err = await ended(await aryl(tmp_path, "up", *SMALL))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,28 +10,12 @@ from msgspec.structs import replace
 
 from common.api import WindowRow
 from common.model import CheckpointSpec, JobState
-from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 IN_S = 35
 """Long enough for a job of two seconds with its start (15 s, start_p99_s) and its grace (2 s)."""
-
-
-async def aryl(house: House, *words: str) -> tuple[str, str]:
-    """Run the command as a process; its standard output and error."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coordinator.cli.main", *words,
-        env={
-            **os.environ, "ARYL_NATS_URL": house.cell.nats.url, "ARYL_CELL": CELL,
-            "ARYL_TENANT": "ops", "ARYL_USER": "test",
-        },
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode(), err.decode()
 
 
 async def submitted(house: House, name: str, *, limit_s: float | None = None) -> str:
@@ -51,8 +32,8 @@ async def test_a_node_is_empty_when_its_window_begins(tmp_path: Path) -> None:
     async with running_cell(tmp_path, training_nodes=1, inference_nodes=1) as house:
         there = await submitted(house, "there")
         await house.until_state(there, JobState.RUNNING)
-        _, err = await aryl(
-            house, "node", "drain", "train-1", "infer-1", "--at", f"now+{IN_S}", "--yes",
+        _, err = await house.aryl(
+            "node", "drain", "train-1", "infer-1", "--at", f"now+{IN_S}", "--yes",
             "--reason", "cooling",
         )  # fmt: skip
         assert f"still there then: {there} (no time limit)" in err
@@ -62,16 +43,16 @@ async def test_a_node_is_empty_when_its_window_begins(tmp_path: Path) -> None:
         waits = await submitted(house, "waits")
         short = await submitted(house, "short", limit_s=2.0)
         await house.until_job(short, "has run", lambda row: row.started_at_s is not None)
-        out, _ = await aryl(house, "explain", "job", waits)
+        out, _ = await house.aryl("explain", "job", waits)
         assert "train-1 closes in " in out
         assert f"and {waits} has no time limit" in out
         row = await house.until_job(there, "is stopped", lambda row: row.preemption_count == 1)
         assert (await house.job(short)).state == JobState.FAILED, "by its time limit"
         assert (await house.job(waits)).started_at_s is None
         assert row.attempt == 1
-        out, _ = await aryl(house, "node", "list", "-o", "json")
+        out, _ = await house.aryl("node", "list", "-o", "json")
         rows = {one["node"]: one for one in json.loads(out)["nodes"]}
         assert [rows[name]["is_draining"] for name in ("train-1", "infer-1")] == [True, True]
         assert not await house.loans()
-        out, _ = await aryl(house, "events", "--for", "train-1")
+        out, _ = await house.aryl("events", "--for", "train-1")
         assert "window begins" in out

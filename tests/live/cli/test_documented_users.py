@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.journal.journal_stream import Journal
 from tests.agent.daemon_house import DaemonHouse
+from tests.live.commands import aryl, environ_of
 from tests.servers import client_url
 from tests.test_docs_examples import INSTALL, REFERENCE, block_with, file_of
 
@@ -59,31 +59,12 @@ class Site(NamedTuple):
         [password] = re.findall(rf'user: "{user}", password: "([^"]*)"', REFERENCE)
         return f"nats://{user}:{password}@{self.address}"
 
-    async def aryl(self, *arguments: str, tenant: str = "ops") -> tuple[int | None, str]:
-        """The real command as Ada gives it; exit code, and what it printed."""
-        who = (
-            "--nats-url",
-            self.url("ops-ada"),
-            "--cell",
-            CELL,
-            "--tenant",
-            tenant,
-            "--user",
-            "ada",
-        )
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "coordinator.cli.main", *who, *arguments,
-            env={**os.environ, "HOME": str(self.directory)},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                out, error = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.communicate()
-            raise
-        return process.returncode, (out or error).decode()
+    async def aryl(self, *arguments: str, tenant: str = "ops") -> tuple[int, str]:
+        """A command as Ada gives it; exit code, and what it printed."""
+        environ = environ_of(self.url("ops-ada"), cell=CELL, tenant=tenant, user="ada")
+        async with asyncio.timeout(PATIENCE_S):
+            said = await aryl(environ, *arguments)
+        return said.code, said.out or said.err
 
     async def asked(self, *arguments: str) -> Any:
         """An answer as JSON, as soon as somebody leads who can give it."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from common.api import Jobs, ListJobs
-from common.model import JobState
+from common.model import FINAL_JOB_STATES, JobState
+from coordinator.cli.slurm.main import COMMANDS
 from coordinator.demo.cell import COORDINATOR
-from coordinator.demo.plan import CELL
 from tests.live.cell.house import House, running_cell
+from tests.live.commands import Said, environ_of, slurm_command
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -72,6 +73,11 @@ squeue --noheader -j "$SLURM_JOB_ID" -o '%i %T %D'
 """
 
 
+IN_PROCESS = frozenset(COMMANDS) - {"srun"}
+"""Commands that the test gives in its own process. `srun` is a process: it answers signals for its
+job. submitit and the jobs call the others as processes."""
+
+
 class Shell:
     """A login node: Slurm's commands on its PATH, and a directory that all nodes see."""
 
@@ -80,26 +86,32 @@ class Shell:
         self.directory = directory
         self.environ = {
             **os.environ,
-            "ARYL_NATS_URL": house.cell.nats.url,
-            "ARYL_CELL": CELL,
-            "ARYL_TENANT": "ops",
-            "ARYL_USER": "test",
+            **environ_of(house.cell.nats.url),
             "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
+            "PWD": str(directory),
         }
 
     async def run(self, *argv: str, types: str = "", code: int = 0) -> str:
-        """Standard output of a command."""
+        """Standard output of a command, which ends with this code."""
+        if argv[0] in IN_PROCESS:
+            said = await slurm_command(self.environ, *argv, types=types)
+        else:
+            said = await self._process(*argv)
+        assert said.code == code, (argv, said)
+        return said.out
+
+    async def _process(self, *argv: str) -> Said:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=self.directory,
             env=self.environ,
         )
-        out, err = await process.communicate(types.encode())
-        assert process.returncode == code, (argv, process.returncode, out, err)
-        return out.decode()
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
 
     async def until_ended(self, number: str, state: JobState) -> None:
         """Wait until a job is over."""
@@ -113,11 +125,14 @@ class Shell:
         return shown.split("ArylJobId=")[1].split()[0]
 
 
-async def test_slurm_s_commands_on_a_real_cell(tmp_path: Path) -> None:
+async def test_slurm_s_commands_on_a_real_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Batch scripts, steps, signals, `srun` and submitit, by Slurm's own names."""
     async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
         shell = Shell(house, tmp_path / "out")
-        await shell.run(sys.executable, "-m", "coordinator.cli.main", "slurm", "link", "bin")
+        monkeypatch.chdir(shell.directory)  # where the commands are given
+        await house.aryl("slurm", "link", "bin")
         # On one cell: it takes longer to start than each of these.
         await a_script_travels(shell)
         await steps_of_two_nodes(shell)
@@ -165,9 +180,9 @@ async def a_signal_and_a_drain(shell: Shell) -> None:
 
     await shell.house.until("it runs", began)
     node = (await shell.run("squeue", "-h", "-j", number, "-o", "%N")).strip()
-    await shell.run(sys.executable, "-m", "coordinator.cli.main", "node", "drain", node, "--yes")
+    await shell.house.aryl("node", "drain", node, "--yes")
     await shell.until_ended(number, JobState.SUCCEEDED)
-    await shell.run(sys.executable, "-m", "coordinator.cli.main", "node", "uncordon", node)
+    await shell.house.aryl("node", "uncordon", node)
     lines = (shell.directory / f"save-{number}.out").read_text().splitlines()
     assert lines == ["saved", "srun ended with 0", "srun ended with 0"]
     assert (shell.directory / "began-1").exists()
@@ -247,6 +262,11 @@ async def submitit_works(shell: Shell) -> None:
 async def forgotten_jobs(shell: Shell) -> None:
     """What sacct says of ended jobs stays the same as the cell forgets them, over a restart too."""
     call = ("sacct", "-anXP", "-S", "today", "-o", "JobID,State,ExitCode,Start,End,Elapsed,NNodes")
+
+    async def has_ended() -> bool:
+        return all(row.state in FINAL_JOB_STATES for row in await shell.house.jobs())
+
+    await shell.house.until("every job has ended", has_ended)
     before = set((await shell.run(*call)).splitlines())
     settings = shell.house.cell.run_dir / f"{COORDINATOR}.toml"
     text = settings.read_text()
