@@ -9,7 +9,7 @@ from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.engine.house import House
-from tests.engine.losing import says
+from tests.engine.stopped_jobs import says
 
 
 def running() -> House:

@@ -8,7 +8,7 @@ import pytest
 from common.messages import WorkerPhase
 from coordinator.engine.state.events import PassDue
 from coordinator.engine.state.tables import JobEntry, WorkerEntry
-from tests.engine.black_hole import BlackHole
+from tests.engine.scripted_nodes import BlackHole
 
 WELL = ("x0", "x1", "x2")
 """GPUs of the one node."""

@@ -9,7 +9,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState
-from tests.engine.black_hole import BlackHole
+from tests.engine.scripted_nodes import BlackHole
 from tests.tables import each_row
 
 T0, GONE = NodeName("t0"), NodeName("gone")

@@ -11,8 +11,8 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
-from tests.engine.house import state
-from tests.engine.reporting import CHAT, Reporting, service
+from tests.engine.house import CHAT, state
+from tests.engine.scripted_nodes import Reporting, service
 
 
 def freeze(cell: Reporting, *, off: bool = False) -> None:

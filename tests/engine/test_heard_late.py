@@ -15,7 +15,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House, state
-from tests.engine.losing import gone_report
+from tests.engine.stopped_jobs import gone_report
 from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")

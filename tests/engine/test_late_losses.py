@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from common.model import Checkpoint, JobState, NodeName, NodeRole, Progress, StopReason
 from tests.engine.house import CHAT, House, state
-from tests.engine.losing import (
+from tests.engine.stopped_jobs import (
     GRACE,
     RAN_S,
     SLOW,

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from common.model import Pool, ServiceName
 from coordinator.engine.state.events import LoadMeasured
-from tests.engine.house import House
-from tests.engine.reporting import CHAT, CODE, Reporting, service
+from tests.engine.house import CHAT, House
+from tests.engine.scripted_nodes import CODE, Reporting, service
 
 
 @pytest.mark.parametrize("is_present", [True, False])

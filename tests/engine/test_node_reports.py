@@ -20,7 +20,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from tests.engine.house import CHAT, House, state
-from tests.engine.reporting import Reporting
+from tests.engine.scripted_nodes import Reporting
 from tests.tables import each_row
 
 R = NodeRole

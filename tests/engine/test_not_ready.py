@@ -16,9 +16,8 @@ from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
 from coordinator.sim.run.cluster import Delays
-from tests.engine.black_hole import BACK_OFF_S, REST_S, SETTINGS, BlackHole
 from tests.engine.house import House, state
-from tests.engine.reporting import GPUS
+from tests.engine.scripted_nodes import BACK_OFF_S, GPUS, REST_S, SETTINGS, BlackHole
 
 IN_USE = "GPU t0-GPU-0 is used by process 4242"
 TIMEOUT_S = SETTINGS.gang_ready_timeout_s

@@ -8,8 +8,8 @@ import pytest
 from common.model import JobState, LeaseId, NodeRole, Pool
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import NodeSilent, OperatorAction, OperatorAsked
-from tests.engine.house import state
-from tests.engine.reporting import CHAT, CODE, N, Reporting, service, settings
+from tests.engine.house import CHAT, state
+from tests.engine.scripted_nodes import CODE, N, Reporting, service, settings
 
 A = OperatorAction
 

@@ -16,7 +16,7 @@ from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, state
-from tests.engine.losing import gone_report, lend
+from tests.engine.stopped_jobs import gone_report, lend
 from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 from tests.tables import each_row
 

@@ -12,7 +12,7 @@ from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import House
-from tests.engine.losing import gone_report
+from tests.engine.stopped_jobs import gone_report
 
 JOB = JobId("j")
 

@@ -22,7 +22,7 @@ from coordinator.engine.state.events import (
 )
 from tests.engine.house import House
 from tests.engine.house import state as state_of
-from tests.engine.reporting import N, Reporting, service
+from tests.engine.scripted_nodes import N, Reporting, service
 from tests.tables import each_row
 
 A = OperatorAction

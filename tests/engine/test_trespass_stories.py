@@ -10,7 +10,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.nodes.foreign_processes import QUIET_S, STORIES_KEPT
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import Event, NodeReported, TrespassFact
-from tests.engine.reporting import GPUS, Reporting
+from tests.engine.scripted_nodes import GPUS, Reporting
 
 EVE = "uid 1001: train"
 

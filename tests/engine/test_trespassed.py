@@ -17,7 +17,8 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain import node as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
-from tests.engine.reporting import CHAT, GPUS, N, Reporting, service
+from tests.engine.house import CHAT
+from tests.engine.scripted_nodes import GPUS, N, Reporting, service
 
 
 class Cell(Reporting):

@@ -9,7 +9,7 @@ from common.messages import DesiredState, decode, encode
 from common.model import NodeRole, Pool
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.events import LeaderStarted, OperatorAction, OperatorAsked
-from tests.engine.reporting import N, Reporting, service, settings
+from tests.engine.scripted_nodes import N, Reporting, service, settings
 
 A = OperatorAction
 

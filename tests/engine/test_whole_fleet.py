@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import NodeName
-from tests.engine.black_hole import BlackHole
+from tests.engine.scripted_nodes import BlackHole
 
 
 def test_what_could_never_run_can_when_a_node_joins() -> None:

@@ -22,7 +22,7 @@ from coordinator.engine.nodes.start_failures import MOST
 from coordinator.service.api import rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.cli.fake_cell import FakeCell, aryl, node_row, status
-from tests.engine.black_hole import BlackHole
+from tests.engine.scripted_nodes import BlackHole
 
 T0 = NodeName("t0")
 

@@ -18,8 +18,7 @@ from common.api import (
 )
 from common.model import MAX_INT, JobId, JobState
 from coordinator.engine.state.events import LeaderStarted
-from tests.service.cell import Cell, Leader, make_settings, make_spec
-from tests.service.steps import job, running, starts, submit
+from tests.service.cell import Cell, Leader, job, make_settings, make_spec, running, starts, submit
 
 SETTINGS = make_settings()
 

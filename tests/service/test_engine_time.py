@@ -34,8 +34,16 @@ from coordinator.service.leadership.engine_clock import (
     EngineTime,
 )
 from tests.fakes import FakeClock
-from tests.service.cell import LEASE_TTL_S, Cell, make_settings, make_spec
-from tests.service.steps import job, on_loan, running, submit
+from tests.service.cell import (
+    LEASE_TTL_S,
+    Cell,
+    job,
+    make_settings,
+    make_spec,
+    on_loan,
+    running,
+    submit,
+)
 from tests.tables import each_row
 
 HOUR_S = 3600.0

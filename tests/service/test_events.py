@@ -5,8 +5,7 @@ from __future__ import annotations
 from common.api import ApiError, ApiErrorCode, Events, GetEvents, Operate, Submit, Submitted
 from common.model import NodeName, NodeRole
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import CHAT, Cell, make_spec
-from tests.service.steps import on_loan, submit
+from tests.service.cell import CHAT, Cell, make_spec, on_loan, submit
 from tests.tables import each_row
 
 

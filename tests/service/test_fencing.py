@@ -21,8 +21,7 @@ from coordinator.engine.state.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.decision_loop import JOURNAL_RETRY_S
 from tests.fakes import MemoryKey
-from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec
-from tests.service.steps import on_loan, submit
+from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec, on_loan, submit
 
 SETTINGS = make_settings()
 

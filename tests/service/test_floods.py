@@ -23,8 +23,7 @@ from coordinator.service.decision_loop import BATCH_BYTES
 from coordinator.service.journal.journal_stream import Journal
 from tests.fakes import MemoryJournal
 from tests.servers import client_url
-from tests.service.cell import CELL, Cell, make_spec
-from tests.service.steps import job
+from tests.service.cell import CELL, Cell, job, make_spec
 
 FLOOD = 120
 """Jobs at once: with the largest environment of each three records, and no more than fit."""

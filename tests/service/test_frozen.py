@@ -5,8 +5,7 @@ from __future__ import annotations
 from common.api import Describe, Description, Done, Jobs, ListJobs, Operate
 from common.model import NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured
-from tests.service.cell import CHAT, LEASE_TTL_S, Cell
-from tests.service.steps import on_loan, submit
+from tests.service.cell import CHAT, LEASE_TTL_S, Cell, on_loan, submit
 
 
 async def test_a_service_of_a_frozen_cell_is_told_its_promise_and_has_it_kept() -> None:

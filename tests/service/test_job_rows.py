@@ -13,10 +13,10 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.plain_text import glance
 from coordinator.service.api import explain, rows
 from coordinator.service.nodes.report_folding import Folder
-from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole, Refusal
 from tests.engine.house import House, state
 from tests.engine.jobs.test_gpu_sharing import beside, resume, suspend
 from tests.engine.jobs.test_stalls import FLOOR_S, quiet, tells, told
+from tests.engine.scripted_nodes import BACK_OFF_S, FAULT, BlackHole, Refusal
 
 
 def row(cell: BlackHole, job: JobEntry) -> JobRow:

@@ -10,7 +10,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
 from coordinator.service.api import explain, rows
-from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
+from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
 SILENT = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
 HUNG = SILENT.told

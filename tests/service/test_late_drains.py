@@ -28,8 +28,7 @@ from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.sim.run.replay import replay
 from tests.service.agents import CHAT, DELAYS
-from tests.service.cell import Agent, Cell, make_settings
-from tests.service.steps import submit
+from tests.service.cell import Agent, Cell, make_settings, submit
 from tests.service.wire import example
 
 I0 = NodeName("i0")

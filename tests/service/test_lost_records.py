@@ -28,8 +28,7 @@ from coordinator.service.decision_loop import Decider
 from coordinator.service.journal.recovery import Saved, rebuild
 from coordinator.service.metrics.measures import Measures
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
-from tests.service.cell import LEASE_TTL_S, Cell, make_settings
-from tests.service.steps import job, on_loan, running, submit
+from tests.service.cell import LEASE_TTL_S, Cell, job, make_settings, on_loan, running, submit
 from tests.service.test_poison import poison
 from tests.service.test_replay import full_life
 

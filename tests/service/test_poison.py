@@ -39,8 +39,7 @@ from coordinator.service.metrics.measures import Measures
 from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
 from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
-from tests.service.cell import CHAT, Cell, Reply, make_settings, make_spec
-from tests.service.steps import job, running, submit
+from tests.service.cell import CHAT, Cell, Reply, job, make_settings, make_spec, running, submit
 
 
 def poison(node: str) -> NodeReported:

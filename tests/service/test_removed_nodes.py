@@ -23,8 +23,7 @@ from coordinator.engine.nodes.maintenance import REMOVED
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import Event, OperatorAction, OperatorAsked
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import Cell
-from tests.service.steps import job, running, submit
+from tests.service.cell import Cell, job, running, submit
 
 GONE = NodeName("t1")
 

@@ -11,8 +11,7 @@ from coordinator.engine.record import RECORD_VERSION, Record, encode_record
 from coordinator.policies import registry
 from coordinator.policies.registry import POLICIES, Added
 from tests.fakes import Foreign
-from tests.service.cell import LEASE_TTL_S, Cell, make_settings
-from tests.service.steps import job, on_loan, running, submit
+from tests.service.cell import LEASE_TTL_S, Cell, job, make_settings, on_loan, running, submit
 
 SETTINGS = make_settings()
 

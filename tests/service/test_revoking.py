@@ -7,8 +7,7 @@ import pytest
 from common.api import ApiError, ApiErrorCode, Done, Operate
 from common.model import NodeName, NodeRole
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
-from tests.service.cell import Cell
-from tests.service.steps import on_loan
+from tests.service.cell import Cell, on_loan
 
 I0 = NodeName("i0")
 

@@ -24,9 +24,8 @@ from coordinator.service.settings import CoordinatorSettings
 from tests.fakes import MemorySnapshots
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings, make_spec
+from tests.service.cell import Cell, job, make_settings, make_spec, running, submit
 from tests.service.places import CELL, JetStream, Place, opened, records
-from tests.service.steps import job, running, submit
 
 ALL = [(number, b"%d" % number) for number in range(1, 6)]
 AN_HOUR_S = 3600.0

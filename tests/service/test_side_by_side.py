@@ -28,8 +28,7 @@ from coordinator.engine.record import decode_record
 from coordinator.engine.state.events import JobSubmitted, PassDue
 from coordinator.service.request_tasks import FINISH_S, MAX_IN_FLIGHT, Requests
 from tests.fakes import FakeClock, FakeMessage, MemoryJournal
-from tests.service.cell import Cell, Reply, make_settings, make_spec
-from tests.service.steps import running
+from tests.service.cell import Cell, Reply, make_settings, make_spec, running
 
 SETTINGS = make_settings()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from common.api import GetStatus, Status
-from tests.service.cell import Cell, make_settings
-from tests.service.steps import running, starts, submit
+from tests.service.cell import Cell, make_settings, running, starts, submit
 
 
 async def test_the_epoch_of_a_standby_is_above_all_that_was_reported_while_it_waited() -> None:

@@ -11,8 +11,7 @@ from coordinator.engine.state.events import PassDue
 from coordinator.service.coordinator import STOP_S, Coordinator
 from coordinator.service.leadership.lease import KeyEntry, LeaseValue
 from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots
-from tests.service.cell import Cell, Leader
-from tests.service.steps import submit
+from tests.service.cell import Cell, Leader, submit
 from tests.tables import each_row
 
 

@@ -17,8 +17,7 @@ from coordinator.engine.state.events import JobSubmitted
 from coordinator.policies.contract.decisions import Start
 from tests.fakes import MemoryJournal
 from tests.service.agents import LIMIT_S
-from tests.service.cell import CELL, Cell, make_spec
-from tests.service.steps import decisions, job
+from tests.service.cell import CELL, Cell, decisions, job, make_spec
 
 SUBMIT = Submit(spec=make_spec(), request_id="r")
 NODE = NodeName("t0")

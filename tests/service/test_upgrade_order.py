@@ -13,8 +13,7 @@ from common.model import JobState, NodeName, NodeRole
 from coordinator.service.coordinator import Coordinator
 from tests.fakes import FakeBus
 from tests.service.agents import DELAYS
-from tests.service.cell import Agent, Cell
-from tests.service.steps import job, on_loan, running, submit
+from tests.service.cell import Agent, Cell, job, on_loan, running, submit
 
 R = NodeRole
 NEW_FIELD = "colour"

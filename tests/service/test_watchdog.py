@@ -22,8 +22,7 @@ from coordinator.service.ports import Lost
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
 from tests.inbox import PATIENCE_S as DEADLINE_S
 from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings, make_spec
-from tests.service.steps import submit
+from tests.service.cell import Cell, make_settings, make_spec, submit
 from tests.sockets import short_path
 
 PATIENCE_S = 30.0

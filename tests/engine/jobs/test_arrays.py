@@ -42,7 +42,7 @@ from coordinator.sim.run.simulation import Simulation
 from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.engine.house import House
-from tests.engine.journalled import journalled
+from tests.engine.scripted_nodes import journalled
 
 ARRAY = JobId("array")
 NODE = NodeName("t0")

@@ -16,9 +16,9 @@ from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain import job as explain_job
 from coordinator.sim.run.cluster import Delays
-from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.engine.house import House, state
 from tests.engine.jobs.test_retry import fail
+from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
 MISSING = Refusal("workdir: no such directory: /data/x", Fault.JOB, "workdir")
 AVOID_S = SETTINGS.retry_avoid_s

@@ -12,7 +12,7 @@ from coordinator.engine.state.events import JobCancelRequested, LeaderStarted
 from coordinator.policies.contract.decisions import Placement, Reclaim, Resize
 from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, start, state
-from tests.engine.losing import (
+from tests.engine.stopped_jobs import (
     GRACE,
     RAN_S,
     SLOW,

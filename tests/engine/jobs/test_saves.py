@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.engine.jobs.progress import SAVES_KEPT
 from coordinator.service.api.rows import save_rows
 from tests.engine.house import House
-from tests.engine.losing import SLOW, running, says
+from tests.engine.stopped_jobs import SLOW, running, says
 
 
 def test_the_latest_saves_of_a_job_are_remembered_once_each() -> None:

@@ -56,7 +56,7 @@ from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.draws import pick, whole
 from tests.engine.house import House, start, state
-from tests.engine.journalled import journalled
+from tests.engine.scripted_nodes import journalled
 from tests.policies.counted_calls import calls
 
 K = DependencyKind

@@ -17,10 +17,8 @@ from coordinator.engine.state.events import (
     PassDue,
     WorkerFact,
 )
-from tests.engine.black_hole import BROKEN
 from tests.engine.house import state
-from tests.engine.lending import Lending
-from tests.engine.reporting import N, Reporting, facts, service
+from tests.engine.scripted_nodes import BROKEN, Lending, N, Reporting, facts, service
 
 I0, I1 = NodeName("i0"), NodeName("i1")
 

@@ -17,9 +17,9 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.tables import LoanEntry
-from tests.engine.lending import Lending
-from tests.engine.reporting import CHAT, service
-from tests.engine.reporting import settings as engine_settings
+from tests.engine.house import CHAT
+from tests.engine.scripted_nodes import Lending, service
+from tests.engine.scripted_nodes import settings as engine_settings
 
 LATE = "status 401 Unauthorized"
 UNKNOWN_LOAD_S = 120.0

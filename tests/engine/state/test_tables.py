@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.engine.state.tables import StepTimes
 from tests.engine.house import House
-from tests.engine.losing import says
+from tests.engine.stopped_jobs import says
 
 
 def test_step_times_are_measured_within_one_worker_count() -> None:

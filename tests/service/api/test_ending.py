@@ -13,8 +13,7 @@ from coordinator.engine.state.tables import AfterVacating
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain, explain_job
 from tests.engine.house import House, state
-from tests.service.cell import Cell
-from tests.service.steps import job, running
+from tests.service.cell import Cell, job, running
 
 
 async def described(cell: Cell, job_id: str) -> Description:

@@ -25,8 +25,7 @@ from coordinator.engine.state.node_groups import DesiredEntry, LedgerEntry
 from coordinator.engine.state.tables import NodeEntry
 from coordinator.service.api import rows
 from coordinator.service.nodes.report_folding import Folder
-from tests.service.cell import Cell, make_settings
-from tests.service.steps import job, running
+from tests.service.cell import Cell, job, make_settings, running
 from tests.tables import each_row
 
 DEADLINE_S = 100.0

@@ -21,8 +21,7 @@ from common.api import (
 )
 from common.history import HistoryLine, OrderRecord, StoryKind
 from common.model import ArraySpec
-from tests.service.cell import Cell, make_settings, make_spec
-from tests.service.steps import running
+from tests.service.cell import Cell, make_settings, make_spec, running
 from tests.tables import each_row
 
 ORDERS = GetHistory(kinds=(StoryKind.ORDER, StoryKind.REFUSED))

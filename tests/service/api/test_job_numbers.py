@@ -23,8 +23,7 @@ from common.api import (
 )
 from common.model import ArraySpec, Dependency, DependencyKind, JobId, JobSpec
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import Cell, make_spec
-from tests.service.steps import running, submit
+from tests.service.cell import Cell, make_spec, running, submit
 
 
 async def test_a_number_stands_for_its_job_in_every_request() -> None:

@@ -22,8 +22,16 @@ from common.errors import Unavailable
 from common.model import JobState, Mode, NodeName, NodeRole
 from coordinator.engine.state.events import LoadMeasured
 from coordinator.policies.contract.decisions import Loan, Recommend
-from tests.service.cell import CHAT, LEASE_TTL_S, Cell, make_settings
-from tests.service.steps import decisions, job, on_loan, submit
+from tests.service.cell import (
+    CHAT,
+    LEASE_TTL_S,
+    Cell,
+    decisions,
+    job,
+    make_settings,
+    on_loan,
+    submit,
+)
 
 SETTINGS = make_settings()
 

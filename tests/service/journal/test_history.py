@@ -21,9 +21,8 @@ from coordinator.service.journal.history_stream import History
 from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings
+from tests.service.cell import Cell, make_settings, running
 from tests.service.places import CELL, JetStream
-from tests.service.steps import running
 
 MANY = 20_000
 SETTINGS = make_settings()
