@@ -35,7 +35,7 @@ from coordinator.service.history.usage_sum import Sums, Totals
 from coordinator.sim.run.cluster import Delays
 from tests.draws import whole
 from tests.engine.house import CHAT, House, state
-from tests.engine.test_queueing import I0, T0
+from tests.engine.state.test_accounting import I0, T0
 from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 
 
