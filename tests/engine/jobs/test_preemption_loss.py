@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
 from msgspec.structs import replace
 
 from common.model import Checkpoint, JobState, NodeName, NodeRole, Progress, StopReason
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import JobCancelRequested, LeaderStarted
 from coordinator.policies.contract.decisions import Placement, Reclaim, Resize
-from coordinator.sim.run.cluster import Delays
 from tests.engine.house import CHAT, House, start, state
 from tests.engine.stopped_jobs import (
     GRACE,
@@ -28,7 +25,6 @@ from tests.engine.stopped_jobs import (
     says,
     stop,
 )
-from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 
 
 def test_a_job_that_saves_within_its_grace_loses_nothing() -> None:
@@ -318,20 +314,6 @@ def test_each_attempt_loses_its_own_work_only() -> None:
     stop(house, job)
     house.wait(STOP_S)
     assert (job.counts.preemptions, lost(house, job)) == (2, 2 * (WHOLE + GRACE))
-
-
-@often
-@given(steps(without="amnesia"), DELAYS)
-def test_jobs_loans_and_the_cell_agree_on_what_was_lost(ops: list[Op], delays: Delays) -> None:
-    """Whatever happens, the cell lost what its jobs lost, and loans bear a part of that."""
-    house = House(delays=delays)
-    for op in ops:
-        perform(house, op)
-        cell = house.engine.state
-        whole = cell.counters.preemption_cost_gpu_s
-        assert sum(job.lost_gpu_s for job in cell.jobs.values()) == pytest.approx(whole)
-        borne = sum(loan.realised_cost_gpu_s for loan in cell.loans.values())
-        assert -1e-6 <= borne <= whole + 1e-6
 
 
 # --- work that was finished meanwhile -----------------------------------------------------------

@@ -25,6 +25,7 @@ from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.policies.registry import policy
 from coordinator.service.api import explain, explain_service
 from coordinator.sim.run.cluster import Delays
+from tests.draws import words
 from tests.engine.house import CHAT, House
 
 NAMES = ("i0", "i1", "i2")
@@ -165,7 +166,7 @@ KINDS = (
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 11)), min_size=4, max_size=16),
+    words(4, 16).map(lambda found: [(KINDS[n % len(KINDS)], n // len(KINDS) % 12) for n in found]),
     st.sampled_from([Delays(), Delays(report_s=1.0, drain_s=3.0)]),
 )
 def test_what_is_told_to_be_recommended_can_be_approved_now_and_nothing_else(

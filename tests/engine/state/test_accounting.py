@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from coordinator.sim.run.cluster import Delays
 from tests.builders import make_spec
 from tests.engine.house import CHAT, House, state
 from tests.engine.stopped_jobs import gone_report, lend
-from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
 from tests.tables import each_row
 
 SPEC = make_spec()
@@ -112,8 +110,6 @@ def test_a_deadline_is_due_when_its_job_ended_or_is_too_late(
 
 T0, I0 = NodeName("t0"), NodeName("i0")
 SUBMITTED_S = 20.0
-BEGUN = ("gang_ready -> ",)
-OVER = ("vacated -> ", "succeed -> ", "fail -> ", "cancel -> ")
 
 
 def seen(house: House, job: JobEntry) -> JobView:
@@ -234,32 +230,3 @@ def test_a_gang_waits_from_the_end_of_its_last_worker() -> None:
     assert state(job) == JobState.PREEMPTING
     house.wait(10.0)
     assert seen(house, job).waiting_since_s == now_s + 7.0
-
-
-def ran_s(house: House, job: JobEntry) -> float:
-    """How long its attempts ran, each until its last worker was gone, by its story."""
-    total_s, since_s = 0.0, None
-    for line in house.engine.state.stories:
-        if line.subject != job.job_id:
-            continue
-        if line.what.startswith(BEGUN):
-            since_s = line.at_s
-        elif line.what.startswith(OVER) and since_s is not None:
-            total_s, since_s = total_s + line.at_s - since_s, None
-    return total_s if since_s is None else total_s + house.sim.loop.now_s - since_s
-
-
-@settings(often, max_examples=150)
-@given(steps(without="amnesia"), DELAYS)
-def test_a_job_waits_or_runs_at_every_instant(ops: list[Op], delays: Delays) -> None:
-    """From submission to its end, or to now: queueing and the attempts that ran, and nothing
-    twice."""
-    house = House(delays=delays)
-    for op in ops:
-        perform(house, op)
-    now_s = house.sim.loop.now_s
-    for job in house.engine.state.jobs.values():
-        end_s = now_s if job.finished_at_s is None else job.finished_at_s
-        waited_s, computed_s = queueing_s(job, now_s), ran_s(house, job)
-        assert waited_s + computed_s == pytest.approx(end_s - job.submitted_at_s)
-        assert min(waited_s, computed_s) >= 0.0
