@@ -40,7 +40,6 @@ from common.model import (
     NodeName,
     NodeRole,
     Pool,
-    WorkerRange,
 )
 from coordinator.engine.record import Record, decode_record
 from coordinator.engine.state.events import LeaderStarted
@@ -53,6 +52,7 @@ from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.leadership.lease import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.sim.run.cluster import NodeSpec
+from tests import builders
 from tests.fakes import (
     Dropped,
     FakeBus,
@@ -131,10 +131,9 @@ def make_spec(
     name: str = "j", *, workers: tuple[int, int] = (1, 1), gpus_per_worker: int = 8
 ) -> JobSpec:
     """A job that can be started."""
-    return JobSpec(
-        name=name,
-        command=("train",),
-        workers=WorkerRange(min=workers[0], max=workers[1]),
+    return builders.make_spec(
+        name,
+        workers=workers,
         gpus_per_worker=gpus_per_worker,
         expected_runtime_s=600.0,
         checkpoint=CheckpointSpec(grace_s=5.0),

@@ -10,7 +10,6 @@ from common.jobspec import misfit
 from common.model import (
     Checkpoint,
     JobId,
-    JobSpec,
     JobState,
     NodeRole,
     PrerunGang,
@@ -29,6 +28,7 @@ from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
+from tests.builders import make_spec
 from tests.engine.house import House, start, state
 
 RULES = read_rules()
@@ -59,15 +59,15 @@ def submit(
     command: str = "train",
 ) -> JobEntry:
     """A gang that asks for a pre-run."""
-    spec = JobSpec(
-        name="gang",
-        command=(command,),
-        workers=WorkerRange(min=workers, max=workers),
+    spec = make_spec(
+        "gang",
+        workers=(workers, workers),
         gpus_per_worker=gpus,
         expected_runtime_s=5000.0,
         retry=RetrySpec(max_restarts=2),
         prerun=PrerunSpec(time_s=time_s),
     )
+    spec = replace(spec, command=(command,))
     now_s = house.sim.loop.now_s
     house.sim.submit(
         [Submission(at_s=now_s, job_id=JobId(name), spec=spec, work_s=5000.0 * workers)]
@@ -297,7 +297,7 @@ def test_a_lost_journal_forgets_neither_the_gang_nor_its_pre_run() -> None:
 
 def test_a_user_cannot_set_what_is_the_coordinator_s() -> None:
     """A spec that claims to be in its pre-run is refused."""
-    spec = JobSpec(name="x", command=("x",), workers=GANG)
+    spec = make_spec(workers=(GANG.min, GANG.max))
     forged = replace(spec, prerun=PrerunSpec(gang=PrerunGang(workers=GANG, gpus_per_worker=8)))
     found = misfit(forged)
     assert found is not None

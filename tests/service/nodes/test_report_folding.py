@@ -262,17 +262,21 @@ def make_folder() -> Folder:
     )
 
 
-def make_report(sequence: int, **changes: object) -> NodeReport:
-    """A serving node's report without workers."""
-    plain = {
+SERVING = msgspec.convert(
+    {
         **example(NodeReport),
         "node": "i0",
         "role": "serving",
-        "sequence": sequence,
         "service": CHAT,
         "workers": [],
-    }
-    return msgspec.structs.replace(msgspec.convert(plain, NodeReport), **changes)
+    },
+    NodeReport,
+)
+
+
+def make_report(sequence: int, **changes: object) -> NodeReport:
+    """A serving node's report without workers."""
+    return msgspec.structs.replace(SERVING, sequence=sequence, **changes)
 
 
 def make_inference(success_total: float, *, in_flight: float = 0.0) -> InferenceReport:
