@@ -96,10 +96,10 @@ def offers(house: Recommending, name: str) -> set[bool]:
     }
 
 
-def lends(house: Recommending, name: str) -> bool:
-    """Whether an approval at this instant is carried out; asked of a copy."""
+def lends(house: Recommending, name: str, saved: bytes) -> bool:
+    """Whether an approval at this instant is carried out; asked of a copy of what is saved."""
     engine = house.engine
-    again = Engine(engine.settings, decode_state(engine.encode_state()))
+    again = Engine(engine.settings, decode_state(saved))
     again.policy = engine.policy
     approve = OperatorAsked(action=OperatorAction.APPROVE_LOAN, by="ops/ada", target=name)
     outcome = again.handle(approve, now_s=engine.state.now_s)
@@ -178,8 +178,9 @@ def test_what_is_told_to_be_recommended_can_be_approved_now_and_nothing_else(
     house.recommends()
     for what, number in ops:
         perform(house, what, number)
+        saved = house.engine.encode_state()
         for name in NAMES:
-            is_lent = lends(house, name)
+            is_lent = lends(house, name, saved)
             assert offers(house, name) == {is_lent}, (what, name)
             if NodeName(name) in house.engine.state.recommendations:
                 assert (house.engine.explain.why_not_approved(NodeName(name)) == "") == is_lent
