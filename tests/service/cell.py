@@ -64,7 +64,11 @@ from tests.fakes import (
     MemorySnapshots,
     memory_lease,
 )
-from tests.service.agents import CELL, CHAT, LEASE_TTL_S, LIMIT_S, Agent, T, meanwhile
+from tests.service.agents import CELL as CELL
+from tests.service.agents import CHAT as CHAT
+from tests.service.agents import LEASE_TTL_S as LEASE_TTL_S
+from tests.service.agents import LIMIT_S, T, meanwhile
+from tests.service.agents import Agent as Agent
 
 Reply = (
     ApiError
