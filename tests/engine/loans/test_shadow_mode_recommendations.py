@@ -128,7 +128,9 @@ def perform(house: Recommending, what: str, number: int) -> None:
 
 
 def sick(house: Recommending, name: NodeName, _: int) -> None:
-    """One of its GPUs falls out."""
+    """One of its GPUs falls out; a node that is not heard does not say so."""
+    if house.node(name).role == NodeRole.LOST:
+        return
     said = house.report(name, house.node(name).role)
     gpus = (replace(said.gpus[0], health=GpuHealth.LOST), *said.gpus[1:])
     house.sim.handle(replace(said, gpus=gpus))
