@@ -35,3 +35,17 @@ def _sampled(*values: Any) -> st.SearchStrategy[Any]:
 def yes_or_no() -> st.SearchStrategy[bool]:
     """Either."""
     return st.booleans()
+
+
+@cache
+def words(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    """So many whole numbers below 2**24, by one choice for all of them.
+
+    Where each step of a long story makes a few choices of its own, a story takes as long to draw as
+    to play. A step takes what it needs out of one word; words of zeros are the simplest story.
+    """
+    return st.binary(min_size=3 * least, max_size=3 * most).map(_words)
+
+
+def _words(drawn: bytes) -> list[int]:
+    return [int.from_bytes(drawn[at : at + 3]) for at in range(0, len(drawn) - 2, 3)]

@@ -1,15 +1,19 @@
-"""What humans order of the cell, its services, nodes and loans, and where it changes nothing."""
+"""Orders of operators: their predicted cost, and when they change nothing."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import UNSET, UnsetType
 
-from common.model import JobState, LeaseId, NodeRole, Pool
+from common.messages import DesiredState, decode, encode
+from common.model import JobState, LeaseId, NodeName, NodeRole, Pool
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.state.events import NodeSilent, OperatorAction, OperatorAsked
-from tests.engine.house import state
-from tests.engine.reporting import CHAT, CODE, N, Reporting, service, settings
+from coordinator.engine.state.events import LeaderStarted, NodeSilent, OperatorAction, OperatorAsked
+from coordinator.engine.state.tables import LoanEntry
+from coordinator.policies.contract.decisions import Decision, Loan, Reclaim
+from tests.engine.house import CHAT, House, state
+from tests.engine.scripted_nodes import CODE, N, Reporting, service, settings
 
 A = OperatorAction
 
@@ -129,3 +133,153 @@ def test_the_revocation_of_a_loan_that_is_over_changes_nothing() -> None:
     assert cell.engine.state.loans[second].reclaim_ordered_at_s is None
     ask(cell, A.REVOKE_LOAN, second)
     assert cell.engine.state.loans[second].reclaim_ordered_at_s is not None
+
+
+RAN_S = 100.0
+
+
+def lent(house: House, *nodes: str) -> None:
+    """Nodes that are on loan."""
+    house.decide(
+        *(Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes), lend=True
+    )
+    house.wait(10.0)
+
+
+def asked(house: House, action: OperatorAction, target: str = "") -> list[Reclaim]:
+    """What a person's order takes back."""
+    event = OperatorAsked(action=action, by="ops/ada", target=target)
+    heard: list[Decision] = []
+    house.sim.hear = heard.extend
+    house.sim.handle(event)
+    house.sim.hear = None
+    return [decision for decision in heard if isinstance(decision, Reclaim)]
+
+
+def loans(house: House) -> list[LoanEntry]:
+    """In the order in which they were made."""
+    return list(house.engine.state.loans.values())
+
+
+def test_a_revoke_says_what_it_is_predicted_to_cost() -> None:
+    """A job that saves nothing loses what it has computed; the loan bears as much."""
+    house = House()
+    lent(house, "i0")
+    job = house.submit()
+    house.start(job, "i0")
+    house.wait(RAN_S)
+    ran_s = house.sim.loop.now_s - (job.attempt.ran_at_s or 0.0)
+    [loan] = loans(house)
+    [order] = asked(house, OperatorAction.REVOKE_LOAN, loan.lease_id)
+    assert order.predicted_preemptions == 1
+    assert order.predicted_cost_gpu_s == pytest.approx(8 * ran_s)
+    assert loan.predicted_cost_gpu_s == order.predicted_cost_gpu_s
+    house.wait(100.0)
+    assert loan.realised_preemptions == loan.predicted_preemptions
+    assert loan.realised_cost_gpu_s >= loan.predicted_cost_gpu_s > 0
+
+
+def test_a_recall_counts_a_job_on_two_nodes_once() -> None:
+    """The first node's order stops it; the second one costs nothing more."""
+    house = House()
+    lent(house, "i0", "i1")
+    job = house.submit(workers=(2, 2))
+    house.start(job, "i0", "i1")
+    house.wait(RAN_S)
+    orders = asked(house, OperatorAction.RECALL)
+    assert [order.predicted_preemptions for order in orders] == [1, 0]
+    assert orders[0].predicted_cost_gpu_s > 0
+    assert orders[1].predicted_cost_gpu_s == 0.0
+    assert [loan.realised_preemptions for loan in loans(house)] == [1, 0]
+
+
+def test_flexible_workers_are_released_and_cost_nothing() -> None:
+    """The job goes on with its base gang."""
+    house = House()
+    lent(house, "i0")
+    job = house.submit(workers=(1, 2))
+    house.start(job, "t0", flexible=("i0",))
+    house.wait(RAN_S)
+    [order] = asked(house, OperatorAction.RECALL, CHAT)
+    assert (order.predicted_preemptions, order.predicted_cost_gpu_s) == (0, 0.0)
+    assert order.released_workers == 1
+
+
+def test_a_gang_that_has_not_run_is_no_preemption() -> None:
+    """It waits again and loses nothing, as it is counted when the order is carried out."""
+    house = House()
+    lent(house, "i0")
+    job = house.submit(workers=(2, 2))
+    house.toggle_deaf(NodeName("t0"))
+    house.start(job, "i0", "t0")
+    [order] = asked(house, OperatorAction.RECALL)
+    assert order.predicted_preemptions == 0
+    assert loans(house)[0].realised_preemptions == 0
+
+
+def order(cell: Reporting, action: A) -> None:
+    """An operator's order to the node."""
+    cell.handle(OperatorAsked(action=action, by="ops/me", target=N, reason="mended"))
+
+
+def validation(cell: Reporting) -> int | UnsetType:
+    """What the node is sent of it, as its agent reads it."""
+    return decode(encode(cell.engine.desired(N)), DesiredState).validation
+
+
+def quarantined(pool: Pool = Pool.INFERENCE) -> Reporting:
+    """A node that says that it is in quarantine."""
+    cell = Reporting(pool, *([service()] if pool == Pool.INFERENCE else []))
+    cell.role = NodeRole.QUARANTINED
+    cell.report()
+    return cell
+
+
+@pytest.mark.parametrize("pool", list(Pool))
+def test_an_uncordon_of_a_node_in_quarantine_is_an_order_to_it(pool: Pool) -> None:
+    """A new desired state carries it, until the node is heard in another role."""
+    cell = quarantined(pool)
+    generation = cell.node.desired.generation
+    assert validation(cell) is UNSET
+    order(cell, A.UNCORDON)
+    assert cell.node.desired.generation > generation
+    assert validation(cell) is not UNSET
+    cell.role = cell.node.home_role
+    cell.report()
+    assert validation(cell) is UNSET
+
+
+@pytest.mark.parametrize("action", [A.CORDON, A.DRAIN])
+def test_no_other_order_ends_a_quarantine(action: A) -> None:
+    """Least of all one that keeps work away."""
+    cell = quarantined()
+    order(cell, action)
+    assert validation(cell) is UNSET
+
+
+def test_an_uncordon_of_a_node_that_is_well_is_none_for_its_next_quarantine() -> None:
+    """Agents are told nothing then, so that one of an older version takes its orders."""
+    cell = Reporting(Pool.INFERENCE, service())
+    order(cell, A.UNCORDON)
+    cell.role = NodeRole.QUARANTINED
+    cell.report()
+    assert validation(cell) is UNSET
+
+
+def test_each_uncordon_has_a_number_of_its_own() -> None:
+    """Also two within a second, and the first of a coordinator whose journal was lost."""
+    cell = quarantined()
+    numbers: list[int | UnsetType] = []
+    for _ in range(3):
+        order(cell, A.UNCORDON)
+        cell.now_s -= 0.9
+        numbers.append(validation(cell))
+    cell.now_s += 10.0
+    epoch = cell.engine.state.epoch
+    cell.engine = Engine(settings(service()))
+    cell.handle(LeaderStarted(epoch=epoch + 1, holder="t2", settings=settings(service())))
+    cell.report()
+    assert validation(cell) is UNSET
+    order(cell, A.UNCORDON)
+    numbers.append(validation(cell))
+    assert len(set(numbers)) == len(numbers)

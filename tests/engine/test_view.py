@@ -1,62 +1,134 @@
-"""Tenants in the engine: what a policy that does not keep to them is refused."""
+"""What a policy sees: facts and when they happened, loads of a season, GPUs that come free."""
 
 from __future__ import annotations
 
-from common.model import JobState
-from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.contract.decisions import Preempt, Resize
-from tests.engine.house import House, start, state
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from common.messages import WorkerPhase
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.state.events import LoadMeasured, PassDue
+from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
+from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.seasonal_load import Season
+from coordinator.policies.contract.snapshot import ClusterSnapshot
+from tests.engine.house import CHAT, House
+from tests.engine.scripted_nodes import BlackHole
+from tests.engine.stopped_jobs import says
 
 
-def house_of(*tenants: TenantSettings) -> House:
-    """Two nodes, and a policy that knows no tenants."""
-    return House(inference=0, settings=EngineSettings(tenants=tenants, min_runtime_s=0.0))
+def running() -> House:
+    """A job that has run for a while, and that something was said of since the last pass."""
+    house = House(training=1, inference=0)
+    job = house.submit("a", work_s=1e6)
+    house.start(job, "t0")
+    house.wait(5.0)
+    says(house, job, 10, total_steps=1000)
+    return house
 
 
-def test_a_start_beyond_a_quota_is_refused() -> None:
-    """Whatever the policy says: the job waits on, and the refusal names tenant and limit."""
-    house = house_of(TenantSettings(name="a", guarantee_gpus=8, borrow_limit_gpus=0))
-    first, second = house.submit("j1", tenant="a"), house.submit("j2", tenant="a")
-    house.start(first, "t0")
-    (why,) = house.refusals(start(second, "t1"))
-    assert why.startswith("tenant a: 8 GPUs on top of the 8")
-    assert state(second) == JobState.PENDING
+def put_to_the_policy(engine: Engine, *, now_s: float) -> ClusterSnapshot:
+    """What a pass at an instant decides on."""
+    found: list[ClusterSnapshot] = []
+
+    def allocate(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        found.append(snapshot)
+        return Allocation(decisions=())
+
+    engine.policy = replace(engine.policy, allocate=allocate)
+    engine.handle(PassDue(), now_s=now_s)
+    return found[-1]
 
 
-def test_a_guaranteed_job_is_not_stopped_for_another_tenant() -> None:
-    """Both the stop and the start on what it holds are refused."""
-    house = house_of(TenantSettings(name="a", guarantee_gpus=8))
-    safe, other = house.submit("j1", tenant="a"), house.submit("j2", tenant="b")
-    house.start(safe, "t0")
-    whys = house.refusals(Preempt(job_id=safe.job_id, reason="test"), start(other, "t0"))
-    assert whys == [
-        "tenant a is within its guarantee and loses nothing to another tenant",
-        "no job starts on the GPUs it would free",
-    ]
-    assert state(safe) == JobState.RUNNING
+def test_a_question_changes_nothing_of_what_a_pass_sees() -> None:
+    """Nor the instant of a view, as sums from another one are rounded otherwise: in a replay of the
+    journal nobody asks."""
+    asked, plain = running(), running()
+    asked.engine.snapshot()
+    at_s = plain.engine.state.now_s + 7.3
+    seen = [put_to_the_policy(each.engine, now_s=at_s) for each in (asked, plain)]
+    assert seen[0] == seen[1]
 
 
-def test_a_shrink_for_nobody_gives_another_tenant_nothing_a_pass_later() -> None:
-    """Under any policy: the job keeps its workers, and the other's start finds no room."""
-    house = house_of(TenantSettings(name="a", guarantee_gpus=16))
-    wide = house.submit("j1", tenant="a", workers=(1, 2))
-    other = house.submit("j2", tenant="b")
-    house.start(wide, "t0", flexible=("t1",))
-    house.wait(1.0)
-    leaves = Resize(job_id=wide.job_id, removed_workers=(1,), reason="test")
-    (why,) = house.refusals(leaves)
-    assert why == "tenant a is within its guarantee, and none of its jobs takes all of this"
-    assert house.refusals(start(other, "t1")) != []
-    house.wait(60.0)
-    assert wide.running_workers == 2
-    assert state(other) == JobState.PENDING
+def test_who_is_rebuilt_from_a_snapshot_sees_what_the_one_that_saved_it_sees() -> None:
+    """Views are not saved, so whoever saves the state makes its own anew as well."""
+    house = running()
+    put_to_the_policy(house.engine, now_s=house.engine.state.now_s + 1.1)
+    saved = house.engine.encode_state()
+    rebuilt = Engine(house.engine.settings, decode_state(saved))
+    at_s = house.engine.state.now_s + 7.3
+    seen = [put_to_the_policy(each, now_s=at_s) for each in (house.engine, rebuilt)]
+    assert seen[0] == seen[1]
 
 
-def test_a_stop_for_nobody_gives_another_tenant_nothing_a_pass_later() -> None:
-    """Neither does a job go that has to wait for its turn again behind the other's."""
-    house = house_of(TenantSettings(name="a", guarantee_gpus=8))
-    safe, other = house.submit("j1", tenant="a"), house.submit("j2", tenant="b")
-    house.start(safe, "t0")
-    assert len(house.refusals(Preempt(job_id=safe.job_id, reason="test"))) == 1
-    assert len(house.refusals(start(other, "t0"))) == 1
-    assert state(safe) == JobState.RUNNING
+WELL = ("x0", "x1", "x2")
+"""GPUs of the one node."""
+
+
+def reports(cell: BlackHole, job: JobEntry, phase: WorkerPhase, **facts: tuple[str, ...]) -> None:
+    """The node reports the job's workers."""
+    cell.report("t0", *(cell.fact(worker, phase) for worker in job.workers.values()), **facts)
+
+
+def flexible(cell: BlackHole, gpus: tuple[str, ...]) -> tuple[JobEntry, list[WorkerEntry]]:
+    """An elastic job that has all GPUs of the node, and its flexible workers."""
+    cell.bad = set()
+    cell.report("t0", gpus=gpus)
+    job = cell.submit("elastic", gpus=1, most=len(gpus))
+    for _ in gpus:
+        cell.handle(PassDue())
+        for phase in (WorkerPhase.READY, WorkerPhase.RUNNING):
+            reports(cell, job, phase, gpus=gpus)
+    found = [worker for worker in job.workers.values() if worker.is_flexible]
+    assert len(found) == len(gpus) - 1
+    return job, found
+
+
+def own(worker: WorkerEntry) -> str:
+    """Its GPU, as its node's report is written."""
+    return worker.gpu_uuids[0].removeprefix("t0-")
+
+
+@pytest.mark.parametrize("how", ["gone", "trespassed"])
+def test_nobody_is_released_for_a_gpu_that_comes_free_for_nobody(how: str) -> None:
+    """It fell out of its node, or a process of nobody's is on it: to the next job it is worth
+    nothing, and its worker goes on as long as it can."""
+    gpus = WELL[:2]
+    cell = BlackHole(nodes=1)
+    job, [worker] = flexible(cell, gpus)
+    if how == "gone":
+        left = tuple(gpu for gpu in gpus if gpu != own(worker))
+        reports(cell, job, WorkerPhase.RUNNING, gpus=left)
+        assert any(slot.is_gone for slot in cell.node("t0").gpus)
+    else:
+        reports(cell, job, WorkerPhase.RUNNING, gpus=gpus, trespassed=(own(worker),))
+    cell.submit("base", gpus=1)
+    cell.handle(PassDue())
+    assert worker.stop is None
+
+
+def test_of_two_the_one_is_released_whose_gpu_comes_free() -> None:
+    """The other costs as much and gives nothing."""
+    cell = BlackHole(nodes=1)
+    job, [kept, released] = flexible(cell, WELL)
+    reports(cell, job, WorkerPhase.RUNNING, gpus=WELL, trespassed=(own(kept),))
+    cell.submit("base", gpus=1)
+    cell.handle(PassDue())
+    assert kept.stop is None
+    assert released.stop is not None
+
+
+def test_the_season_of_a_load_reaches_policies_and_outlives_a_restart() -> None:
+    """Each measured load is learned, the snapshot has it, and the kept state gives it back."""
+    house, season = House(), Season()
+    engine = house.engine
+    for step in range(200):
+        at_s, load = 600.0 * step, 10.0 + step % 7
+        engine.handle(LoadMeasured(service=CHAT, load=load), now_s=at_s)
+        season = season.after(at_s, load)
+    (service,) = engine.snapshot().services
+    assert service.season == season
+    assert season.known_s > 0
+    kept = msgspec.msgpack.encode(engine.state)
+    assert msgspec.msgpack.decode(kept, type=ClusterState).services[CHAT].season == season

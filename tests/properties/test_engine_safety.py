@@ -35,6 +35,7 @@ from coordinator.policies.contract.decisions import (
     Start,
 )
 from coordinator.sim.run.cluster import Delays
+from tests.draws import words
 from tests.engine.house import CHAT, House
 
 CALM_S = 20.0
@@ -93,9 +94,12 @@ ASKED = {
 def steps(*, without: str = "") -> st.SearchStrategy[list[Op]]:
     """A story of one cell; `without` leaves out one kind of step."""
     kinds = [what for what, weight in WEIGHTS.items() for _ in range(weight) if what != without]
-    numbers = st.integers(0, 9)
-    op = st.builds(Op, st.sampled_from(kinds), numbers, numbers, numbers)
-    return st.lists(op, min_size=30, max_size=60)
+
+    def op(word: int) -> Op:
+        number, kind = divmod(word, len(kinds))
+        return Op(kinds[kind], number % 10, number // 10 % 10, number // 100 % 10)
+
+    return words(30, 60).map(lambda story: [op(word) for word in story])
 
 
 # Without the phase that explains: a story takes milliseconds, and to explain one tells hundreds.

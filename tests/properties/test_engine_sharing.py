@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import FINAL_JOB_STATES, NodeName
@@ -19,6 +18,7 @@ from coordinator.policies.contract.decisions import (
     Suspend,
 )
 from coordinator.sim.run.cluster import Delays
+from tests.draws import words, yes_or_no
 from tests.engine.house import House, start
 
 NODES = ("t0", "t1")
@@ -28,17 +28,19 @@ ACTIONS = (
     *("migrate_beside", "preempt", "cancel", "crash", "lose_journal", "swap", "deaf"),
 )
 
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(ACTIONS),
-        st.integers(0, 5),
-        st.integers(0, 5),
-        st.booleans(),
-        st.sampled_from((0.0, 0.3, 1.1, 4.0, 30.0)),
-    ),
-    min_size=10,
-    max_size=40,
-)
+PAUSES_S = (0.0, 0.3, 1.1, 4.0, 30.0)
+
+
+def _step(word: int) -> tuple[str, int, int, bool, float]:
+    """What, about which two jobs or nodes, packed or not, and how long it is waited then."""
+    word, what = divmod(word, len(ACTIONS))
+    word, one = divmod(word, 6)
+    word, other = divmod(word, 6)
+    word, is_packed = divmod(word, 2)
+    return ACTIONS[what], one, other, bool(is_packed), PAUSES_S[word % len(PAUSES_S)]
+
+
+LIVES = words(10, 40).map(lambda life: [_step(word) for word in life])
 
 
 def placement_of(job: JobEntry, host: JobEntry | None, node: str) -> tuple[Placement, ...]:
@@ -132,7 +134,7 @@ class Play:
 
 
 @settings(max_examples=60, deadline=None)
-@given(life=steps, has_delays=st.booleans())
+@given(life=LIVES, has_delays=yes_or_no())
 def test_random_lives_keep_the_books_and_end(
     life: list[tuple[str, int, int, bool, float]], has_delays: bool
 ) -> None:

@@ -1,8 +1,4 @@
-"""A coordinator on fakes, on virtual time, and agents that speak its messages.
-
-The agents are the simulator's pretend nodes behind the wire: what they are sent and what they
-answer are the messages of a real agent.
-"""
+"""A coordinator on fakes, on virtual time, agents that speak its messages, and steps on them."""
 
 from __future__ import annotations
 
@@ -28,31 +24,35 @@ from common.api import (
     Nodes,
     Services,
     Status,
+    Submit,
     Submitted,
     Tenants,
     Usage,
 )
 from common.errors import Unavailable
-from common.messages import (
-    Message,
-    encode,
-)
+from common.messages import Message, encode
 from common.model import (
     CheckpointSpec,
+    JobId,
     JobSpec,
+    JobState,
     Mode,
     NodeName,
+    NodeRole,
     Pool,
-    WorkerRange,
 )
 from coordinator.engine.record import Record, decode_record
+from coordinator.engine.state.events import LeaderStarted
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state.tables import JobEntry
+from coordinator.policies.contract.decisions import Decision
 from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.history.keeper import IndexKeeper
 from coordinator.service.leadership.lease import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.sim.run.cluster import NodeSpec
+from tests import builders
 from tests.fakes import (
     Dropped,
     FakeBus,
@@ -135,10 +135,9 @@ def make_spec(
     name: str = "j", *, workers: tuple[int, int] = (1, 1), gpus_per_worker: int = 8
 ) -> JobSpec:
     """A job that can be started."""
-    return JobSpec(
-        name=name,
-        command=("train",),
-        workers=WorkerRange(min=workers[0], max=workers[1]),
+    return builders.make_spec(
+        name,
+        workers=workers,
         gpus_per_worker=gpus_per_worker,
         expected_runtime_s=600.0,
         checkpoint=CheckpointSpec(grace_s=5.0),
@@ -344,3 +343,52 @@ class Cell:
             for sequence, data in enumerate(self.records, start=1)
             if not isinstance(data, Dropped)
         ]
+
+
+async def submit(cell: Cell, name: str = "j", **spec: object) -> JobId:
+    """A job in the journal."""
+    reply = await cell.ask(Submit(spec=make_spec(name, **spec), request_id=f"r-{name}"))  # type: ignore[arg-type]
+    assert isinstance(reply, Submitted)
+    return JobId(reply.job_id)
+
+
+def job(coordinator: Coordinator, job_id: JobId) -> JobEntry:
+    """A job as the engine sees it."""
+    return coordinator.engine.state.jobs[job_id]
+
+
+async def running(cell: Cell, coordinator: Coordinator, name: str = "j", **spec: object) -> JobId:
+    """A job whose workers compute, as the engine knows too."""
+    job_id = await submit(cell, name, **spec)
+
+    def is_running() -> bool:
+        found = [key for a in cell.agents.values() for key in a.running() if key.job_id == job_id]
+        entry = job(coordinator, job_id)
+        return entry.state == JobState.RUNNING and len(found) == len(entry.workers)
+
+    await cell.until(is_running)
+    return job_id
+
+
+async def on_loan(cell: Cell, coordinator: Coordinator) -> list[JobId]:
+    """One job more than there are training nodes: they run, one of them on a lent node."""
+    training = [name for name in cell.agents if name.startswith("t")]
+    ids = [await running(cell, coordinator, f"f{number}") for number in range(len(training) + 1)]
+    nodes = coordinator.engine.state.nodes.values()
+    assert NodeRole.ON_LOAN in {node.role for node in nodes}
+    return ids
+
+
+def decisions(cell: Cell) -> list[Decision]:
+    """All that the journal holds."""
+    return [decision for _, record in cell.journal() for decision in record.decisions]
+
+
+def starts(cell: Cell) -> list[LeaderStarted]:
+    """Every takeover that the journal holds."""
+    return [
+        entry.event
+        for _, record in cell.journal()
+        for entry in record.entries
+        if isinstance(entry.event, LeaderStarted)
+    ]

@@ -6,20 +6,23 @@ import asyncio
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from common.api import (
     ApiError,
     ApiErrorCode,
     Cancel,
     Done,
+    GetStatus,
     ListJobs,
+    Status,
     Submit,
     Submitted,
 )
 from common.model import MAX_INT, JobId, JobState
 from coordinator.engine.state.events import LeaderStarted
-from tests.service.cell import Cell, Leader, make_settings, make_spec
-from tests.service.steps import job, running, starts, submit
+from coordinator.engine.state.settings import TenantSettings
+from tests.service.cell import Cell, Leader, job, make_settings, make_spec, running, starts, submit
 
 SETTINGS = make_settings()
 
@@ -246,3 +249,63 @@ async def test_the_list_of_jobs_is_what_the_journal_holds() -> None:
         ids = [await submit(cell, f"j{n}") for n in range(3)]
         reply = await cell.ask(ListJobs())
         assert [row.job_id for row in reply.rows] == ids  # type: ignore[union-attr]
+
+
+async def test_the_epoch_of_a_standby_is_above_all_that_was_reported_while_it_waited() -> None:
+    """All of JetStream is lost hours later: agents refuse nothing of it, and it stays leader."""
+    async with Cell() as cell:
+        cell.launch("one")
+        standby = cell.launch("two").coordinator  # asks for the lease before any agent has an epoch
+        await cell.until(lambda: cell.leaders[0].coordinator.is_leading)
+        await running(cell, cell.leaders[0].coordinator)
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        cell.key.entry = cell.snapshots.saved = None
+        await cell.until(lambda: standby.is_leading)
+        await submit(cell, "after")
+        assert [start.epoch for start in starts(cell)] == [2]
+        agent = cell.agents["t0"]
+        await cell.until(lambda: agent.epoch == 2)
+        assert not agent.refused
+        assert not cell.leaders[1].task.done()
+
+
+async def test_a_new_leader_answers_from_its_own_lead() -> None:
+    """Before its first record is written, the state has the epoch and the policy of the last."""
+    async with Cell() as cell:
+        await cell.lead()
+        await cell.leaders[0].crash()
+        second = cell.launch("two", make_settings(policy="tetris"))
+        await cell.until(lambda: second.coordinator.is_leading)
+        assert second.coordinator.engine.state.epoch == 1, "it has not begun"
+        reply = await cell.ask(GetStatus())
+        assert isinstance(reply, Status)
+        assert (reply.epoch, reply.policy) == (2, "tetris")
+
+
+SAID = (
+    "tenants: {} GPUs are guaranteed, and the training nodes have 8: "
+    "not all guarantees can be kept at a time"
+)
+
+
+@pytest.mark.parametrize(("gpus", "is_said"), [(9, True), (8, False)])
+async def test_the_next_leader_says_that_guarantees_are_too_many(
+    gpus: int, *, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only roots count, as children have part of theirs; a new cell knows no node and says nothing.
+
+    What a service may lend is not counted: nobody may count on it.
+    """
+    tenants = (
+        TenantSettings(name="division", guarantee_gpus=gpus),
+        TenantSettings(name="team", parent="division", guarantee_gpus=gpus),
+    )
+    made = make_settings()
+    settings = replace(made, engine=replace(made.engine, tenants=tenants))
+    async with Cell(training=1, inference=1) as cell:
+        await cell.lead("one", settings)
+        assert "are guaranteed" not in caplog.text
+        await cell.leaders[0].crash()
+        await cell.lead("two", settings)
+    assert (SAID.format(gpus) in caplog.text) == is_said

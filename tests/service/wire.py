@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +17,11 @@ _PLAIN = {inspect.BoolType: False, inspect.BytesType: b"", inspect.AnyType: None
 
 def example(kind: type[Message]) -> dict[str, Any]:
     """A message that its decoder takes, with every field that it has, as plain values."""
+    return deepcopy(_example(kind))
+
+
+@cache
+def _example(kind: type[Message]) -> dict[str, Any]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     plain = _struct(info)

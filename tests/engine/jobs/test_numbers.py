@@ -6,14 +6,15 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model import JobId, JobSpec, WorkerRange
+from common.model import JobId
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.jobs import numbers
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.engine.state.settings import EngineSettings
+from tests.builders import make_spec
 from tests.engine.house import House
 
-SPEC = JobSpec(name="job", command=("true",), workers=WorkerRange(min=1, max=1))
+SPEC = make_spec("job")
 
 
 def submitted(engine: Engine, *names: str) -> None:

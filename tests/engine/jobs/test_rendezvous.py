@@ -19,7 +19,6 @@ from common.model import (
     RetrySpec,
     StopReason,
     WorkerKey,
-    WorkerRange,
 )
 from coordinator.engine.engine import Engine
 from coordinator.engine.state.commands import Outcome, PushDesired
@@ -36,6 +35,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
+from tests.builders import make_spec
 from tests.engine.house import House, state
 from tests.tables import each_row
 
@@ -103,10 +103,8 @@ def spec(
     max_restarts: int = 0,
 ) -> JobSpec:
     """A job of one GPU a worker."""
-    return JobSpec(
-        name="j",
-        command=("train.py",),
-        workers=WorkerRange(min=workers[0], max=workers[1]),
+    return make_spec(
+        workers=workers,
         launcher=launcher,
         rendezvous=RendezvousSpec(command=command),
         retry=RetrySpec(max_restarts=max_restarts),

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.failures import RetryClass
-from common.model import JobSpec, JobState, NodeName, Progress, RetrySpec, StopReason, WorkerRange
+from common.model import JobState, NodeName, Progress, RetrySpec, StopReason
 from coordinator.engine.jobs import gpu_sharing
 from coordinator.engine.jobs.step_gaps import StepGaps
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
+from tests.builders import make_spec
 from tests.engine.house import House, state
 from tests.tables import each_row
 
@@ -144,11 +145,9 @@ def with_timeout(
 ) -> JobEntry:
     """A job with `stall_timeout_s` that has told some steps."""
     job = told(house)
-    spec = job.spec
-    job.spec = JobSpec(
-        name=spec.name,
-        command=spec.command,
-        workers=WorkerRange(min=1, max=2),
+    job.spec = make_spec(
+        job.spec.name,
+        workers=(1, 2),
         gpus_per_worker=8,
         stall_timeout_s=timeout_s,
         retry=RetrySpec(max_restarts=max_restarts, on_exit_codes=codes),

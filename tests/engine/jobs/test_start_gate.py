@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -54,9 +53,9 @@ from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.registry import policy
 from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
-from tests.draws import pick, whole
+from tests.draws import words
 from tests.engine.house import House, start, state
-from tests.engine.journalled import journalled
+from tests.engine.scripted_nodes import journalled
 from tests.policies.counted_calls import calls
 
 K = DependencyKind
@@ -144,28 +143,18 @@ class Op(NamedTuple):
     kind: DependencyKind
 
 
-OPS = st.lists(
-    st.builds(
-        Op,
-        pick(
-            "submit",
-            "submit",
-            "array",
-            "hold",
-            "release",
-            "requeue",
-            "after",
-            "cancel",
-            "fail",
-            "wait",
-        ),
-        whole(0, 9),
-        whole(0, 9),
-        pick(*K),
-    ),
-    min_size=10,
-    max_size=30,
+KINDS = (
+    *("submit", "submit", "array", "hold", "release"),
+    *("requeue", "after", "cancel", "fail", "wait"),
 )
+
+
+def _op(word: int) -> Op:
+    number, what = divmod(word, len(KINDS))
+    return Op(KINDS[what], number % 10, number // 10 % 10, list(K)[number // 100 % len(K)])
+
+
+OPS = words(10, 30).map(lambda story: [_op(word) for word in story])
 
 
 def _event(house: House, op: Op) -> Event | None:

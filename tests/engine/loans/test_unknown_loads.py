@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common.model import Mode, NodeName, NodeRole
 from coordinator.engine.engine import decode_state
@@ -17,9 +16,10 @@ from coordinator.engine.state.events import (
     OperatorAsked,
 )
 from coordinator.engine.state.tables import LoanEntry
-from tests.engine.lending import Lending
-from tests.engine.reporting import CHAT, service
-from tests.engine.reporting import settings as engine_settings
+from tests.draws import pick, words
+from tests.engine.house import CHAT
+from tests.engine.scripted_nodes import Lending, service
+from tests.engine.scripted_nodes import settings as engine_settings
 
 LATE = "status 401 Unauthorized"
 UNKNOWN_LOAD_S = 120.0
@@ -229,14 +229,14 @@ def test_a_node_that_does_not_serve_has_no_unknown_load(is_removed: bool) -> Non
     assert cell.pass_over() == cell.names[1:]
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["unread", "read", "sample", "pass", "home"]), st.integers(0, 3)),
-    max_size=40,
+KINDS = ("unread", "read", "sample", "pass", "home")
+STEPS = words(0, 40).map(
+    lambda story: [(KINDS[word % len(KINDS)], word // len(KINDS) % 4) for word in story]
 )
 
 
 @pytest.mark.slow
-@given(steps=STEPS, load=st.sampled_from([0.0, 9.0, 25.0]))
+@given(steps=STEPS, load=pick(0.0, 9.0, 25.0))
 @settings(max_examples=30, deadline=None)
 def test_whatever_becomes_known_and_unknown_no_loan_rests_on_what_is_not(
     steps: list[tuple[str, int]], load: float

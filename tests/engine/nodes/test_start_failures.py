@@ -20,17 +20,21 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
-from tests.engine.black_hole import (
+from tests.engine.house import CHAT, state
+from tests.engine.scripted_nodes import (
     BACK_OFF_S,
     BROKEN,
     FAULT,
+    GPUS,
     REST_S,
     SETTINGS,
     BlackHole,
+    N,
     Refusal,
+    Reporting,
+    facts,
+    service,
 )
-from tests.engine.house import state
-from tests.engine.reporting import CHAT, GPUS, N, Reporting, facts, service
 
 
 def closed() -> BlackHole:

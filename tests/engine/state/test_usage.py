@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
 
 from common.api import RequestRow
 from common.history import (
@@ -23,8 +22,6 @@ from coordinator.engine.state.events import (
     JobsHeld,
     JobsReleased,
     JobsRequeued,
-    OperatorAction,
-    OperatorAsked,
 )
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim, Resize
 from coordinator.policies.contract.decisions import Placement as At
@@ -32,11 +29,8 @@ from coordinator.service.api.history_reads import open_facts
 from coordinator.service.api.rows import history_lines, job_row
 from coordinator.service.history.facts import Fact, facts
 from coordinator.service.history.usage_sum import Sums, Totals
-from coordinator.sim.run.cluster import Delays
-from tests.draws import whole
 from tests.engine.house import CHAT, House, state
-from tests.engine.test_queueing import I0, T0
-from tests.properties.test_engine_safety import DELAYS, Op, often, perform, steps
+from tests.engine.state.test_accounting import I0, T0
 
 
 def lines_of(house: House) -> tuple[HistoryLine, ...]:
@@ -57,48 +51,6 @@ def total(found: Sequence[Fact], since_s: float, until_s: float) -> Totals:
     sums = Sums((), since_s=since_s, until_s=until_s)
     sums.add_facts(found)
     return sums.rows.get((), Totals())
-
-
-def values(row: Totals) -> list[float]:
-    """The amounts of a row."""
-    return [
-        row.training_gpu_s,
-        row.on_loan_gpu_s,
-        row.lent_gpu_s,
-        row.lost_gpu_s,
-        row.waited_s,
-        row.waited_gpu_s,
-    ]
-
-
-@settings(often, max_examples=50)
-@given(steps(without="amnesia"), DELAYS, whole(0, 100))
-def test_the_intervals_add_up_to_the_counters_of_the_cell(
-    ops: list[Op], delays: Delays, share: int
-) -> None:
-    """GPUs held, lent and lost, and the time in the queue, are those of the figures; and a report
-    of two spans is as much as one of both."""
-    house = House(delays=delays)
-    for op in ops:
-        perform(house, op)
-    house.engine.handle(
-        OperatorAsked(action=OperatorAction.THAW, by="o/o"), now_s=house.sim.loop.now_s
-    )
-    found, end_s = amounts(house), house.sim.loop.now_s
-    whole_s = total(found, 0.0, end_s + 1.0)
-    cell = house.engine.state.counters
-    assert whole_s.training_gpu_s == pytest.approx(cell.training_held_gpu_s)
-    assert whole_s.on_loan_gpu_s == pytest.approx(cell.on_loan_held_gpu_s)
-    assert whole_s.lent_gpu_s == pytest.approx(cell.on_loan_gpu_s)
-    costs = (cell.preemption_cost_gpu_s, cell.resize_cost_gpu_s, cell.migration_cost_gpu_s)
-    assert whole_s.lost_gpu_s == pytest.approx(sum(costs))
-    waits = [queueing_s(job, end_s) for job in house.engine.state.jobs.values()]
-    assert whole_s.waited_s == pytest.approx(sum(waits))
-    cut_s = end_s * share / 100
-    parts = (total(found, 0.0, cut_s), total(found, cut_s, end_s + 1.0))
-    assert [sum(pair) for pair in zip(*map(values, parts), strict=True)] == pytest.approx(
-        values(whole_s)
-    )
 
 
 def records(house: House, kind: StoryKind) -> list[object]:

@@ -20,7 +20,7 @@ DELAYS_S = (0.0, 0.03, 0.06, 0.09, 0.12, 0.15)
 """From the first submit of a round to the kill.
 
 A submit is written at once and its pass comes `coalesce_s`, which is 0.1 s, later, so these fall
-before, between and after the two; tests/service/test_submit_crash.py dies at exact points.
+before, between and after the two. Exact points: tests/service/test_decision_loop_submit_crash.py.
 """
 
 

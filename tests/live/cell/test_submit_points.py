@@ -1,6 +1,6 @@
 """kill -9 of a coordinator at the exact points of a submit, on a real nats-server and a real agent.
 
-tests/service/test_submit_crash.py has the same points, and those of what follows, in memory.
+tests/service/test_decision_loop_submit_crash.py has the same points, and later ones, in memory.
 """
 
 from __future__ import annotations

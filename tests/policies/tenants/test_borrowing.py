@@ -19,7 +19,7 @@ from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S
 from tests.draws import whole
 from tests.engine.house import House
-from tests.engine.test_view import house_of
+from tests.engine.test_commit import house_of
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row

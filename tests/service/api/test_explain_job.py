@@ -1,173 +1,203 @@
-"""Drains with a deadline as their operators see them: asked for, shown, kept over a restart."""
+"""What is said of a job whose workers were told to stop, and of what ended its latest try."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
-from common.api import (
-    ApiError,
-    ApiErrorCode,
-    Describe,
-    Description,
-    Done,
-    ListNodes,
-    NodeRow,
-    Nodes,
-    Operate,
+from common.api import Cancel, Describe, Description, Jobs, ListJobs
+from common.faults import Fault
+from common.messages import DesiredState, WorkerPhase
+from common.model import JobState, NodeName, StopReason
+from coordinator import plain_text
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.state.events import JobCancelRequested, OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state.tables import AfterVacating, JobEntry
+from coordinator.policies.contract.decisions import Preempt
+from coordinator.service.api import explain, explain_job, rows
+from tests.engine.house import House, state
+from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
+from tests.service.cell import Cell, job, running
+
+
+async def described(cell: Cell, job_id: str) -> Description:
+    """The job in full."""
+    answer = await cell.ask(Describe(kind="job", name=job_id))
+    assert isinstance(answer, Description), answer
+    return answer
+
+
+async def test_a_job_that_is_being_cancelled_says_so_until_it_has_ended() -> None:
+    """By whom, and how long its worker may take; in the list as well."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        pretend = cell.agents["t0"].node
+        obey = pretend.obey
+        orders: list[DesiredState] = []
+
+        def keep(desired: DesiredState) -> None:
+            orders.append(desired)
+
+        pretend.obey = keep  # type: ignore[method-assign]  # a worker that takes its time
+        await cell.ask(Cancel(job_id=job_id))
+        await cell.clock.advance(2.0)
+        found = await described(cell, job_id)
+        assert found.why[0] == "cancelled by team/ann: it ends when its workers have left t0"
+        assert found.why[1].startswith("worker 0 on t0 was ordered to stop ")
+        assert found.why[1].endswith(" of its grace of 5 s left")
+        left_s = int(found.why[1].split(" and has ")[1].split()[0])
+        assert 0 < left_s <= 3
+        answer = await cell.ask(ListJobs())
+        assert isinstance(answer, Jobs)
+        assert plain_text.why(answer.rows[0]).startswith("cancelled by team/ann")
+        await cell.clock.advance(10.0)
+        assert "is past its grace of 5 s" in (await described(cell, job_id)).why[1]
+        pretend.obey = obey  # type: ignore[method-assign]
+        obey(orders[-1])
+        await cell.until(lambda: job(coordinator, job_id).state == JobState.CANCELLED)
+        assert (await described(cell, job_id)).why == ("cancelled by team/ann",)
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (AfterVacating.REQUEUE, "it waits again when its workers have left t0"),
+        (AfterVacating.SUCCEED, "its work is done: it ends when its workers have left t0"),
+        (
+            AfterVacating.FAIL,
+            "it failed (exit code 3) and is not tried again: it ends when its workers have left t0",
+        ),
+    ],
 )
-from common.messages import encode
-from common.model import STORE_INDEX, JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine.state.events import OperatorAction
-from coordinator.engine.state.node_groups import DesiredEntry, LedgerEntry
-from coordinator.engine.state.tables import NodeEntry
-from coordinator.service.api import rows
-from coordinator.service.nodes.report_folding import Folder
-from tests.service.cell import Cell, make_settings
-from tests.service.steps import job, running
-from tests.tables import each_row
-
-DEADLINE_S = 100.0
-A = OperatorAction
+def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: str) -> None:
+    """All of them stop their workers, and only some wait again."""
+    house = House()
+    entry = house.submit()
+    house.start(entry, "t0")
+    house.wait(10.0)
+    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == ()
+    entry.after_vacating, entry.exit_code = after, 3
+    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == (said,)
 
 
-async def drain(cell: Cell, node: str = "t0", deadline_s: float | None = DEADLINE_S) -> None:
-    """Order it."""
-    request = Operate(action=A.DRAIN, target=node, reason="a fan", deadline_s=deadline_s)
-    within = "" if deadline_s is None else f" within {deadline_s:.0f} s"
-    assert await cell.ask(request, tenant="ops") == Done(detail=f"drain {node}{within}")
+def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -> None:
+    """Its state is still that of a preemption."""
+    house = House()
+    entry = house.submit()
+    house.start(entry, "t0")
+    house.wait(10.0)
+    house.toggle_deaf(NodeName("t0"))
+    house.decide(Preempt(job_id=entry.job_id, reason="the test says so"))
+    house.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/ada"))
+    assert state(entry) == JobState.PREEMPTING
+    [what, _] = explain.job(house.engine, entry)
+    assert what == "cancelled by ops/ada: it ends when its workers have left t0"
+    house.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/bob"))
+    assert explain.job(house.engine, entry)[0] == what
 
 
-async def said(cell: Cell, kind: str, name: str) -> str:
-    """Why it is where it is, as one text."""
-    found = await cell.ask(Describe(kind=kind, name=name))
-    assert isinstance(found, Description)
-    return "\n".join(found.why)
+SILENT = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)
+HUNG = SILENT.told
+EARLIER = "its latest try ended: "
 
 
-async def row(cell: Cell, name: str = "t0") -> NodeRow:
-    """A node in the list."""
-    found = await cell.ask(ListNodes())
-    assert isinstance(found, Nodes)
-    return next(row for row in found.rows if row.node == name)
+def on_two_nodes() -> tuple[BlackHole, JobEntry]:
+    """A cell of well nodes, with a job whose storage hung on t0 while somebody else has t1."""
+    cell = BlackHole(nodes=2)
+    cell.bad = set()
+    other = cell.submit("other")
+    cell.handle(PassDue())
+    [worker] = other.workers.values()
+    is_other_first = worker.node == "t0"
+    cell.say(WorkerPhase.READY)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    assert job.state == JobState.PENDING
+    assert list(job.retry.avoided) == [NodeName("t1" if is_other_first else "t0")]
+    return cell, job
 
 
-async def test_a_drain_says_until_when_and_who_is_concerned() -> None:
-    """The node, its row and each job on it; after the deadline nothing is left to wait for."""
-    async with Cell(training=2) as cell:
-        coordinator = await cell.lead()
-        job_id = await running(cell, coordinator)
-        [name] = {worker.node for worker in job(coordinator, job_id).workers.values()}
-        assert (await row(cell, name)).is_draining is False
-        await drain(cell, name)
-        assert "drained by ops/ann: a fan; what runs there may go on for " in await said(
-            cell, "node", name
-        )
-        assert f"{name} is drained by ops/ann: a fan: unless it ends in " in await said(
-            cell, "job", job_id
-        )
-        found = await row(cell, name)
-        assert found.drain_left_s is not None
-        assert DEADLINE_S - 5.0 < found.drain_left_s <= DEADLINE_S
-        assert (found.is_cordoned, found.is_draining, found.jobs) == (True, True, (job_id,))
-        await cell.until(lambda: job(coordinator, job_id).attempt.number == 2)
-        assert "may go on" not in await said(cell, "node", name)
-        found = await row(cell, name)
-        assert (found.is_draining, found.drain_left_s, found.jobs) == (True, None, ())
-        assert "is drained" not in await said(cell, "job", job_id)
+def hangs(cell: BlackHole, job: JobEntry) -> None:
+    """The node of a job's only worker refuses it."""
+    [worker] = job.workers.values()
+    cell.report(worker.node, SILENT.of(worker))
 
 
-@each_row("step_s", [-3600.0, 3600.0])
-@each_row("snapshot_records", [1, 500])
-async def test_a_deadline_outlives_the_coordinator_that_took_it(
-    snapshot_records: int, step_s: float
-) -> None:
-    """The next one, by snapshot or by journal, preempts at the instant of the order, whatever the
-    wall clock says while it leads."""
-    settings = make_settings(snapshot_records=snapshot_records)
-    async with Cell() as cell:
-        coordinator = await cell.lead(settings=settings)
-        job_id = await running(cell, coordinator)
-        began_s = cell.clock.now_s()
-        await drain(cell)
-        await cell.leaders[0].crash()
-        second = await cell.lead("two", settings)
-        cell.clock.step_wall(step_s)
-        await cell.until(lambda: job(second, job_id).state == JobState.PREEMPTING)
-        assert DEADLINE_S <= cell.clock.now_s() - began_s < DEADLINE_S + 2.0
-        await cell.until(lambda: job(second, job_id).state == JobState.PENDING)
-        assert (job(second, job_id).counts.preemptions, job(second, job_id).attempt.number) == (
-            1,
-            1,
-        )
-        assert not second.engine.check()
+def shown(cell: BlackHole, job: JobEntry) -> str:
+    """What `job list` has in its column."""
+    return plain_text.why(rows.job_row(cell.engine, job, now_s=cell.now_s))
 
 
-BAD: list[tuple[Any, str]] = [
-    (0.0, "> 0.0"),
-    (-1.0, "> 0.0"),
-    (1e12, "<= 1000000000.0"),
-    (float("nan"), "deadline_s"),
-    ("soon", "Expected `float | null`"),
-]
+def test_a_node_left_alone_is_named_with_what_went_wrong_there() -> None:
+    """Before how many GPUs are free elsewhere, in the list as in what explains a job."""
+    cell, job = on_two_nodes()
+    [name] = job.retry.avoid_nodes
+    left_s = job.retry.avoided[name].until_s - cell.engine.state.now_s
+    said = f"tries {name} again in {left_s:.0f} s, others at once: {HUNG}"
+    assert 0 < left_s <= BACK_OFF_S
+    assert shown(cell, job).startswith(said)
+    reasons = explain.job(cell.engine, job)
+    assert reasons[0] == shown(cell, job)
+    assert any("left alone for now" in reason for reason in reasons[1:])
 
 
-@each_row(("deadline_s", "why"), BAD)
-async def test_a_deadline_that_is_none_is_refused_by_its_name(deadline_s: Any, why: str) -> None:
-    """Nothing is ordered, and the answer says which field it was and what it expected."""
-    async with Cell() as cell:
-        coordinator = await cell.lead()
-        values = msgspec.to_builtins(Operate(action=A.DRAIN, target="t0"))
-        data = msgspec.msgpack.encode({**values, "deadline_s": deadline_s})
-        reply = await cell.ask_raw("operate", data, tenant="ops")
-        assert isinstance(reply, ApiError), reply
-        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "deadline_s")
-        assert why in reply.message
-        assert not coordinator.engine.state.nodes[cell.agents["t0"].name].cordon.is_cordoned
+def test_a_job_that_fits_nowhere_else_names_the_node_that_it_waits_for() -> None:
+    """Its storage hung on the only one."""
+    cell = BlackHole(nodes=1)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    said = f"tries again in {BACK_OFF_S:.0f} s: {HUNG} (t0)"
+    assert explain.job(cell.engine, job)[0] == shown(cell, job) == said
 
 
-@each_row("action", [a for a in A if a not in (A.DRAIN, A.DRAIN_AT)])
-async def test_only_a_drain_has_a_deadline(action: A) -> None:
-    """Of any other order it would be forgotten in silence."""
-    async with Cell() as cell:
-        coordinator = await cell.lead()
-        before = coordinator.engine.encode_state()
-        request = Operate(action=action, target="t0", deadline_s=DEADLINE_S)
-        reply = await cell.ask_raw("operate", encode(request), tenant="ops")
-        assert isinstance(reply, ApiError)
-        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "deadline_s")
-        assert "only drain" in reply.message
-        assert coordinator.engine.encode_state() == before
-
-
-def test_a_node_with_only_a_store_is_not_empty() -> None:
-    """Whoever waits for a drain would else switch off what a gang meets at."""
-    node = NodeEntry(
-        name=NodeName("t0"),
-        home_pool=Pool.TRAINING,
-        role=NodeRole.TRAINING,
-        boot_id="b",
-        desired=DesiredEntry(role=NodeRole.TRAINING),
-        ledger=LedgerEntry(stores=[WorkerKey(JobId("jmeets"), 1, STORE_INDEX)]),
+def test_what_its_node_says_of_it_is_not_told_twice() -> None:
+    """The words of a gang that was not ready name their nodes already."""
+    cell = BlackHole(nodes=2)
+    cell.submit("other")
+    cell.handle(PassDue())
+    cell.say(WorkerPhase.READY)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    [worker] = job.workers.values()
+    fact = WorkerFact(key=worker.key, phase=WorkerPhase.RESERVING, error="storage is slow")
+    cell.report(worker.node, fact)
+    cell.now_s += SETTINGS.gang_ready_timeout_s
+    cell.handle(PassDue())
+    stopped = WorkerFact(
+        key=worker.key, phase=WorkerPhase.EXITED, stop_reason=StopReason.GANG_TIMEOUT
     )
-    folder = Folder(lost_after_s=1.0, load_period_s=1.0, progress_period_s=1.0)
-    assert rows.node_row(node, folder, boot_now_s=0.0).jobs == ("jmeets",)
+    cell.report(worker.node, stopped)
+    assert job.state == JobState.PENDING
+    assert shown(cell, job).endswith(f": not ready: {worker.node} (storage is slow)")
 
 
-async def test_what_is_said_of_a_drain_is_as_old_as_its_row() -> None:
-    """One answer has one instant, whenever something last happened in the cell."""
-    async with Cell() as cell:
-        coordinator = await cell.lead()
-        job_id = await running(cell, coordinator)
-        await drain(cell)
-        left_s = (await row(cell)).drain_left_s
-        assert left_s is not None
-        coordinator.engine.state.now_s -= 20.0  # as if nothing had happened for so long
-        found = await cell.ask(Describe(kind="node", name="t0"))
-        assert isinstance(found, Description)
-        assert found.node is not None
-        assert found.node.drain_left_s == pytest.approx(left_s, abs=1.0)
-        assert f"may go on for {found.node.drain_left_s:.0f} s" in "\n".join(found.why)
-        assert f"unless it ends in {left_s:.0f} s" in await said(cell, "job", job_id)
+def test_once_the_node_may_be_tried_again_the_fault_is_the_last_word() -> None:
+    """What is missing now is what it waits for; why it lost its place is still told."""
+    cell = BlackHole(nodes=1)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    cell.operate(OperatorAction.CORDON, "t0")
+    cell.wait(BACK_OFF_S)
+    reasons = explain.job(cell.engine, job)
+    assert f"{EARLIER}{HUNG} (t0)" in reasons[1:]
+    assert HUNG not in shown(cell, job)
+
+
+def test_a_try_that_went_well_makes_an_end_of_it() -> None:
+    """A job that ran since and was sent away has no fault to tell."""
+    cell, job = on_two_nodes()
+    cell.wait(BACK_OFF_S)
+    cell.wait(0.0)
+    assert job.state == JobState.RUNNING
+    assert job.retry.failed_on == []
+    assert not any(HUNG in reason for reason in explain.job(cell.engine, job))
+
+
+def test_a_new_leader_knows_it_as_well() -> None:
+    """It is part of the state that a leader begins with."""
+    cell, job = on_two_nodes()
+    new = Engine(SETTINGS, decode_state(cell.engine.encode_state()))
+    assert new.explain.blockers(job.job_id)[0] == cell.engine.explain.blockers(job.job_id)[0]

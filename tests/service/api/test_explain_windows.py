@@ -25,8 +25,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api import explain_windows
 from tests.engine.house import CHAT, House
-from tests.service.cell import Cell, make_settings
-from tests.service.steps import job, running
+from tests.service.cell import Cell, job, make_settings, running
 from tests.tables import each_row
 
 IN_S = 100.0

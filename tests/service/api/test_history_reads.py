@@ -21,8 +21,7 @@ from common.api import (
 )
 from common.history import HistoryLine, OrderRecord, StoryKind
 from common.model import ArraySpec
-from tests.service.cell import Cell, make_settings, make_spec
-from tests.service.steps import running
+from tests.service.cell import Cell, make_settings, make_spec, running
 from tests.tables import each_row
 
 ORDERS = GetHistory(kinds=(StoryKind.ORDER, StoryKind.REFUSED))
@@ -134,14 +133,14 @@ async def test_a_report_has_what_still_runs_up_to_now() -> None:
     async with Cell(training=1, has_index=True) as cell:
         coordinator = await cell.lead()
         job_id = await running(cell, coordinator)
-        await cell.clock.advance(3600.0)
-        half_s = cell.clock.wall_s() - 1800.0
+        await cell.clock.advance(600.0)
+        half_s = cell.clock.wall_s() - 300.0
         request = GetUsage(by=("tenant", "job"), since_at_s=half_s)
         found = await cell.ask(request, tenant="ops")
         assert isinstance(found, Usage)
         [row] = found.rows
         assert row.key == ("team", job_id)
-        assert row.training_gpu_s == pytest.approx(8 * 1800.0, rel=1e-3)
+        assert row.training_gpu_s == pytest.approx(8 * 300.0, rel=1e-3)
         assert (row.waited_s, row.lost_gpu_s) == (0.0, 0.0)
         whole = await cell.ask(replace(request, since_at_s=0.0), tenant="ops")
         assert isinstance(whole, Usage)

@@ -21,11 +21,10 @@ from coordinator.service.journal.history_stream import History
 from tests.fakes import FakeClock, MemoryHistory
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
-from tests.service.cell import Cell, make_settings
+from tests.service.cell import Cell, make_settings, running
 from tests.service.places import CELL, JetStream
-from tests.service.steps import running
 
-MANY = 20_000
+MANY = 10_000
 SETTINGS = make_settings()
 SHORT = replace(SETTINGS, engine=replace(SETTINGS.engine, story_lines_kept=20))
 """The state forgets soon, so that a few lines do for many."""
@@ -169,7 +168,7 @@ async def test_a_history_that_is_away_holds_up_nothing_and_misses_nothing() -> N
 
 @pytest.mark.slow
 async def test_a_running_job_keeps_its_story_through_many_orders() -> None:
-    """After 20,000 orders its submission and its start are told, and each order is one event."""
+    """After 10,000 orders its submission and its start are told, and each order is one event."""
     async with Cell(training=1) as cell:
         coordinator = await cell.lead(settings=SHORT)
         job_id = await running(cell, coordinator)

@@ -23,9 +23,8 @@ from coordinator.service.nodes.duplicate_agents import (
 )
 from coordinator.service.nodes.report_folding import Folder
 from tests.service.agents import Agent
-from tests.service.cell import CELL, Cell
-from tests.service.steps import job, running, submit
-from tests.service.test_reports import LOST_AFTER_S, make_folder, make_report
+from tests.service.cell import CELL, Cell, job, running, submit
+from tests.service.nodes.test_report_folding import LOST_AFTER_S, make_folder, make_report
 from tests.tables import each_row
 
 NODE = NodeName("i0")

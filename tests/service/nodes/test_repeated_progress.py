@@ -106,7 +106,7 @@ def test_what_a_node_shows_after_an_outage_counts() -> None:
 
 
 @pytest.mark.slow
-@given(steps=st.lists(st.booleans(), min_size=1, max_size=8))
+@given(steps=st.lists(st.booleans(), min_size=1, max_size=4))
 def test_a_job_that_tells_something_in_time_is_never_silent(steps: list[bool]) -> None:
     """A step or a save, whichever it is, within what is watched for."""
     wire = Wire()

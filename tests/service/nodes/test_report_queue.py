@@ -8,7 +8,6 @@ import itertools
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from common import subjects
 from common.api import GetStatus, Status
@@ -18,6 +17,7 @@ from common.model import NodeName
 from coordinator.engine.state.events import NodeSilent
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.service.nodes.report_queue import AGENTS_PER_NODE, SLICE_REPORTS, Inflow
+from tests.draws import words
 from tests.fakes import FakeClock, FakeMessage
 from tests.service.cell import CELL, Cell
 from tests.service.wire import example
@@ -26,10 +26,12 @@ Sent = tuple[str, str, int]
 """Node, boot and sequence number of one report."""
 
 
+BASE = msgspec.convert({**example(NodeReport), "workers": []}, NodeReport)
+
+
 def message(node: str, boot_id: str = "b", sequence: int = 1) -> FakeMessage:
     """A report on its subject."""
-    plain = {**example(NodeReport), "node": node, "boot_id": boot_id, "sequence": sequence}
-    report = msgspec.convert({**plain, "workers": []}, NodeReport)
+    report = msgspec.structs.replace(BASE, node=node, boot_id=boot_id, sequence=sequence)
     return FakeMessage(subjects.node_report(CELL, node), encode(report))
 
 
@@ -58,8 +60,8 @@ class Taker:
         await asyncio.gather(running, return_exceptions=True)
 
 
-REPORTS = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.integers(0, 9)), max_size=30
+REPORTS = words(0, 30).map(
+    lambda found: [("abc"[word % 3], "xy"[word // 3 % 2], word // 6 % 10) for word in found]
 )
 
 
