@@ -1,4 +1,4 @@
-"""A small workload of packaged data: a stretch of a real trace, elastic jobs, a day of load."""
+"""Workloads that tests share, each made once: a small one of packaged data, and the paper's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import structs
 
 from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.workloads.formats import from_first, read_jobs
-from coordinator.workloads.named import inference_load
+from coordinator.workloads.named import inference_load, named
 from coordinator.workloads.records import LoadSeries, Workload
 from coordinator.workloads.shaping import with_checkpoint_share, with_elastic_share
 
@@ -51,3 +51,14 @@ def small(jobs: int = 120, *, is_dense: bool = True) -> Workload:
         nodes=parse_cluster(CLUSTER),
         length_s=found[-1].submit_s,
     )
+
+
+@cache
+def paper(name: str) -> Workload:
+    """The workload of a name that there is, such as `paper-1`.
+
+    Fifty thousand jobs take half a second to draw, and nothing can change them afterwards.
+    """
+    found = named(name)
+    assert found is not None, name
+    return found

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.cli.app import whole
+from coordinator.sim.report.measures import MEASURES, Measure
 from coordinator.sim.report.statistics import estimate
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
 from tests.tables import each_row
 
 POOL = ("--workload", str(SLICE), "--no-delays", "--policy", "aryl", "--seeds", "1..3")
-LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
+LOAD = Path(__file__).parents[3] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
 SEEDLESS = "the seed changes nothing here"
 
 
@@ -117,3 +121,29 @@ def test_what_lends_nothing_anyway_is_told_of_no_deadline() -> None:
     short = ("--sweep", "service.reclaim_deadline_s=60,300")
     of = ("--workload", str(SLICE), "--cluster", "4x8+4x8", "--load", str(LOAD))
     assert "lends nothing" not in simulate(*of, "--policy", "fifo", *short).err
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
+FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
+_ROOT: Any = whole()
+OPTIONS = [
+    (*option.opts, *option.secondary_opts)
+    for option in _ROOT.commands["simulate"].params
+    if option.param_type_name == "option"
+]
+
+
+@each_row("names", OPTIONS)
+def test_every_option_is_on_the_page(names: tuple[str, ...]) -> None:
+    """What can be asked for is explained where one looks for it, by one of its names at least."""
+    assert any(re.search(rf"`{re.escape(name)}(?![-\w])", PAGE) for name in names)
+
+
+@each_row("measure", MEASURES)
+def test_every_heading_is_explained(measure: Measure) -> None:
+    """A heading of the table is named in a row of its own or one that it shares.
+
+    A quantile goes by the mean of the same thing.
+    """
+    name = re.sub(r" P(50|95)$", "", measure.heading)
+    assert f"`{name}`" in FIRST_CELLS
