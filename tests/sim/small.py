@@ -15,15 +15,9 @@ from coordinator.workloads.shaping import with_checkpoint_share, with_elastic_sh
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 CLUSTER = "4x8+4x8"
+FEW = SLICE.with_name("itp_few.csv")
+"""The slice's first jobs: enough where what is shown needs no size. On `1x16` they compete."""
 FEW_JOBS = 24
-
-
-def write_few(directory: Path) -> str:
-    """A file of the slice's first jobs, and its path: enough where what is shown needs no size."""
-    file = directory / "few.csv"
-    lines = SLICE.read_text("utf-8").splitlines(keepends=True)
-    file.write_text("".join(lines[: 1 + FEW_JOBS]), "utf-8")
-    return str(file)
 
 
 @cache

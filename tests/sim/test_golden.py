@@ -28,13 +28,14 @@ from msgspec import Struct, structs
 
 from common.clock import SystemClock
 from coordinator.sim.inputs.inputs import read_workload
+from coordinator.sim.report.statistics import estimate
 from coordinator.sim.run.build import RunOptions, TimesTaken
 from coordinator.sim.run.compare import play_task
 from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob
 from docs.research.golden_elasticflow import ROWS, task
-from tests.sim.reports import GOLDEN, REPORTS, report
+from tests.sim.reports import DEMO_POLICIES, GOLDEN, NAMES, demo_result, report
 from tests.tables import each_row
 
 DATA = Path(__file__).parents[1] / "data" / "sim"
@@ -312,7 +313,25 @@ def test_the_published_shares_of_jobs_in_time_come_out(row: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(REPORTS))
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_report_is_what_it_was(name: str) -> None:
     """Every figure to the last digit that is written."""
     assert report(name) == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+@pytest.mark.slow
+def test_foresight_is_no_worse_than_aryl_where_nothing_is_known_yet() -> None:
+    """On a day of load that nobody has seen before, jobs wait and take no longer than with `aryl`
+    by more than its interval, and as many lent GPUs are used."""
+    runs = {
+        policy: [demo_result(policy, seed=seed) for seed in (1, 2, 3)] for policy in DEMO_POLICIES
+    }
+    for figure in ("queueing_s", "jct_s"):
+        aryl, ours = (
+            estimate([getattr(run, figure).mean for run in runs[policy]])
+            for policy in DEMO_POLICIES
+        )
+        assert aryl.half_width is not None
+        assert ours.mean <= aryl.mean + aryl.half_width
+    lent = {policy: min(run.on_loan_gpu_ratio for run in each) for policy, each in runs.items()}
+    assert lent["foresight"] >= 0.9 * lent["aryl"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from coordinator import demo
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE
+from tests.sim.small import FEW
 
-POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
+POOL = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays", "--backend", "sequential")
 
 
 def simulate(*args: str) -> Run:
@@ -32,10 +32,10 @@ def test_results_and_page_tell_how_they_were_made(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     told = json.loads(done.out)["options"]
     assert told == {
-        "workload": str(SLICE),
+        "workload": str(FEW),
         "policy": "fifo",
         "skip-zero-gpus": False,
-        "cluster": "1x64",
+        "cluster": "1x16",
         "delays": False,
         "speedup": "lossy",
         "checkpoints": "600",
@@ -61,7 +61,7 @@ def test_a_load_may_be_given_for_each_of_several_services() -> None:
     """By repeating the option; the result tells them all."""
     day = str(Path(demo.__file__).parent / "data" / "servegen_m_small_day.csv")
     loads = ("--load", f"chat={day}", "--load", f"code={day}")
-    cluster = tuple("8x8+2x8" if word == "1x64" else word for word in POOL)
+    cluster = tuple("2x8+2x8" if word == "1x16" else word for word in POOL)
     done = simulate(*cluster, *loads, "--policy", "fifo", "-o", "json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["options"]["load"] == [f"chat={day}", f"code={day}"]

@@ -16,14 +16,11 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION
 from coordinator.sim.inputs.failure_sources import FailureSource
 from coordinator.sim.inputs.inputs import parse_crash, read_workload
-from coordinator.sim.report.statistics import estimate
 from coordinator.sim.run.build import RunOptions
-from coordinator.sim.run.compare import play_task
 from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.play import Run, RunResult, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import Workload
-from tests.sim.reports import demo_task
 from tests.sim.small import SLICE, small
 
 FAMILY = ("themis", "themis-simple", "themis-lp", "las")
@@ -276,22 +273,3 @@ def test_the_hash_seed_changes_nothing() -> None:
         for seed in ("0", "4242")
     }
     assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_it_is_no_worse_than_aryl_where_nothing_is_known_yet() -> None:
-    """On a day of load that nobody has seen before, jobs wait and take no longer than with `aryl`
-    by more than its interval, and as many lent GPUs are used."""
-    runs = {
-        policy: [play_task(demo_task(policy, seed=seed)).result for seed in (1, 2, 3)]
-        for policy in ("aryl", "foresight")
-    }
-    for figure in ("queueing_s", "jct_s"):
-        aryl, ours = (
-            estimate([getattr(run, figure).mean for run in runs[policy]])
-            for policy in ("aryl", "foresight")
-        )
-        assert aryl.half_width is not None
-        assert ours.mean <= aryl.mean + aryl.half_width
-    lent = {policy: min(run.on_loan_gpu_ratio for run in each) for policy, each in runs.items()}
-    assert lent["foresight"] >= 0.9 * lent["aryl"]
