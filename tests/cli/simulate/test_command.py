@@ -98,8 +98,8 @@ def test_csv_names_the_tenant_and_the_app_of_each_job(tmp_path: Path) -> None:
         "submit_s,duration_s,gpus,job_id,tenant,app\n"
         "0,100,1,x,vision,tuning\n0,100,1,y,vision,\n0,100,1,z,speech,tuning\n"
     )
-    given = ("--workload", str(trace), "--cluster", "1x8", "--policy", "fifo,drf", "-o", "csv")
-    rows = csv.DictReader(io.StringIO(simulate(*given).out))
+    given = ("--workload", str(trace), *POOL[4:], "--cluster", "1x8", "--policy", "fifo,drf")
+    rows = csv.DictReader(io.StringIO(simulate(*given, "-o", "csv").out))
     assert [(row["job_id"], row["tenant"], row["app"]) for row in rows] == 2 * [
         ("x", "vision", "vision/tuning"),
         ("y", "vision", "y"),

@@ -23,7 +23,7 @@ SEEDLESS = "the seed changes nothing here"
 
 def simulate(*args: str) -> Run:
     """`aryl simulate ARGS`, with no cell anywhere."""
-    return aryl(FakeCell({}), "simulate", *args)
+    return aryl(FakeCell({}), "simulate", "--backend", "sequential", *args)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_who_stops_jobs_that_do_not_save_is_told_once(
 ) -> None:
     """Published figures of such policies take it that nothing is lost; who says what is kept, and
     who stops nobody, is told nothing."""
-    pool = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays", "--cores", "1")
+    pool = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays")
     done = simulate(*pool, *more)
     assert done.code == 0, done.err
     lines = [line for line in done.err.splitlines() if "start from the beginning" in line]
@@ -93,7 +93,7 @@ def test_results_come_out_also_where_the_page_cannot_be_written() -> None:
 def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> None:
     """One line for each such value, and none for those that do fit; the sweep is played."""
     done = simulate(
-        *("--workload", str(FEW), "--cluster", "2x8+2x8", "--load", str(LOAD)),
+        *("--workload", str(FEW), "--cluster", "2x8+4x8", "--load", str(LOAD)),
         *("--policy", "fifo,aryl", "--fungible", "1", "-o", "csv"),
         *("--sweep", "service.reclaim_deadline_s=60,300"),
     )
@@ -119,7 +119,7 @@ def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> 
 def test_what_lends_nothing_anyway_is_told_of_no_deadline() -> None:
     """Neither a policy without loans nor a pool without inference nodes has a way home."""
     short = ("--sweep", "service.reclaim_deadline_s=60,300")
-    of = ("--workload", str(FEW), "--cluster", "2x8+2x8", "--load", str(LOAD))
+    of = ("--workload", str(FEW), "--cluster", "2x8+4x8", "--load", str(LOAD))
     assert "lends nothing" not in simulate(*of, "--policy", "fifo", *short).err
 
 
