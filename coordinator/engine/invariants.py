@@ -254,6 +254,9 @@ def gpu_faults(state: ClusterState) -> list[str]:
     claims = _claims(state)
     for node in state.nodes.values():
         for slot in node.gpus:
+            is_free = slot.holder is None and slot.nominee is None and not slot.guests
+            if is_free and slot.uuid not in claims and not slot.is_gone:
+                continue  # as most are
             claimants, holders = claims.get(slot.uuid, []), _holders(slot)
             if claimants != holders and sorted(claimants) != sorted(holders):
                 claim, hold = (sorted(map(str, keys)) for keys in (claimants, holders))

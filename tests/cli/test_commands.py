@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from common.api import (
     ApiErrorCode,
+    ArrayRow,
     Cancel,
     Describe,
     Description,
@@ -395,3 +396,40 @@ def test_cancel_says_what_was_ordered(cell: FakeCell) -> None:
     found = aryl(cell, "job", "cancel", "jabc", "-o", "json").json
     assert found == {"schema_version": 1, "detail": "job jabc is being cancelled"}
     assert cast("Cancel", cell.asked[0]).job_id == "jabc"
+
+
+def test_the_glance_says_that_services_still_get_back_what_is_theirs() -> None:
+    """Whoever looks at a frozen cell must not think that nodes stay lent."""
+    frozen = FakeCell({GetStatus: status(is_frozen=True)})
+    assert "FROZEN, decides only what services get back" in aryl(frozen, "status").out
+    assert "FROZEN" not in aryl(FakeCell({GetStatus: status()}), "status").out
+
+
+def test_the_help_of_freeze_says_what_goes_on() -> None:
+    """Before it is ordered, not only after."""
+    said = " ".join(aryl(FakeCell({}), "freeze", "--help").out.split())
+    assert "services still get back the nodes that their load needs" in said
+    assert "leases are renewed" in said
+
+
+ARRAY_COUNTS = ArrayRow(
+    indices="0-99", throttle=5, tasks=100, waiting=80, running=5, succeeded=15, failed=0,
+    cancelled=0,
+)  # fmt: skip
+ARRAY_ROWS = (
+    job_row("jarr", submitted_at_s=10.0, array=ARRAY_COUNTS, nodes=()),
+    job_row("jold", submitted_at_s=5.0),
+    job_row("jnew", submitted_at_s=20.0),
+    job_row("jarr_16", submitted_at_s=9.9, array_id="jarr", array_index=16),
+    job_row("jarr_7", submitted_at_s=9.8, array_id="jarr", array_index=7, state=JobState.PENDING),
+)
+
+
+def test_a_list_has_one_line_for_an_array_and_its_tasks_on_demand() -> None:
+    """In order of submission, and tasks by their indices."""
+    cell = FakeCell({ListJobs: Jobs(rows=ARRAY_ROWS)})
+    lines = aryl(cell, "job", "list").out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["jold", "jarr_[0-99%5]", "jnew"]
+    assert "80 waiting, 5 running, 15 done" in lines[2]
+    names = aryl(cell, "job", "list", "--tasks", "--quiet").out.split()
+    assert names == ["jold", "jarr", "jarr_7", "jarr_16", "jnew"]

@@ -16,6 +16,7 @@ from common.api import (
     Loans,
     NodeRow,
     Operate,
+    Throttle,
 )
 from common.errors import ProtocolError
 from common.model import JobState, NodeRole, Pool
@@ -376,3 +377,30 @@ def test_a_hit_is_counted_in_words(gpus: int, said: str) -> None:
 def test_what_a_hit_job_has_elsewhere_is_counted(nodes: tuple[str, ...], said: str) -> None:
     """Whoever drains one node knows how much of a gang ends with it."""
     assert hit_line(Hit(row=job_row(nodes=nodes), nodes=("t0",))).endswith(said)
+
+
+def test_a_recommended_loan_is_approved_by_its_node() -> None:
+    """One order, with the reason that a person gave."""
+    asked: list[Operate] = []
+
+    def answer(request: Operate) -> Done:
+        asked.append(request)
+        return Done(detail="approve_loan i0")
+
+    run = aryl(FakeCell({Operate: answer}), "loan", "approve", "i0", "--reason", "night")
+    assert run.code == 0
+    assert [(one.action, one.target, one.reason) for one in asked] == [
+        ("approve_loan", "i0", "night")
+    ]
+
+
+@pytest.mark.parametrize(("text", "most"), [("7", 7), ("none", None)])
+def test_a_throttle_is_a_count_or_none(text: str, most: int | None) -> None:
+    """Anything else is refused before it is sent."""
+    cell = FakeCell({Throttle: Done(detail="done")})
+    assert aryl(cell, "job", "throttle", "jarr", text).code == 0
+    assert cell.asked == [Throttle(job_id="jarr", throttle=most)]
+    for bad in ("0", "-", "10001", "1.5"):
+        run = aryl(cell, "job", "throttle", "jarr", bad)
+        assert (run.code, "expected a count from 1 to 10000, or none" in run.err) == (2, True)
+    assert len(cell.asked) == 1

@@ -11,7 +11,15 @@ from msgspec import structs
 
 from common.api import Describe, Description, Submit, Submitted
 from common.messages import Message
-from common.model import CheckpointSpec, GpuRequest, JobSpec, JobState, Launcher, WorkerRange
+from common.model import (
+    ArraySpec,
+    CheckpointSpec,
+    GpuRequest,
+    JobSpec,
+    JobState,
+    Launcher,
+    WorkerRange,
+)
 from coordinator.cli.submit import SubmitFlags, job_spec
 from tests.cli.fake_cell import Answer, FakeCell, aryl, job_row, no_answer, nobody
 from tests.tables import each_row
@@ -306,3 +314,17 @@ def test_wait_outlives_the_coordinator() -> None:
     run = aryl(FakeCell(answers), "job", "submit", "--wait", "--", "x")
     assert run.code == 0
     assert run.err.count("waiting for the coordinator") == 1
+
+
+def test_a_flag_makes_an_array() -> None:
+    """The part behind the percent sign is its throttle; a flag that names neither is refused."""
+    cell = FakeCell({Submit: Submitted(job_id="jarr")})
+    run = aryl(cell, "job", "submit", "--array", "0-9:2%4", "--", "true")
+    assert (run.code, run.out) == (0, "array jarr (true) is queued\n")
+    [request] = cell.asked
+    assert isinstance(request, Submit)
+    assert request.spec.array == ArraySpec(indices="0-9:2", throttle=4)
+    for text, said in (("0-9%x", "--array: '0-9%x', expected a count"),
+                       ("9-0", "field array.indices: '9-0', expected FIRST-LAST")):  # fmt: skip
+        run = aryl(cell, "job", "submit", "--array", text, "--", "true")
+        assert (run.code, said in run.err, len(cell.asked)) == (2, True, 1)

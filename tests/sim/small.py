@@ -1,4 +1,4 @@
-"""A small workload of packaged data: a stretch of a real trace, elastic jobs, a day of load."""
+"""Workloads that tests share, each made once: a small one of packaged data, and the paper's."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from msgspec import structs
 
 from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.workloads.formats import from_first, read_jobs
-from coordinator.workloads.named import inference_load
+from coordinator.workloads.named import inference_load, named
 from coordinator.workloads.records import LoadSeries, Workload
 from coordinator.workloads.shaping import with_checkpoint_share, with_elastic_share
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 CLUSTER = "4x8+4x8"
+FEW = SLICE.with_name("itp_few.csv")
+"""The slice's first jobs: enough where what is shown needs no size. On `1x16` they compete."""
 FEW_JOBS = 24
-
-
-def write_few(directory: Path) -> str:
-    """A file of the slice's first jobs, and its path: enough where what is shown needs no size."""
-    file = directory / "few.csv"
-    lines = SLICE.read_text("utf-8").splitlines(keepends=True)
-    file.write_text("".join(lines[: 1 + FEW_JOBS]), "utf-8")
-    return str(file)
 
 
 @cache
@@ -51,3 +45,14 @@ def small(jobs: int = 120, *, is_dense: bool = True) -> Workload:
         nodes=parse_cluster(CLUSTER),
         length_s=found[-1].submit_s,
     )
+
+
+@cache
+def paper(name: str) -> Workload:
+    """The workload of a name that there is, such as `paper-1`.
+
+    Fifty thousand jobs take half a second to draw, and nothing can change them afterwards.
+    """
+    found = named(name)
+    assert found is not None, name
+    return found

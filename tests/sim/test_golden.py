@@ -4,10 +4,21 @@ Origins and settings of the published figures: Tiresias' simulator (SymbioticLab
 whole seconds) and Alibaba's PAI simulator, both on the ITP traces of microsoft/elasticflow-traces.
 Three traces, with PAI's figures of one of them, and the slice are packaged; the large ones are read
 where ARYL_TRACES names their directory.
+
+Gavel's round engine: the artefact of Shockwave (NSDI'23; uw-mad-dash/shockwave), its 120-job trace
+on 32 GPUs of one type, rounds of 120 s. There a job that did not run in the round before loses
+20 s, and batch sizes grow while jobs run; durations in the trace are those at the first batch size.
+
+ElasticFlow's Figure 8(a) (pkusys/ElasticFlow): 195 jobs of the ITP trace with deadlines on 16 nodes
+of 4 T4, any number of GPUs by measured scaling curves.
+
+Golden reports are small runs whose figures are in the repository: a change of a policy or of the
+engine shows here. To accept it, run `python -m tests.sim.reports` and review the difference.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +28,14 @@ from msgspec import Struct, structs
 
 from common.clock import SystemClock
 from coordinator.sim.inputs.inputs import read_workload
-from coordinator.sim.run.build import RunOptions
+from coordinator.sim.report.statistics import estimate
+from coordinator.sim.run.build import RunOptions, TimesTaken
+from coordinator.sim.run.compare import play_task
 from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob
+from docs.research.golden_elasticflow import ROWS, task
+from tests.sim.reports import DEMO_POLICIES, GOLDEN, NAMES, demo_result, report
 from tests.tables import each_row
 
 DATA = Path(__file__).parents[1] / "data" / "sim"
@@ -249,3 +264,74 @@ def test_published_figures_of_other_traces_come_out(
 ) -> None:
     """The same of all others; asked for by ARYL_GOLDEN_ALL."""
     meets(f"elasticflow_itp/{row[0]}.csv.gz", *row)
+
+
+# --- Gavel's rounds -----------------------------------------------------------------------------
+
+
+ROUNDS_TRACE = "shockwave/120_0.2_5_100_40_25_0-0.5-0.5_0.6-0.3-0.09-0.01_multigpu_dynamic.trace.gz"
+NOTHING = TimesTaken(**dict.fromkeys(TimesTaken.__struct_fields__, 0.0))
+
+
+@needs_traces
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "jct_s", "makespan_s"),
+    [
+        ("las", 11274.117, 33207.663),
+        ("themis-lp:round_s=120:spare=even", 11301.977, 31928.739),
+    ],
+)
+def test_the_rounds_of_the_artefact_come_out(policy: str, jct_s: float, makespan_s: float) -> None:
+    """Mean completion time and makespan are within 5 % of the artefact's own."""
+    options = RunOptions(
+        policy=policy,
+        saves=Saves.ON_REQUEST,
+        times=structs.replace(NOTHING, start_s=20.0),
+        coalesce_s=0.0,
+        engine={"min_runtime_s": 0.0, "resize_cooldown_s": 0.0},
+    )
+    workload = read_workload(ROUNDS_TRACE, cluster="1x32+0x8")
+    found = play(workload, options, clock=SystemClock()).result
+    assert found.jct_s.mean == pytest.approx(jct_s, rel=0.05)
+    assert found.makespan_s == pytest.approx(makespan_s, rel=0.05)
+
+
+# --- ElasticFlow's Figure 8(a) ------------------------------------------------------------------
+
+
+@needs_traces
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [name for name, each in ROWS.items() if each.is_comparable])
+def test_the_published_shares_of_jobs_in_time_come_out(row: str) -> None:
+    """Whoever plays the figure with our engine meets as many deadlines, within 0.02."""
+    found = play_task(task(row)).result.deadlines_met_ratio
+    assert found == pytest.approx(ROWS[row].published, abs=0.02)
+
+
+# --- reports of small runs ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_report_is_what_it_was(name: str) -> None:
+    """Every figure to the last digit that is written."""
+    assert report(name) == json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+@pytest.mark.slow
+def test_foresight_is_no_worse_than_aryl_where_nothing_is_known_yet() -> None:
+    """On a day of load that nobody has seen before, jobs wait and take no longer than with `aryl`
+    by more than its interval, and as many lent GPUs are used."""
+    runs = {
+        policy: [demo_result(policy, seed=seed) for seed in (1, 2, 3)] for policy in DEMO_POLICIES
+    }
+    for figure in ("queueing_s", "jct_s"):
+        aryl, ours = (
+            estimate([getattr(run, figure).mean for run in runs[policy]])
+            for policy in DEMO_POLICIES
+        )
+        assert aryl.half_width is not None
+        assert ours.mean <= aryl.mean + aryl.half_width
+    lent = {policy: min(run.on_loan_gpu_ratio for run in each) for policy, each in runs.items()}
+    assert lent["foresight"] >= 0.9 * lent["aryl"]

@@ -36,8 +36,8 @@ from coordinator.workloads.paper import (
 )
 from coordinator.workloads.records import LoadUnit, TraceJob
 from coordinator.workloads.shaping import to_workload_jobs
+from tests.sim.small import paper
 from tests.tables import each_row
-from tests.workloads.papers import paper
 
 PARAMETERS = PaperParameters()
 

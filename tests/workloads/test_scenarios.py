@@ -20,8 +20,8 @@ from coordinator.workloads.scenarios import (
 )
 from coordinator.workloads.shaping import with_elastic_share, with_fungible_share
 from coordinator.workloads.sizes import NodeSizes, nodes_of
+from tests.sim.small import paper
 from tests.tables import each_row
-from tests.workloads.papers import paper
 
 DAY_S = 86_400
 PAPER_POOLS = Pools(

@@ -17,9 +17,8 @@ from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
-from tests.sim.small import CLUSTER, SLICE
+from tests.sim.small import CLUSTER, SLICE, paper
 from tests.tables import each_row
-from tests.workloads.papers import paper
 
 DAY_S = 86_400
 ONE, TWO = ("V100",), ("V100", "T4")

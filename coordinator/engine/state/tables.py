@@ -426,7 +426,10 @@ class NodeEntry(Struct, kw_only=True):
     def gpu_types(self) -> tuple[str, ...]:
         """GPU types of the node, most common first, then by name; see `state.mixed_nodes`."""
         first = self.gpus[0].gpu_type if self.gpus else ""
-        if all(slot.gpu_type == first for slot in self.gpus):
+        for slot in self.gpus:  # no generator: asked for each node with each fact
+            if slot.gpu_type != first:
+                break
+        else:
             return (first,)  # as of nearly all
         counts = Counter(slot.gpu_type for slot in self.gpus)
         most = min(counts, key=lambda kind: (-counts[kind], kind))

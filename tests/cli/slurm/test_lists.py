@@ -22,7 +22,7 @@ from common.model import Dependency, DependencyKind, JobSpec, JobState, NodeRole
 from common.slurm import times
 from coordinator.cli.slurm import words
 from tests.cli.fake_cell import NOW_S, FakeCell, node_row, refusal
-from tests.cli.slurm.place import A100, H100, asked, cell, row, slurm
+from tests.cli.slurm.fake_slurm import A100, H100, asked, cell, row, slurm
 from tests.tables import each_row
 
 RUNNING = row(17)

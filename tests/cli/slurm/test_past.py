@@ -25,7 +25,7 @@ from coordinator.cli.slurm import past, sacct
 from coordinator.cli.slurm.cell import of_tasks
 from coordinator.service.coordinator import Coordinator
 from tests.cli.fake_cell import NOW_S, FakeCell, refusal
-from tests.cli.slurm.place import cell, row, slurm
+from tests.cli.slurm.fake_slurm import cell, row, slurm
 from tests.service.cell import Cell, make_spec
 
 M = TypeVar("M", bound=Message)

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from common.model import JobState
 from common.plans import Plan, PlanKind, Planned
 from common.slurm.options import Kind
+from coordinator.cli.slurm.node_options import features, terms
 from coordinator.cli.slurm.sbatch_options import TABLE
-from tests.cli.slurm.place import A100, H100, cell, refused, row, sent, slurm
+from tests.cli.slurm.fake_slurm import A100, H100, cell, refused, row, sent, slurm
 from tests.tables import each_row
 
 SCRIPT = """#!/bin/bash
@@ -252,3 +256,14 @@ def test_a_list_that_names_an_unknown_node_is_noted() -> None:
     assert (found.code, found.out) == (0, "Submitted batch job 17\n")
     assert "note: --exclude: the cell has no node nosuch[1-2]\n" in found.err
     assert "note: --nodelist: the cell has no node other\n" in found.err
+
+
+ALTERNATIVES = st.lists(
+    st.sampled_from(["nvlink", "rack=r7", "a/b-1"]), min_size=1, max_size=3
+).map("|".join)
+
+
+@given(require=st.lists(ALTERNATIVES, min_size=1, max_size=3))
+def test_features_read_back_as_the_terms_that_they_show(require: list[str]) -> None:
+    """`scontrol show job` can be copied into `sbatch -C`."""
+    assert terms(features(require)) == require

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
 from common.model import JobState
 from tests.cli.fake_cell import FakeCell, refusal
-from tests.cli.slurm.place import asked, cell, row, slurm
+from tests.cli.slurm.fake_slurm import asked, cell, row, slurm
 
 RUNS = row(17, request=asked(ran_workers=2))
 ENDED = row(17, state=JobState.FAILED, exit_code=4, request=asked(ran_workers=2))

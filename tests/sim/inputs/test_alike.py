@@ -15,10 +15,10 @@ from coordinator.sim.inputs.alike import alike, alike_text, lacks
 from coordinator.sim.run.play import JobRow, Run, RunResult, fingerprint_of
 from coordinator.workloads.records import TraceJob, Workload
 from tests.cli.fake_cell import FakeCell, aryl
-from tests.sim.small import SLICE, small
+from tests.sim.small import FEW, small
 from tests.tables import each_row
 
-POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
+POOL = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays", "--backend", "sequential")
 NAMES = "fifo,drf,sjf,fifo-skip"
 
 

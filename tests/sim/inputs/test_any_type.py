@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import FEW_JOBS, write_few
+from tests.sim.small import FEW, FEW_JOBS
 from tests.tables import each_row
 
 SAID = (
@@ -41,7 +41,7 @@ def simulate(directory: Path, *args: str, cluster: str = "8x8+2x8", has_load: bo
     file = directory / "load.csv"
     file.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n")
     load = ("--load", str(file)) if has_load else ()
-    given = ("--workload", write_few(directory), "--cluster", cluster, "--backend", "sequential")
+    given = ("--workload", str(FEW), "--cluster", cluster, "--backend", "sequential")
     return aryl(FakeCell({}), "simulate", *given, *load, "--no-delays", *args)
 
 
@@ -91,11 +91,10 @@ def test_what_it_is_said_of_is_named_where_runs_differ(tmp_path: Path) -> None:
     """A line for each swept trace; of two scenarios that which draws nothing."""
     other = tmp_path / "other.csv"
     other.write_text("submit_s,duration_s,gpus,gpu_types\n0,9,8,\n0,9,8,V100\n")
-    few = write_few(tmp_path)
-    done = simulate(tmp_path, *LENDING, "--sweep", f"workload={few},{other}", "-o", "json")
+    done = simulate(tmp_path, *LENDING, "--sweep", f"workload={FEW},{other}", "-o", "json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["notes"] == [
-        f"{few}: {SAID}",
+        f"{FEW}: {SAID}",
         f"{other}: {SAID}".replace(f"{FEW_JOBS} jobs name", "1 job names").replace(
             "they accept", "it accepts"
         ),

@@ -27,7 +27,7 @@ from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE, small, write_few
+from tests.sim.small import FEW, SLICE, small
 from tests.tables import each_row
 
 BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))
@@ -37,9 +37,9 @@ Simulate = Callable[..., Run]
 
 
 @pytest.fixture
-def simulate(tmp_path: Path) -> Simulate:
+def simulate() -> Simulate:
     """`aryl simulate ARGS` of a few jobs on one pool, with no cell anywhere."""
-    given = ("--workload", write_few(tmp_path), "--cluster", "1x64", "--backend", "sequential")
+    given = ("--workload", str(FEW), "--cluster", "1x64", "--backend", "sequential")
     return lambda *args: aryl(FakeCell({}), "simulate", *given, *args)
 
 

@@ -25,21 +25,15 @@ from coordinator.sim.run.compare import (
 from coordinator.sim.run.play import Run, RunResult, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.stall_detection import UnfinishedError
-from tests.sim.small import small, write_few
+from tests.sim.small import FEW, small
 from tests.tables import each_row
 
 
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A trace of the slice's first jobs."""
-    return write_few(tmp_path_factory.mktemp("trace"))
-
-
-def tasks(few: str, *policies: str, seeds: tuple[int, ...] = (1,)) -> list[Task]:
+def tasks(*policies: str, seeds: tuple[int, ...] = (1,)) -> list[Task]:
     """A few jobs on one pool, without delays."""
     return [
         Task(
-            workload=few,
+            workload=str(FEW),
             seed=seed,
             cluster="1x64",
             options=RunOptions(policy=policy, seed=seed, has_delays=False),
@@ -70,17 +64,17 @@ def figures(runs: list[Run]) -> list[RunResult]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", INSTALLED)
-def test_where_it_runs_changes_no_figure(few: str, backend: str) -> None:
+def test_where_it_runs_changes_no_figure(backend: str) -> None:
     """Other processes or threads give what this one gives, in the order of the tasks."""
-    here = figures(list(compare(tasks(few, "fifo", "sjf"), backend="sequential")))
-    there = figures(list(compare(tasks(few, "fifo", "sjf"), cores=2, backend=backend)))
+    here = figures(list(compare(tasks("fifo", "sjf"), backend="sequential")))
+    there = figures(list(compare(tasks("fifo", "sjf"), cores=2, backend=backend)))
     assert [result.policy for result in there] == ["fifo", "sjf"]
     assert there == here
 
 
-def test_jobs_come_back_only_when_they_are_wanted(few: str) -> None:
+def test_jobs_come_back_only_when_they_are_wanted() -> None:
     """Figures are small; jobs of a large trace are not."""
-    [task] = tasks(few, "fifo")
+    [task] = tasks("fifo")
     [bare] = compare([task])
     [full] = compare([structs.replace(task, keeps_jobs=True)])
     assert (bare.rows, bare.samples) == ((), ())
@@ -112,17 +106,17 @@ def test_a_run_that_never_ends_does_not_cost_the_others(tmp_path: Path) -> None:
         list(compare(endless(tmp_path)))
 
 
-def test_a_mistake_in_another_process_is_the_same_error(few: str) -> None:
+def test_a_mistake_in_another_process_is_the_same_error() -> None:
     """A ConfigError stays one on its way back."""
-    broken = [structs.replace(task, cluster="1x8") for task in tasks(few, "fifo", "sjf")]
+    broken = [structs.replace(task, cluster="1x8") for task in tasks("fifo", "sjf")]
     with pytest.raises(ConfigError, match="never fit this cluster"):
         list(compare(broken, cores=2))
 
 
-def test_an_unknown_backend_is_refused_with_the_known_ones(few: str) -> None:
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
     """The error lists what there is."""
     with pytest.raises(ConfigError, match=r"backend: 'spark' is not one of .*dask, ray"):
-        list(compare(tasks(few, "fifo", "sjf"), backend="spark"))
+        list(compare(tasks("fifo", "sjf"), backend="spark"))
 
 
 @pytest.mark.parametrize(
@@ -132,16 +126,16 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(few: str) -> None:
         ("ray", r"ray: ray is not installed here; pip install 'ray\[default\]'"),
     ],
 )
-def test_an_engine_that_is_not_here_is_named(few: str, backend: str, said: str) -> None:
+def test_an_engine_that_is_not_here_is_named(backend: str, said: str) -> None:
     """Whoever asks for a cluster's engine learns which package is missing, and what brings it."""
     with pytest.raises(ConfigError, match=f"backend {said}"):
-        list(compare(tasks(few, "fifo", "sjf"), backend=backend))
+        list(compare(tasks("fifo", "sjf"), backend=backend))
 
 
-def test_dask_needs_its_scheduler_s_address(few: str) -> None:
+def test_dask_needs_its_scheduler_s_address() -> None:
     """There is no cluster to guess."""
     with pytest.raises(ConfigError, match=r"name its scheduler, as in dask=tcp://"):
-        list(compare(tasks(few, "fifo", "sjf"), backend="dask"))
+        list(compare(tasks("fifo", "sjf"), backend="dask"))
 
 
 # --- means --------------------------------------------------------------------------------------
@@ -169,9 +163,9 @@ def test_one_value_says_nothing_about_its_spread() -> None:
         estimate([])
 
 
-def test_each_policy_is_averaged_over_its_own_seeds(few: str) -> None:
+def test_each_policy_is_averaged_over_its_own_seeds() -> None:
     """Every figure has its dotted name; policies keep their order."""
-    results = [run.result for run in compare(tasks(few, "sjf", "fifo", seeds=(1, 2)))]
+    results = [run.result for run in compare(tasks("sjf", "fifo", seeds=(1, 2)))]
     rows = means(results)
     assert [(row.policy, row.seeds) for row in rows] == [("sjf", 2), ("fifo", 2)]
     mean_s = (results[0].jct_s.mean + results[1].jct_s.mean) / 2

@@ -9,7 +9,6 @@ from common.model import (
     GpuRequest,
     GpuUuid,
     JobId,
-    JobSpec,
     NodeName,
     StopReason,
     WorkerKey,
@@ -20,6 +19,7 @@ from coordinator.sim.run.loop import Loop
 from coordinator.sim.run.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
 from coordinator.workloads.records import SpeedUp
 from coordinator.workloads.shaping import linear, lossy
+from tests.builders import make_spec
 
 NODE = NodeName("n0")
 JOB = JobId("j")
@@ -46,10 +46,8 @@ class Bench:
             self.loop, rules or RunRules(), finished=self._finished, tell=self.said.append
         )
         span = WorkerRange(min=workers[0], max=workers[1])
-        self.spec = JobSpec(
-            name="j",
-            command=("train",),
-            workers=span,
+        self.spec = make_spec(
+            workers=workers,
             gpus_per_worker=GPUS,
             gpu=GpuRequest(worker_multiplier={"T4": multiplier}),
         )

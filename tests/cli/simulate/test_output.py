@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.cli.app import whole
+from coordinator.sim.report.measures import MEASURES, Measure
 from coordinator.sim.report.statistics import estimate
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE
+from tests.sim.small import FEW
 from tests.tables import each_row
 
-POOL = ("--workload", str(SLICE), "--no-delays", "--policy", "aryl", "--seeds", "1..3")
-LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
+POOL = ("--workload", str(FEW), "--no-delays", "--policy", "aryl", "--seeds", "1..3")
+LOAD = Path(__file__).parents[3] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
 SEEDLESS = "the seed changes nothing here"
 
 
 def simulate(*args: str) -> Run:
     """`aryl simulate ARGS`, with no cell anywhere."""
-    return aryl(FakeCell({}), "simulate", *args)
+    return aryl(FakeCell({}), "simulate", "--backend", "sequential", *args)
 
 
 @pytest.mark.slow
@@ -29,7 +33,7 @@ def simulate(*args: str) -> Run:
 def test_seeds_that_draw_nothing_are_told(more: tuple[str, ...], *, is_seedless: bool) -> None:
     """Three times the same run is said to be that; where shares are drawn, and of one seed, not."""
     base = POOL[:-2] if "--seed" in more else POOL
-    done = simulate(*base, "--cluster", "2x64", *more)
+    done = simulate(*base, "--cluster", "2x16", *more)
     assert done.code == 0
     assert (SEEDLESS in done.err) == is_seedless
     if is_seedless:
@@ -45,7 +49,7 @@ def test_equal_values_have_no_interval_and_their_own_mean() -> None:
 
 def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -> None:
     """As soon as it is read; nothing was played in vain."""
-    done = simulate(*POOL, "--cluster", "2x64", "--html", str(tmp_path))
+    done = simulate(*POOL, "--cluster", "2x16", "--html", str(tmp_path))
     assert done.code == 2
     assert f"html {tmp_path}: is a directory, expected the name of a file" in done.err
     assert done.out == ""
@@ -68,7 +72,7 @@ def test_who_stops_jobs_that_do_not_save_is_told_once(
 ) -> None:
     """Published figures of such policies take it that nothing is lost; who says what is kept, and
     who stops nobody, is told nothing."""
-    pool = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--cores", "1")
+    pool = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays")
     done = simulate(*pool, *more)
     assert done.code == 0, done.err
     lines = [line for line in done.err.splitlines() if "start from the beginning" in line]
@@ -77,7 +81,7 @@ def test_who_stops_jobs_that_do_not_save_is_told_once(
 
 def test_results_come_out_also_where_the_page_cannot_be_written() -> None:
     """Hours of runs are not thrown away for it: they are printed first, and the end is an error."""
-    given = ("--cluster", "2x64", "--html", "/dev/full", "-o", "json")
+    given = ("--cluster", "2x16", "--html", "/dev/full", "-o", "json")
     done = simulate(*POOL[:-1], "1", *given)
     assert done.code == 2
     assert [run["seed"] for run in json.loads(done.out)["runs"]] == [1]
@@ -89,7 +93,7 @@ def test_results_come_out_also_where_the_page_cannot_be_written() -> None:
 def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> None:
     """One line for each such value, and none for those that do fit; the sweep is played."""
     done = simulate(
-        *("--workload", str(SLICE), "--cluster", "4x8+4x8", "--load", str(LOAD)),
+        *("--workload", str(FEW), "--cluster", "2x8+4x8", "--load", str(LOAD)),
         *("--policy", "fifo,aryl", "--fungible", "1", "-o", "csv"),
         *("--sweep", "service.reclaim_deadline_s=60,300"),
     )
@@ -115,5 +119,31 @@ def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> 
 def test_what_lends_nothing_anyway_is_told_of_no_deadline() -> None:
     """Neither a policy without loans nor a pool without inference nodes has a way home."""
     short = ("--sweep", "service.reclaim_deadline_s=60,300")
-    of = ("--workload", str(SLICE), "--cluster", "4x8+4x8", "--load", str(LOAD))
+    of = ("--workload", str(FEW), "--cluster", "2x8+4x8", "--load", str(LOAD))
     assert "lends nothing" not in simulate(*of, "--policy", "fifo", *short).err
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "simulate.md").read_text()
+FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
+_ROOT: Any = whole()
+OPTIONS = [
+    (*option.opts, *option.secondary_opts)
+    for option in _ROOT.commands["simulate"].params
+    if option.param_type_name == "option"
+]
+
+
+@each_row("names", OPTIONS)
+def test_every_option_is_on_the_page(names: tuple[str, ...]) -> None:
+    """What can be asked for is explained where one looks for it, by one of its names at least."""
+    assert any(re.search(rf"`{re.escape(name)}(?![-\w])", PAGE) for name in names)
+
+
+@each_row("measure", MEASURES)
+def test_every_heading_is_explained(measure: Measure) -> None:
+    """A heading of the table is named in a row of its own or one that it shares.
+
+    A quantile goes by the mean of the same thing.
+    """
+    name = re.sub(r" P(50|95)$", "", measure.heading)
+    assert f"`{name}`" in FIRST_CELLS

@@ -1,17 +1,29 @@
-"""How people are told why a job failed and what it waited for."""
+"""What a description tells: why a job failed, an agent's own account, a loan given up."""
 
 from __future__ import annotations
+
+import json
+import re
 
 import pytest
 from msgspec.structs import replace
 
-from common.api import Describe, Description, JobRow, Jobs, ListJobs
+from common.api import (
+    Describe,
+    Description,
+    JobRow,
+    Jobs,
+    ListJobs,
+    ListLoans,
+    Loans,
+)
 from common.failure_rules import read_rules
+from common.messages import AgentReport, CollectorReport, CostReport
 from common.model import JobState
 from coordinator import plain_text
 from coordinator.cli import columns
 from coordinator.cli.describe import _facts, _why
-from tests.cli.fake_cell import FakeCell, aryl
+from tests.cli.fake_cell import FakeCell, aryl, loan_row, node_row
 from tests.tables import each_row
 
 ROW = JobRow(
@@ -113,3 +125,51 @@ def test_of_a_job_that_has_ended_nothing_is_called_unknown(
     """Why it is where it is needs no guess then; of a job that goes on the gap is named."""
     found = Description(kind="job", name="j1", job=replace(ROW, state=state))
     assert list(_why(found)) == said
+
+
+NODE = Description(
+    kind="node",
+    name="t0",
+    node=node_row(),
+    agent=AgentReport(bad_messages=7, lease_failures=5),
+    cost=CostReport(cpu_s=90.0, rss_bytes=50 * 2**20),
+    collectors=(
+        CollectorReport(name="host", is_success=True, duration_s=0.0),
+        CollectorReport(name="gpu", is_success=False, duration_s=2.0, error="no answer"),
+    ),
+)
+
+
+def test_what_an_agent_says_of_itself_is_in_json_and_wide_only() -> None:
+    """Most people look at a node for other reasons."""
+    cell = FakeCell({Describe: NODE})
+    assert "bad messages" not in aryl(cell, "node", "describe", "t0").out
+    wide = aryl(cell, "node", "describe", "t0", "-o", "wide").out
+    lines = [" ".join(line.split()) for line in wide.splitlines()]
+    assert "agent bad messages 7" in lines
+    assert "agent lease failures 5" in lines
+    assert "collectors gpu: no answer" in lines
+    assert any(line.startswith("agent cost") and "50 MiB" in line for line in lines)
+    found = json.loads(aryl(cell, "node", "describe", "t0", "-o", "json").out)
+    assert found["description"]["agent"]["bad_messages"] == 7
+
+
+WHY = "GPU GPU-1 is used by process 7"
+
+
+def test_how_long_the_way_back_took_stands_where_a_reclaims_time_does() -> None:
+    """With what was promised of it, where anything was; and in the list, with the reason."""
+    row = loan_row(
+        state="turned back", reclaim_deadline_s=None, turned_back=WHY, reclaim_reason=WHY,
+        turn_back_s=14.0, turn_back_deadline_s=60.0,
+    )  # fmt: skip
+    answer = Description(kind="loan", name="l7", loan=row)
+    told = aryl(FakeCell({Describe: answer}), "loan", "describe", "l7").out
+    assert re.findall(r"^took +(.+)$", told, re.MULTILINE) == [
+        "14s of 1m since its node turned back"
+    ]
+    listed = aryl(FakeCell({ListLoans: Loans(rows=(row,))}), "loan", "list", "--all").out
+    [line] = [line for line in listed.splitlines() if "l7" in line]
+    assert "turned back" in line
+    assert "14s" in line
+    assert WHY in line

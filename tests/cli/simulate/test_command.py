@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE, write_few
+from tests.sim.small import FEW, FEW_JOBS
 from tests.tables import each_row
 
-POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
+POOL = ("--workload", str(FEW), "--cluster", "1x16", "--no-delays", "--backend", "sequential")
 
 
 def simulate(*args: str) -> Run:
@@ -32,10 +32,10 @@ def test_json_has_one_run_per_policy_and_seed() -> None:
     said = json.loads(done.out)
     assert done.code == 0
     assert said["schema_version"] == 1
-    assert (said["workload"], said["cluster"]) == ("itp_slice", "1 x 64 V100")
+    assert (said["workload"], said["cluster"]) == ("itp_few", "1 x 16 V100")
     runs = [(run["policy"], run["seed"]) for run in said["runs"]]
     assert runs == [("fifo", 1), ("fifo", 2), ("sjf", 1), ("sjf", 2)]
-    assert said["runs"][0]["jct_s"]["mean"] == pytest.approx(56317.908, abs=0.001)
+    assert said["runs"][0]["jct_s"]["mean"] == pytest.approx(90364.667, abs=0.001)
     assert said["means"][0]["figures"]["jct_s.mean"]["half_width"] == pytest.approx(0.0)
 
 
@@ -45,7 +45,7 @@ def test_the_table_has_a_row_per_policy_and_intervals_over_seeds() -> None:
     lines = one.out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["POLICY", "fifo", "sjf"]
     assert "JCT h" in lines[0]
-    assert "15.64" in lines[1]
+    assert "25.10" in lines[1]
     assert lines[3] == ""
     assert lines[4].startswith("zero throughout: Preemptions; ")
     assert "±" not in one.out
@@ -58,12 +58,11 @@ SHORT = ("JCT", "QUEUEING", "MAKESPAN", "HELD", "RHO", "RHO MAX", "RHO >1")
 @each_row("width", [40, 80, 160])
 @each_row("seeds", ["1..1", "1..2"])
 def test_at_any_width_all_that_was_asked_for_is_there_and_no_line_wraps(
-    tmp_path: Path, width: int, seeds: str
+    width: int, seeds: str
 ) -> None:
     """Tables below each other where one is too wide, each with its policies, and a word of more."""
     args = ("--policy", "fifo,aryl-elastic:is_strict=true", "--seeds", seeds, "--elastic", "0.5")
-    pool = ("--workload", write_few(tmp_path), *POOL[2:])
-    done = aryl(FakeCell({}), "simulate", *pool, *args, environ={"COLUMNS": str(width)})
+    done = aryl(FakeCell({}), "simulate", *POOL, *args, environ={"COLUMNS": str(width)})
     lines = done.out.splitlines()
     assert done.code == 0, done.err
     assert max(len(line) for line in lines) <= width
@@ -81,7 +80,7 @@ def test_at_any_width_all_that_was_asked_for_is_there_and_no_line_wraps(
 def test_csv_has_a_row_per_job_of_each_run() -> None:
     """Jobs under their own names, with what happened to them."""
     rows = list(csv.DictReader(io.StringIO(simulate(*POOL, "--policy", "sjf", "-o", "csv").out)))
-    assert len(rows) == 240
+    assert len(rows) == FEW_JOBS
     assert rows[0]["policy"] == "sjf"
     assert all(
         float(row["jct_s"]) == float(row["finished_at_s"]) - float(row["submitted_at_s"])
@@ -99,8 +98,8 @@ def test_csv_names_the_tenant_and_the_app_of_each_job(tmp_path: Path) -> None:
         "submit_s,duration_s,gpus,job_id,tenant,app\n"
         "0,100,1,x,vision,tuning\n0,100,1,y,vision,\n0,100,1,z,speech,tuning\n"
     )
-    given = ("--workload", str(trace), "--cluster", "1x8", "--policy", "fifo,drf", "-o", "csv")
-    rows = csv.DictReader(io.StringIO(simulate(*given).out))
+    given = ("--workload", str(trace), *POOL[4:], "--cluster", "1x8", "--policy", "fifo,drf")
+    rows = csv.DictReader(io.StringIO(simulate(*given, "-o", "csv").out))
     assert [(row["job_id"], row["tenant"], row["app"]) for row in rows] == 2 * [
         ("x", "vision", "vision/tuning"),
         ("y", "vision", "y"),
@@ -185,8 +184,8 @@ def test_the_page_shows_what_was_lent(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     load = tmp_path / "load.csv"
     load.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n600,0.2\n")
-    lending = ("--cluster", "4x8+4x8", "--load", str(load), "--policy", "aryl-loan")
-    done = simulate("--workload", str(SLICE), *lending, "--html", str(file))
+    lending = ("--cluster", "2x8+2x8", "--load", str(load), "--policy", "aryl-loan")
+    done = simulate("--workload", str(FEW), *lending, "--html", str(file))
     assert done.code == 0, done.err
     assert Page(file.read_text()).tags.count("figure") == 9
     assert "Inference GPUs that serve or are held on loan" in file.read_text()
@@ -338,8 +337,7 @@ def test_what_does_nothing_is_said_in_one_line(
     file = tmp_path / "load.csv"
     file.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n")
     load = ("--load", str(file)) if has_load else ()
-    jobs = write_few(tmp_path)
-    given = ("--workload", jobs, "--cluster", cluster, "--backend", "sequential", "--seed")
+    given = ("--workload", str(FEW), "--cluster", cluster, "--backend", "sequential", "--seed")
     done = simulate(*given, "1", *load, "--policy", "fifo,sjf", "--no-delays")
     assert done.code == 0, done.err
     assert [line for line in done.err.splitlines() if line.startswith("aryl: ")] == [
@@ -365,3 +363,20 @@ def test_the_part_of_the_way_to_the_bound_stands_beside_every_policy() -> None:
     assert first[:end].split()[-1] == f"{100 * fifo['gap_closed_ratio']:.1f}"
     [alone] = json.loads(simulate(*POOL, "--policy", "fifo", "-o", "json").out)["runs"]
     assert alone["gap_closed_ratio"] is None
+
+
+@pytest.mark.parametrize(("cluster", "is_said"), [("4x8", True), ("4x8+9x8", True), ("5x8", False)])
+def test_guarantees_beyond_the_cluster_are_said_in_one_line(
+    tmp_path: Path, cluster: str, *, is_said: bool
+) -> None:
+    """Those of all roots together against the training nodes; the run is played all the same."""
+    file = tmp_path / "tenants.toml"
+    file.write_text("".join(f'[[tenants]]\nname = "{n}"\nguarantee_gpus = 20\n' for n in "ab"))
+    given = ("--workload", str(FEW), "--cluster", cluster, "--backend", "sequential")
+    done = simulate(*given, "--policy", "fifo", "--no-delays", "--tenants", str(file))
+    assert done.code == 0, done.err
+    line = (
+        "aryl: tenants: 40 GPUs are guaranteed, and the training nodes have 32: "
+        "not all guarantees can be kept at a time"
+    )
+    assert (line in done.err.splitlines()) == is_said

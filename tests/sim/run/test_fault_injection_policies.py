@@ -16,10 +16,10 @@ from coordinator.sim.run.build import RunOptions, Stage
 from coordinator.sim.run.fault_injection import FailureFigures
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
-from tests.sim.failing_jobs import FOR_GOOD, fail
+from tests.sim.run.failing_jobs import FOR_GOOD, fail
 from tests.tables import each_row
 
-SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
+SLICE = Path(__file__).parents[2] / "data" / "sim" / "itp_slice.csv"
 CUTTING = ("las", "tiresias", "srtf", "themis:lease_s=600", "gandiva")
 """Policies that preempt or suspend, with turns that are short beside the jobs."""
 

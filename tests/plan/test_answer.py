@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +25,8 @@ from common.model import (
     NodeRole,
     WorkerKey,
 )
-from common.plans import PlanKind
+from common.plans import Plan, PlanKind, Planned
+from coordinator.engine import what_if
 from coordinator.engine.engine import Engine
 from coordinator.engine.record import decision_bytes
 from coordinator.engine.state.events import (
@@ -36,6 +38,7 @@ from coordinator.engine.state.events import (
     PassDue,
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
+from coordinator.engine.what_if import WhatIf
 from coordinator.plan.answer import answer
 from coordinator.plan.decide import JOB_ID, Change, change_of
 from coordinator.plan.run import Run
@@ -46,7 +49,6 @@ from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.draws import pick, whole
 from tests.engine.house import CHAT, House
-from tests.plan.asking import plan, question
 from tests.properties.test_engine_safety import Op, often, perform, steps
 from tests.tables import each_row
 
@@ -63,6 +65,27 @@ ORDERS = {
 }
 TASK_S = 40.0
 RESTING = (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED)
+
+
+def question(
+    engine: Engine, *, now_s: float | None = None, loan_pass_in_s: float = 60.0, **request: Any
+) -> WhatIf:
+    """A question of tenant ops, as it comes out of the pipe; by default at the last event."""
+    now_s = engine.state.now_s if now_s is None else now_s
+    data = what_if.ask(
+        engine,
+        Plan(**request),
+        tenant="ops",
+        user="ada",
+        now_s=now_s,
+        loan_pass_at_s=now_s + loan_pass_in_s,
+    )
+    return what_if.read(data)
+
+
+def plan(engine: Engine, **request: Any) -> Planned:
+    """The answer to a question."""
+    return answer(question(engine, **request), clock_s=time.monotonic)
 
 
 class Array(NamedTuple):

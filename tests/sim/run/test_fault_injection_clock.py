@@ -10,7 +10,7 @@ from common.profile import JobProfile
 from coordinator.policies.contract.decisions import Migrate, Placement, Resize
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.runtime import RunRules, Saves
-from tests.sim.failing_jobs import (
+from tests.sim.run.failing_jobs import (
     beside,
     fails_in,
     figures,

@@ -11,6 +11,8 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from tests.sim.run.test_play import job
+from tests.sim.run.test_play import workload as of_jobs
 
 POLICIES = ("qos", "qos-elasticflow", "qos-edf")
 JOBS = 24
@@ -107,3 +109,29 @@ def test_the_same_run_twice_is_the_same() -> None:
     for policy in POLICIES:
         first, second = (run(policy, workload(), loss_ratio=0.05) for _ in range(2))
         assert first.rows == second.rows
+
+
+IN_PIECES = (
+    job("a", 0.0, 5000.0, 2, deadline_s=20_000.0),
+    job("x", 1.0, 100.0, 2, deadline_s=10_000.0),
+    job("b", 2.0, 5000.0, 2, deadline_s=20_000.0),
+    job("y", 3.0, 100.0, 2, deadline_s=10_000.0),
+    job("whole", 1000.0, 600.0, 4, deadline_s=900.0),
+)
+"""Pairs on each of two nodes of four; half of both is free when a job of a whole node comes."""
+
+
+def played(policy: str) -> Run:
+    """With delays, and the invariants looked at after every event."""
+    options = RunOptions(policy=policy, has_delays=True, saves=Saves.ON_REQUEST, check=True)
+    nodes = (NodeGroup(count=2, gpus=4, gpu_type="V100"),)
+    return play(of_jobs(*IN_PIECES, nodes=nodes), options, clock=SystemClock())
+
+
+def test_a_promise_is_kept_as_another_job_moves() -> None:
+    """It would wait for hours beside its GPUs; the one that moves is in time as well."""
+    still = played("qos-elasticflow:migrates=false").result
+    found = played("qos-elasticflow").result
+    assert (still.promised, still.promises_missed, still.migrations) == (5, 1, 0)
+    assert (found.promised, found.promises_missed, found.migrations) == (5, 0, 1)
+    assert (found.preemptions, found.deadlines_met_ratio) == (0, 1.0)

@@ -11,7 +11,7 @@ from common.model import JobState
 from common.plans import Plan, PlanEffect, PlanEnd, PlanKind, Planned, PlanStart, PlanTurn
 from common.slurm import times
 from tests.cli.fake_cell import NOW_S, FakeCell, refusal
-from tests.cli.slurm.place import asked, cell, row, slurm
+from tests.cli.slurm.fake_slurm import asked, cell, row, slurm
 from tests.tables import each_row
 
 SCRIPT = "#!/bin/sh\ntrue\n"

@@ -26,7 +26,7 @@ from coordinator import plain_text
 from coordinator.cli.window import Window
 from coordinator.engine.state.events import OperatorAction
 from tests.cli.fake_cell import NOW_S, FakeCell, aryl, job_row, node_row, refusal
-from tests.cli.slurm.place import asked
+from tests.cli.slurm.fake_slurm import asked
 from tests.tables import each_row
 
 A = OperatorAction

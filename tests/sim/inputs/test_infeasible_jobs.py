@@ -17,7 +17,7 @@ from coordinator.workloads.records import LoadSeries, LoadUnit
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.tables import each_row
 
-LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
+LOAD = Path(__file__).parents[3] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
 HEAD = "submit_s,duration_s,gpus,tenant\n"
 LIMIT = '[[tenants]]\nname = "a"\nguarantee_gpus = 2\nborrow_limit_gpus = 4\n'
 

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from common.failure_rules import read_rules
 from common.model import (
     JobId,
-    JobSpec,
     JobState,
     NodeName,
     Pool,
     PrerunSpec,
     RetrySpec,
-    WorkerRange,
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
@@ -27,6 +25,7 @@ from coordinator.sim.inputs.failure_table import Trouble
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.fault_injection import Failing
 from coordinator.sim.run.simulation import Simulation, Submission
+from tests.builders import make_spec
 from tests.draws import pick
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
@@ -66,10 +65,9 @@ def played(policy: str, gangs: Mapping[str, Gang]) -> Simulation:
     )
     sim = Simulation(made, nodes)
     for name, gang in gangs.items():
-        spec = JobSpec(
-            name=name,
-            command=(name,),
-            workers=WorkerRange(min=gang.workers, max=gang.workers),
+        spec = make_spec(
+            name,
+            workers=(gang.workers, gang.workers),
             gpus_per_worker=gang.gpus,
             expected_runtime_s=gang.runs_s,
             retry=RetrySpec(max_restarts=2),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.failure_rules import read_rules
 from common.log_prefixes import MOST_PREFIX_CHARS, Line, bare_lines
 from tests.common.failure_logs import LOGS, NCCL, PASSING, STEPS, TRACEBACK
-from tests.common.test_failures import SEEN
+from tests.common.test_failure_rules import SEEN
 from tests.tables import each_row
 
 RULES = read_rules()
