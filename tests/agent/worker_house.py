@@ -206,3 +206,12 @@ async def make_house(run_dir: Path) -> AsyncGenerator[WorkerHouse, None]:
         yield house
     finally:
         await asyncio.shield(house.close())
+
+
+class HangingDiskStarter(DetachedStarter):
+    """Of a shim whose disk takes no status: something stands where that is written first."""
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        (directory / f"{shim_files.STATUS_FILE}.new").mkdir()
+        await super().start(directory, order)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-
-import pytest
 
 from agent.lease.renewal import RESORT_LIMIT_S
-from agent.storage import node_lock
 from agent.watchdog import SPARE_S, Duties
 from agent.workers.lost import ASK_S, LOOK_S
 from agent.workers.starters import START_TIMEOUT_S
@@ -16,13 +12,10 @@ from common.messages import StopOrder
 from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import key, lease, order
-from tests.agent.daemon_house import DaemonHouse, lend, make_daemon_house
-from tests.agent.stalling_agent import STALL
 from tests.fakes import FakeClock
 from tests.tables import each_row
 
 R = NodeRole
-house = pytest.fixture(make_daemon_house)
 TTL_S = 30.0
 LIMITS = {
     "statuses": ("statuses", 0.0),
@@ -109,28 +102,3 @@ def test_a_leg_is_overdue_from_its_limit_until_it_ends() -> None:
         assert fed == []
     duties.progressed()
     assert fed == [now_s[0]]
-
-
-@pytest.mark.nats
-@pytest.mark.slow
-async def test_a_lent_node_comes_home_from_an_agent_with_a_step_that_never_ends(
-    house: DaemonHouse,
-) -> None:
-    """Its loop turns, so that only what it has begun tells: the last resort ends it like one that
-    hangs, and goes on."""
-    config = house.config(inference=True)
-    agent = await house.start(config, program="tests.agent.stalling_agent")
-    await lend(house, ttl_s=6.0)
-    (config.parent / STALL).touch()  # as on a mount that is gone
-    await house.until(lambda: is_silent(house), "it reports no more")
-    beat = node_lock.read(house.state_dir)
-    await house.until(lambda: node_lock.read(house.state_dir) != beat, "it beats all the same")
-    house.is_renewing = False  # as a coordinator that hears no report
-    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
-    assert house.mark("up").exists()
-    assert await agent.wait() == -signal.SIGKILL
-
-
-def is_silent(house: DaemonHouse) -> bool:
-    """Whether the last report is older than ten periods."""
-    return house.clock.now_s() - house.reports[-1].sequence / 1000 > 2.0

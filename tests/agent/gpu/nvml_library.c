@@ -12,7 +12,7 @@
  * A key that is not there is NOT_SUPPORTED. `hang =1`, of the library or of a GPU, holds every call
  * until the file says otherwise. `wide =1` writes process lists with the records of early 535.
  * -DDRIVER=535098 builds the library of driver 535.98: without the functions that came later, and
- * without those that it lacked. tests/agent/nvml_library.py writes the table. */
+ * without those that it lacked. tests/agent/gpu/nvml_library.py writes the table. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

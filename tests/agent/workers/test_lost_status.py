@@ -8,16 +8,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.shim import files as shim_files
-from agent.storage.ledger import peek
 from agent.workers.runner import WorkerStatus
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.daemon_house import KEY, DaemonHouse, lend, make_daemon_house
 from tests.agent.worker_house import (
     PATIENCE_S,
     WorkerHouse,
@@ -34,7 +31,6 @@ LEAVES = "echo $$ >> pids; setsid env -i sh -c 'echo $$ >> pids; exec sleep 600'
 
 
 house = pytest.fixture(make_workers)
-daemon = pytest.fixture(make_daemon_house)
 
 
 async def begun(house: WorkerHouse, workdir: Path) -> tuple[WorkerKey, list[int]]:
@@ -184,44 +180,3 @@ async def test_nobody_else_s_processes_are_ended_for_a_status_that_is_gone(
     status = await looked(house, other)
     assert status is not None
     assert status.phase == P.RUNNING
-
-
-@pytest.mark.nats
-@pytest.mark.slow
-@pytest.mark.parametrize("is_directory", [True, False])
-async def test_a_lent_node_serves_again_when_nothing_of_a_job_is_left(
-    daemon: DaemonHouse, *, is_directory: bool
-) -> None:
-    """Whatever its job has removed meanwhile: two would be on its GPUs."""
-    await daemon.start(daemon.config(inference=True))
-    pid = await lend(daemon, ttl_s=30.0)
-    directory = daemon.workers.directory(KEY)
-    if is_directory:
-        remove_all(directory)
-    else:
-        (directory / shim_files.STATUS_FILE).unlink()
-    await daemon.want(R.SERVING)
-    await daemon.until_role(R.SERVING)
-    assert not is_alive(pid)
-
-
-@pytest.mark.nats
-@pytest.mark.slow
-async def test_a_lent_node_comes_home_whatever_a_job_makes_of_its_status(
-    daemon: DaemonHouse,
-) -> None:
-    """Neither its agent nor any after it ends for what a job writes, and its reports are taken."""
-    agent = await daemon.start(daemon.config(inference=True))
-    pid = await lend(daemon, ttl_s=30.0)
-    raw = daemon.workers.raw(KEY)
-    path = daemon.workers.directory(KEY) / shim_files.STATUS_FILE
-    path.write_bytes(msgspec.json.encode(raw | {"progress": {"step": 10**30}}))
-    await daemon.until_phase(KEY, P.EXITED)
-    path.write_bytes(b'{"error":"\xff"}')
-    await daemon.want(R.SERVING)
-    await daemon.until_role(R.SERVING)
-    assert agent.returncode is None
-    assert not is_alive(pid)
-    memory = peek(daemon.state_dir)
-    assert memory is not None
-    assert memory.role == R.SERVING

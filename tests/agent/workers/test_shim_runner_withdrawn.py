@@ -15,13 +15,14 @@ from agent.shim import sockets as shim_sockets
 from agent.workers.lost import ASK_S, HUNG_AFTER_S, is_shim_silent
 from agent.workers.runner import StorageSilentError
 from agent.workers.shim_runner import ShimRunner
-from agent.workers.starters import START_TIMEOUT_S, DetachedStarter, shim_argv
+from agent.workers.starters import START_TIMEOUT_S, shim_argv
 from common.errors import Unavailable
 from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 from tests.agent.worker_house import (
     PATIENCE_S,
+    HangingDiskStarter,
     WorkerHouse,
     is_alive,
     kill,
@@ -127,15 +128,6 @@ async def test_a_shim_whose_start_was_given_up_finds_its_stop_when_it_gets_on(
             await starting
         orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
     assert orders == [{"op": "stop", "reason": "stale", "grace_s": 0.0}]
-
-
-class HangingDiskStarter(DetachedStarter):
-    """Of a shim whose disk takes no status: something stands where that is written first."""
-
-    async def start(self, directory: Path, order: WorkerOrder) -> None:
-        """As `ShimStarter.start`."""
-        (directory / f"{shim_files.STATUS_FILE}.new").mkdir()
-        await super().start(directory, order)
 
 
 def hanging_job(out: Path) -> WorkerOrder:

@@ -27,7 +27,7 @@ from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
 from common.telemetry import instances, whole
-from tests.agent import nvml_library
+from tests.agent.gpu import nvml_library
 from tests.agent.nvml_machine import Machine
 
 pytestmark = pytest.mark.slow

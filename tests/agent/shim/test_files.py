@@ -1,69 +1,15 @@
-"""Pieces of a shim without a worker: lines, numbers, files, checkpoints."""
+"""Files, checkpoints and numbers of a shim, without a worker."""
 
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.shim import files as shim_files
-from agent.shim.sockets import MAX_LINE_BYTES, JobClient, parse
 from agent.shim.status import read_checkpoint, read_number, read_progress
-
-
-@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(min_value=1, max_value=50))
-def test_lines_arrive_whole_however_they_are_cut(lines: list[bytes], piece: int) -> None:
-    """A stream has no messages; only its newlines have."""
-    said = b"\n".join(line.replace(b"\n", b"") for line in lines) + b"\n"
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        mine.setblocking(False)
-        client, heard = JobClient(mine), list[bytes]()
-        for start in range(0, len(said), piece):
-            theirs.sendall(said[start : start + piece])
-            heard += client.receive()[0]
-    assert heard == said[:-1].split(b"\n")
-
-
-@pytest.mark.parametrize("extra", [1, MAX_LINE_BYTES, 3 * MAX_LINE_BYTES])
-def test_a_line_too_long_is_counted_once_and_the_next_is_heard(extra: int) -> None:
-    """A rude peer costs bounded memory and no message of its own that fits."""
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        mine.setblocking(False)
-        client = JobClient(mine)
-        heard, too_long = list[bytes](), 0
-        said = b"x" * (MAX_LINE_BYTES + extra) + b"\nnext\n"
-        for start in range(0, len(said), 10_000):
-            theirs.sendall(said[start : start + 10_000])
-            lines, count, is_there = client.receive()
-            heard += lines
-            too_long += count
-            assert is_there
-    assert (heard, too_long) == ([b"next"], 1)
-
-
-def test_a_peer_that_hung_up_is_gone() -> None:
-    """Reading and writing both say so."""
-    mine, theirs = socket.socketpair()
-    mine.setblocking(False)
-    theirs.close()
-    with mine:
-        client = JobClient(mine)
-        assert client.receive() == ([], 0, False)
-        assert not client.send(b"x\n")
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_are_too_strange_to_parse(data: bytes) -> None:
-    """A message is an object or nothing."""
-    message = parse(data)
-    assert message is None or all(isinstance(name, str) for name in message)
-
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),

@@ -1,4 +1,4 @@
-"""What is left of a worker whose files its job removed, or its disk cannot read."""
+"""What is left of a worker whose files are gone: who is waited for, for how long, and ended."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from agent.proc.process_tree import thread_states
 from agent.shim import files as shim_files
 from agent.workers import lost as workers_lost
 from agent.workers import starters
-from agent.workers.lost import HALTED, UNREAD_S, LostWorkers
+from agent.workers.lost import ASK_S, HALTED, UNREAD_S, LostWorkers
 from agent.workers.runner import WorkerStatus
+from agent.workers.shim_runner import ShimRunner
 from common.clock import SystemClock
+from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
 from tests.agent.bench import key as first_key
-from tests.agent.daemon_house import DaemonHouse, make_daemon_house, order
 from tests.agent.models import ModelRunner
 from tests.agent.node_house import House
 from tests.agent.worker_house import (
     PATIENCE_S,
+    HangingDiskStarter,
     WorkerHouse,
     is_alive,
     kill,
@@ -51,7 +53,6 @@ WAITS = 'echo $$ >> "$OUT/pids"; exec sleep 600'
 
 
 house = pytest.fixture(make_workers)
-daemon = pytest.fixture(make_daemon_house)
 
 
 class AheadClock(SystemClock):
@@ -399,18 +400,93 @@ async def test_a_suspended_worker_is_looked_for_as_one_that_runs() -> None:
     assert list(runner.started) == [first_key()]
 
 
-@pytest.mark.nats
-@pytest.mark.slow
-async def test_a_lent_node_serves_beside_no_job_that_removed_its_directory(
-    daemon: DaemonHouse,
+class BusyClock(SystemClock):
+    """Of a machine so busy that whatever is timed takes as much longer as a question may take."""
+
+    def timeout(self, delay_s: float | None) -> AbstractAsyncContextManager[object]:
+        return super().timeout(None if delay_s is None else delay_s - ASK_S)
+
+
+class FastClock(SystemClock):
+    """Whoever sleeps on it has slept at once."""
+
+    ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.ahead_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self.ahead_s += delay_s
+        await super().sleep(0)
+
+
+def is_deaf(_: set[int], __: signal.Signals, ___: Callable[[int], bool]) -> None:
+    """No signal takes effect."""
+
+
+class HurriedClock(SystemClock):
+    """All time limits are over at once."""
+
+    def timeout(self, delay_s: float | None) -> AbstractAsyncContextManager[object]:
+        return super().timeout(None if delay_s is None else 0.0)
+
+
+async def test_a_look_has_a_time_limit(tmp_path: Path) -> None:
+    """One through all processes may never end, as where a process cannot be read: nobody may then
+    say that there is none."""
+    lost, key = LostWorkers(HurriedClock()), make_order("true").key
+    with pytest.raises(Unavailable, match="the search for its processes took too long"):
+        await lost.end_all_left(key, tmp_path / "nobody-was-here", os.geteuid())
+
+
+async def test_a_slow_look_that_finds_nobody_is_no_reason_against_a_start(
+    house: WorkerHouse, tmp_path: Path
 ) -> None:
-    """As it began, so that its start was never answered."""
-    await daemon.start(daemon.config(inference=True))
-    await daemon.until_role(R.SERVING)
-    await daemon.want(R.ON_LOAN, ttl_s=60.0)
-    await daemon.until_role(R.ON_LOAN)
-    await daemon.want(R.ON_LOAN, order(daemon, REMOVES + WAITS), ttl_s=60.0)
-    await daemon.until(lambda: (daemon.directory / "pids").exists(), "it has begun")
-    await daemon.want(R.SERVING)
-    await daemon.until_role(R.SERVING)
-    assert [pid for pid in noted(daemon.directory) if is_alive(pid)] == []
+    """Through all processes of a busy machine it takes seconds; only who was seen is waited for."""
+    lost = LostWorkers(BusyClock())
+    key = make_order("true").key
+    await lost.end_all_left(key, tmp_path / "nobody-was-here", os.geteuid())
+    left = await house.status(await house.start(make_order("sleep", "600")))
+    await lost.end_all_left(left.key, house.directory(left.key), os.geteuid())
+    assert not is_alive(left.pid)
+
+
+async def test_who_was_seen_and_does_not_die_is_waited_for_as_long_as_a_question_may_take(
+    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits in the kernel for its disk, say: a start beside it would share its GPUs."""
+    left = await house.status(await house.start(make_order("sleep", "600")))
+    clock = FastClock()
+
+    monkeypatch.setattr(workers_lost, "_signal", is_deaf)
+    async with house.clock.timeout(PATIENCE_S):
+        with pytest.raises(Unavailable, match="not dead yet"):
+            await LostWorkers(clock).end_all_left(left.key, house.directory(left.key), os.geteuid())
+    assert clock.ahead_s <= ASK_S
+    assert is_alive(left.pid)
+
+
+async def test_a_start_has_begun_where_its_worker_can_neither_be_told_nor_is_dead_yet(
+    house: WorkerHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job spoilt the lock and the socket, and cleaned its environment: called a start that
+    failed, it would run twice."""
+    monkeypatch.setattr(starters, "START_TIMEOUT_S", 2.0)
+    clock = FastClock()
+    starter = HangingDiskStarter(house.clock)
+    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    spoils = 'cd "$ARYL_WORKER_DIRECTORY"; rm lock control.sock; mkdir lock control.sock; cd /; '
+    says = 'echo $$ $PPID > "$OUT/new"; mv "$OUT/new" "$OUT/pids"; '
+    script = f"{spoils}{says}exec env -i sleep 600"
+    order = make_order("sh", "-c", script, env={"OUT": str(tmp_path)})
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    await house.until((tmp_path / "pids").exists, "the worker computes")
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    try:
+        monkeypatch.setattr(workers_lost, "_signal", is_deaf)
+        async with house.clock.timeout(PATIENCE_S):
+            await starting
+        assert all(is_alive(pid) for pid in pids)
+    finally:
+        for pid in pids:
+            kill(pid)

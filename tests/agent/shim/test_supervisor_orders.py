@@ -273,3 +273,26 @@ def test_a_look_that_is_not_over_has_no_answer() -> None:
     finally:
         os.close(looking.fd)
         os.close(write_fd)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_to_stop_is_suspended_no_more(house: WorkerHouse) -> None:
+    """It saves for good; one that was frozen then could not."""
+    body = """
+for line in hear:
+    message = json.loads(line)
+    log("heard", message["type"], message.get("worker_count"))
+    if message["type"] == "checkpoint_request":
+        say(type="checkpoint", stage="working")
+"""
+    given = await house.start(make_order(*talker(body)))
+    await house.runner.resize(given, 5)
+    await house.until_said(given, "heard resize 5")
+    await house.runner.stop(given, StopReason.PREEMPT, 10 * PATIENCE_S)
+    await house.until_said(given, "heard checkpoint_request")
+    await house.runner.pause(given, is_suspended=True)
+    await house.runner.resize(given, 6)
+    await house.until_said(given, "heard resize 6")
+    assert (await house.status(given)).phase == WorkerPhase.STOPPING
+    await house.runner.stop(given, StopReason.PREEMPT, 0.0)
+    await house.until_exited(given)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.core.inference_server import SLOW_S, ServerCommands
-from agent.core.state import HookKind, Memory
+from agent.core.state import Facts, HookKind, Memory
 from agent.hooks.runner import OneCommand, SystemCommands
 from agent.proc import sessions
 from agent.workers.starters import run_command
@@ -19,7 +19,10 @@ from common.errors import Unavailable
 from common.model import LeaseId, NodeRole
 from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import SERVER, Bench, lease, settings
-from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    is_alive,
+)
 from tests.fakes import FakeClock
 from tests.tables import each_row
 
@@ -377,3 +380,12 @@ def test_a_command_that_runs_for_long_is_told_before_it_has_ended() -> None:
     assert "unroute" not in bench.life.detail
     bench.steps(int(SLOW_S) + 1)
     assert "the route command runs for more than" in bench.life.detail
+
+
+def test_no_command_is_run_before_the_gpus_were_seen() -> None:
+    """Each is told which they are."""
+    bench = Bench()
+    assert bench.role() == NodeRole.WARMING
+    assert bench.life.step(Facts(now_s=bench.now_s)) == []
+    bench.step()
+    assert bench.hooks == [HookKind.START]

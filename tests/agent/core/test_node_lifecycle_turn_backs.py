@@ -14,7 +14,7 @@ from common.messages import GpuHealth, GpuProcess, Trespass
 from common.model import GpuUuid, LeaseId, NodeRole, TurnBack
 from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import SERVER, Bench, key, lease, order, page, two_gpus
-from tests.agent.test_sick_gpus import draining, lent, renewed
+from tests.agent.core.test_node_lifecycle_gpu_faults import draining, lent, renewed
 
 R, H = NodeRole, HookKind
 FREE_S = 20.0
