@@ -33,7 +33,7 @@ def build(directory: Path, *, driver: str = "") -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
-            *("cc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
+            *("cc", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"),
             *(f"-DDRIVER={1000 * major + minor}", f"-Wl,-soname,{LIBRARY}"),
             *("-o", str(directory / LIBRARY), str(SOURCE), "-lpthread"),
         ],

@@ -5,23 +5,27 @@ The library also shows the fleet to programs that know nothing of Aryl.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from agent.gpu.child_process import child_starter
-from agent.gpu.fake.fleet import fake_uuid, load_fleet
+from agent.gpu.fake.fleet import FakeFleet, fake_uuid, load_fleet
 from agent.gpu.fake.nvml import FakeNvml
 from agent.gpu.fake.processes import BUSY_ENV, MEMORY_ENV, VISIBLE_ENV, ProcessTable
 from agent.gpu.nvml import GpuProbe
-from agent.gpu.reader import GpuReader
+from agent.gpu.reader import GpuReader, ReaderProcess
+from agent.gpu.sampler import GpuSampler
+from agent.gpu.wire import HEADER, frame_of
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport
@@ -34,6 +38,10 @@ pytestmark = pytest.mark.slow
 
 CLOCK = SystemClock()
 LIMIT_S = 30.0
+SHORT_S = 0.5
+"""How long a GPU that hangs is waited for."""
+LATER_S = 3600.0
+"""When something begins in a script, long after a test's first look."""
 GIB = 1 << 30
 GPUS = f"""
 gpu = [
@@ -61,16 +69,49 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return library
 
 
+class InThisProcess:
+    """What a child does, without one: `test_nvml_child.py` has the process and its pipe."""
+
+    pid = 0
+
+    def __init__(self, sampler: GpuSampler) -> None:
+        self._sampler = sampler
+        self._ended = asyncio.Event()
+
+    async def ask(self) -> bytes:
+        """As `ReaderProcess.ask`."""
+        sample = await asyncio.to_thread(self._sampler.sample)
+        return frame_of(sample)[HEADER.size :]
+
+    def close_input(self) -> None:
+        """As `ReaderProcess.close_input`."""
+        self._ended.set()
+
+    def urge(self, number: signal.Signals) -> None:
+        """As `ReaderProcess.urge`."""
+        del number
+        self._ended.set()
+
+    async def wait(self) -> int:
+        """As `ReaderProcess.wait`."""
+        await self._ended.wait()
+        return 0
+
+
 class House:
     """A fleet as a file, in front of which a library and a fake stand alike."""
 
     def __init__(self, directory: Path, libraries: Callable[[str], Path]) -> None:
         self.fleet_path = directory / "fleet.toml"
         self.state_path = directory / "state"
-        self.name = uuid4().hex
-        """Of its fleet: whoever holds a GPU of another test holds none of this one."""
+        self.proc = directory / "proc"
+        self.proc.mkdir()
+        """As /proc, with the processes of this test alone."""
+        self.fleet: FakeFleet | None = None
         self.api: FakeNvml | None = None
         self.began_at_s = 0.0
+        self.ahead_s = 0.0
+        """How much time a test let pass at once."""
         self.looked_at_s = 0.0
         """The time of the fake below the table: a hang that began while one is written would never
         let it be done."""
@@ -78,56 +119,85 @@ class House:
 
     def script(self, text: str, *faults: str, driver: str = "") -> None:
         """This fleet from now on; its script begins."""
-        head = f'name = "{self.name}"\n' + (f'driver = "{driver}"\n' if driver else "")
+        head = f'driver = "{driver}"\n' if driver else ""
         all_faults = "".join(f"\n[[fault]]\n{fault}" for fault in faults)
         self.fleet_path.write_text(head + text + all_faults)
-        self.began_at_s = self.looked_at_s = CLOCK.now_s()
-        fleet = load_fleet(self.fleet_path)
-        self.api = FakeNvml(
-            fleet,
-            node="n1",
-            processes=ProcessTable(fleet.uuids("n1")),
-            now_s=lambda: self.looked_at_s,
-            pause=lambda _: None,
-        )
-        self.api.nvmlInit()
+        self.began_at_s = self.looked_at_s = self.now_s()
+        self.fleet = load_fleet(self.fleet_path)
+        self.api = self.fake(now_s=lambda: self.looked_at_s, pause=lambda _: None)
         self.look()
+
+    def fake(self, *, now_s: Callable[[], float], pause: Callable[[float], None]) -> FakeNvml:
+        """A fake NVML of the fleet."""
+        fleet = self.fleet
+        assert fleet is not None
+        processes = ProcessTable(fleet.uuids("n1"), proc=self.proc)
+        api = FakeNvml(fleet, node="n1", processes=processes, now_s=now_s, pause=pause)
+        api.nvmlInit()
+        return api
+
+    def now_s(self) -> float:
+        """The time of its script."""
+        return CLOCK.now_s() + self.ahead_s
 
     def uuid(self, index: int) -> GpuUuid:
         """Of one of its GPUs."""
-        return fake_uuid("n1", index, fleet=self.name)
+        return fake_uuid("n1", index)
 
     def look(self) -> None:
         """The library's table as the fleet is now."""
         assert self.api is not None
-        fleet = load_fleet(self.fleet_path)
-        self.looked_at_s = CLOCK.now_s()
+        assert self.fleet is not None
+        self.looked_at_s = self.now_s()
         elapsed_s = self.looked_at_s - self.began_at_s
         nvml_library.write(
-            self.state_path, nvml_library.table(fleet, self.api, elapsed_s=elapsed_s)
+            self.state_path, nvml_library.table(self.fleet, self.api, elapsed_s=elapsed_s)
         )
 
     def environment(self) -> dict[str, str]:
         """Of a program that is to find the library."""
-        driver = load_fleet(self.fleet_path).driver
+        assert self.fleet is not None
         return {
-            "LD_LIBRARY_PATH": str(self._libraries(driver)),
+            "LD_LIBRARY_PATH": str(self._libraries(self.fleet.driver)),
             nvml_library.STATE_ENV: str(self.state_path),
         }
 
+    @contextmanager
+    def holder(self, uuid: str, *, busy_ratio: float, memory_bytes: int) -> Iterator[int]:
+        """A real process that was given a GPU, or a MIG instance; its pid."""
+        says = {BUSY_ENV: str(busy_ratio), MEMORY_ENV: str(memory_bytes)}
+        process = subprocess.Popen(
+            ["cat"], env={**os.environ, VISIBLE_ENV: uuid, **says}, stdin=subprocess.PIPE
+        )
+        (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            process.communicate()
+
     @asynccontextmanager
-    async def reader(self, below: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GpuReader]:
-        """The agent's reader with its child, below which the fake or the library is."""
-        fleet = self.fleet_path if below == "fake" else None
+    async def reader(
+        self, below: str, monkeypatch: pytest.MonkeyPatch, *, gpu_deadline_s: float = LIMIT_S
+    ) -> AsyncIterator[GpuReader]:
+        """The agent's reader: the library is below its child, the fake in this process."""
+        released = threading.Event()
+
+        async def in_this_process() -> ReaderProcess:
+            fake = self.fake(now_s=self.now_s, pause=released.wait)
+            return InThisProcess(GpuSampler(fake, gpu_deadline_s=gpu_deadline_s))
+
         with monkeypatch.context() as patch:
             if below == "library":
                 for name, value in self.environment().items():
                     patch.setenv(name, value)
-            start = child_starter("n1", now_s=CLOCK.now_s, fake_fleet=fleet)
+            child = child_starter("n1", now_s=CLOCK.now_s, gpu_deadline_s=gpu_deadline_s)
+            start = child if below == "library" else in_this_process
             reader = GpuReader(start, CLOCK, deadline_s=LIMIT_S)
             try:
                 yield reader
             finally:
+                released.set()
                 await reader.close()
 
 
@@ -142,25 +212,6 @@ def below(request: pytest.FixtureRequest) -> str:
     found: object = request.param
     assert isinstance(found, str)
     return found
-
-
-@contextmanager
-def holder(uuid: str, *, busy_ratio: float, memory_bytes: int) -> Iterator[int]:
-    """A real process that was given a GPU, or a MIG instance; its pid."""
-    says = {BUSY_ENV: str(busy_ratio), MEMORY_ENV: str(memory_bytes)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
-        env={**os.environ, VISIBLE_ENV: uuid, **says},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def until(
@@ -198,7 +249,7 @@ async def test_a_gpu_is_told_in_si_units(
 ) -> None:
     """Who is on it, how busy, how full, how warm; a neighbour is idle. Nothing is left unread."""
     house.script(GPUS)
-    with holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
         async with house.reader(below, monkeypatch) as reader:
             idle, busy = await until(
                 reader,
@@ -269,17 +320,25 @@ def test_one_value_with_an_error_costs_that_value_alone(call: str, field: str, c
         assert [what for what in probe.unread if what.startswith("GPU 0: ")] != []
 
 
-@pytest.mark.parametrize("code", [3, 4, 13])
 async def test_processes_that_are_not_told_are_not_nobody(
-    house: House, below: str, code: int, monkeypatch: pytest.MonkeyPatch
+    house: House, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list is unknown and the GPU is well; how busy it is shows that somebody is there."""
-    house.script(GPUS, f'kind = "error"\ngpu = 0\ncall = "processes"\nvalue = {code}')
-    with holder(house.uuid(0), busy_ratio=0.9, memory_bytes=3 * GIB):
+    """The list is unknown and the GPU is well; how busy it is shows that somebody is there.
+
+    NOT_SUPPORTED, NO_PERMISSION and FUNCTION_NOT_FOUND, on a GPU each.
+    """
+    untold = [
+        f'kind = "error"\ngpu = {gpu}\ncall = "processes"\nvalue = {code}'
+        for gpu, code in enumerate((3, 4, 13))
+    ]
+    house.script(GPUS.replace("count = 2", "count = 4"), *untold)
+    given = ",".join(house.uuid(gpu) for gpu in range(len(untold)))
+    with house.holder(given, busy_ratio=0.9, memory_bytes=3 * GIB):
         async with house.reader(below, monkeypatch) as reader:
-            untold, nobody = await first(reader, house, known=lambda gpu: gpu.gpu_busy_ratio == 0.9)
-    assert (untold.processes, untold.health) == (None, GpuHealth.OK)
-    assert (nobody.processes, nobody.health) == ((), GpuHealth.OK)
+            gpus = await first(reader, house, known=lambda gpu: gpu.gpu_busy_ratio == 0.9)
+    assert [gpu.health for gpu in gpus] == [GpuHealth.OK] * 4
+    assert [gpu.processes for gpu in gpus] == [None, None, None, ()]
+    assert [gpu.gpu_busy_ratio for gpu in gpus] == [0.9, 0.9, 0.9, 0.0]
 
 
 async def test_a_gpu_of_which_nothing_can_be_read_is_faulty(
@@ -307,9 +366,10 @@ async def test_a_gpu_that_goes_keeps_its_name(
     house: House, below: str, fault: str, health: GpuHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lost or hanging, one GPU of two: the other one is read on."""
-    house.script(GPUS, f'kind = "{fault}"\ngpu = 1\nat_s = 3.0')
-    async with house.reader(below, monkeypatch) as reader:
+    house.script(GPUS, f'kind = "{fault}"\ngpu = 1\nat_s = {LATER_S}')
+    async with house.reader(below, monkeypatch, gpu_deadline_s=SHORT_S) as reader:
         await until(reader, house, lambda gpus: len(gpus) == 2)
+        house.ahead_s = LATER_S
         there, gone = await until(
             reader, house, lambda gpus: gpus[1].health == health and gpus[0].health is GpuHealth.OK
         )
@@ -321,9 +381,10 @@ async def test_an_xid_is_told_once(
     house: House, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event reaches the GPU's report, one report, and not that of its neighbour."""
-    house.script(GPUS, 'kind = "xid"\ngpu = 1\nvalue = 79\nat_s = 3.0')
+    house.script(GPUS, f'kind = "xid"\ngpu = 1\nvalue = 79\nat_s = {LATER_S}')
     async with house.reader(below, monkeypatch) as reader:
         await until(reader, house, lambda gpus: len(gpus) == 2)
+        house.ahead_s = LATER_S
         told = await until(reader, house, lambda gpus: any(gpu.xids for gpu in gpus))
         house.look()
         again = await reader.sample()
@@ -340,8 +401,8 @@ async def test_an_older_driver_tells_what_it_can(
     house.script(GPUS, driver=driver)
     uuid = house.uuid(0)
     with (
-        holder(uuid, busy_ratio=0.25, memory_bytes=3 * GIB) as one,
-        holder(uuid, busy_ratio=0.25, memory_bytes=5 * GIB) as other,
+        house.holder(uuid, busy_ratio=0.25, memory_bytes=3 * GIB) as one,
+        house.holder(uuid, busy_ratio=0.25, memory_bytes=5 * GIB) as other,
     ):
         async with house.reader(below, monkeypatch) as reader:
             gpu, _ = await first(reader, house, known=lambda gpu: gpu.gpu_busy_ratio == 0.5)
@@ -361,9 +422,9 @@ async def test_mig_instances_are_seen_and_their_gpu_is_no_whole_one(
     GPU is told those of its instances. Only what is not in MIG mode can be given out whole."""
     untold = [] if is_told else ['kind = "error"\ngpu = 0\ncall = "processes"\nvalue = 4']
     house.script(PARTED, *untold)
-    fleet = load_fleet(house.fleet_path)
-    small, large = fleet.parts_of("n1", 0)
-    with holder(large.uuid, busy_ratio=0.9, memory_bytes=2 * GIB) as pid:
+    assert house.fleet is not None
+    small, large = house.fleet.parts_of("n1", 0)
+    with house.holder(large.uuid, busy_ratio=0.9, memory_bytes=2 * GIB) as pid:
         async with house.reader(below, monkeypatch) as reader:
             gpus = await first(reader, house, known=lambda gpu: pids(gpu) == [pid])
     parted = gpus[0]
@@ -429,7 +490,7 @@ def run(house: House, *command: str) -> str:
 
 def test_gpustat_shows_the_fleet(house: House) -> None:
     """A program of others reads names, load, memory and processes from the same description."""
-    with holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
         house.script(GPUS)
         found = json.loads(run(house, "gpustat", "--json"))
     idle, busy = found["gpus"]
@@ -441,7 +502,7 @@ def test_gpustat_shows_the_fleet(house: House) -> None:
 
 def test_nvitop_shows_the_fleet(house: House) -> None:
     """Another one, which asks for more."""
-    with holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
         house.script(GPUS)
         shown = run(house, "nvitop", "-1")
     assert "A100-SXM4-80GB" in shown

@@ -20,15 +20,12 @@ from agent.workers.spec import Account
 from agent.workers.starters import SHIM_LOG, shim_argv
 from common.clock import SystemClock
 from common.messages import WorkerOrder
-from tests.agent.worker_house import (
-    PATIENCE_S,
-    WorkerHouse,
-    make_order,
-)
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_order, make_workers
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 ORDER = make_order("true")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+house = pytest.fixture(make_workers)
 
 
 class Starter:
