@@ -24,17 +24,16 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import AgentHouse
+from tests.agent.agent_house import AgentHouse, NodeHouse
 from tests.agent.bench import Bench, key, order
 from tests.agent.models import ModelRunner, running
-from tests.agent.node_house import House
 
 R, P = NodeRole, WorkerPhase
 
 
 async def test_what_is_to_be_done_is_on_disk_before_it_is_done() -> None:
     """Killed in between, the next agent knows of every process that may exist."""
-    house = House()
+    house = NodeHouse()
     known: dict[str, bool] = {}
 
     def watch(name: str, worker: WorkerKey) -> None:
@@ -62,7 +61,7 @@ async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason(
 ) -> None:
     """The coordinator places it elsewhere, free of charge; but storage that does not answer may be
     the job's own, which it counts."""
-    house = House()
+    house = NodeHouse()
     house.runner.watch = lambda name, _: (
         house.runner.failures.append(error) if name == "start" else None
     )
@@ -75,7 +74,7 @@ async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason(
 
 async def test_a_shim_that_comes_to_life_after_its_start_was_given_up_is_stopped() -> None:
     """Its job runs elsewhere by then, or its GPUs belong to another."""
-    house = House()
+    house = NodeHouse()
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(2)
     house.runner.failures = [Unavailable("its shim did not start")]
@@ -89,7 +88,7 @@ async def test_a_shim_that_comes_to_life_after_its_start_was_given_up_is_stopped
 
 async def test_a_forgotten_worker_whose_shim_runs_after_all_is_stopped_then_removed() -> None:
     """Forgetting never leaves a process behind."""
-    house = House()
+    house = NodeHouse()
     house.runner.refusal = Refusal("command 'x' was not found", Fault.JOB, "command")
     house.accept(R.TRAINING, order())
     await house.turn(2)
@@ -103,7 +102,7 @@ async def test_a_forgotten_worker_whose_shim_runs_after_all_is_stopped_then_remo
 
 async def test_a_stop_that_did_not_reach_the_shim_is_told_again() -> None:
     """A shim that is busy for a moment must not keep its worker for ever."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.stop_one()
     house.runner.failures = [Unavailable("its shim does not take orders now")]
@@ -115,7 +114,7 @@ async def test_a_stop_that_did_not_reach_the_shim_is_told_again() -> None:
 
 async def test_a_resize_that_did_not_reach_the_shim_is_told_again() -> None:
     """A job computes with the number of workers that it was told last."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.accept(R.TRAINING, order(worker_count=3))
     house.runner.failures = [Unavailable("its shim does not take orders now")]
@@ -125,7 +124,7 @@ async def test_a_resize_that_did_not_reach_the_shim_is_told_again() -> None:
 
 async def test_a_check_of_a_reservation_that_failed_is_made_again() -> None:
     """A gang must not wait for an answer that never comes."""
-    house = House()
+    house = NodeHouse()
     house.runner.failures = [OSError("out of descriptors")]
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(4)
@@ -134,7 +133,7 @@ async def test_a_check_of_a_reservation_that_failed_is_made_again() -> None:
 
 async def test_files_that_could_not_be_removed_are_tried_again() -> None:
     """A node must not fill up with what nobody asks for any more."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.runner.end(key())
     await house.turn()
@@ -148,7 +147,7 @@ async def test_files_that_could_not_be_removed_are_tried_again() -> None:
 
 async def test_one_action_that_fails_does_not_keep_the_others_from_being_done() -> None:
     """Two workers to stop, one shim busy: the other one is stopped now."""
-    house = House()
+    house = NodeHouse()
     await house.run_one(order(key(0), gpus=(0,)), order(key(1), gpus=(1,)))
     stops = tuple(
         StopOrder(key=key(index), reason=StopReason.CANCEL, grace_s=5.0) for index in (0, 1)
@@ -161,7 +160,7 @@ async def test_one_action_that_fails_does_not_keep_the_others_from_being_done() 
 
 async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
     """The job is not blamed for what it did not do."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     lost = WorkerStatus(key=key(), phase=P.EXITED, pid=0, error=SHIM_LOST, fault=Fault.SHIM_LOST)
     house.runner.known[key()] = lost
@@ -175,7 +174,7 @@ async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
 
 async def test_a_gpu_process_of_no_worker_is_told_and_one_of_a_worker_is_not() -> None:
     """CUDA_VISIBLE_DEVICES isolates nobody, so a trespasser is seen and named."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     sleeper = await asyncio.create_subprocess_exec("sleep", "60")
     try:
@@ -214,7 +213,7 @@ async def test_the_machine_is_asked_through_its_port() -> None:
         def owner(self, pid: int) -> str:
             return ""
 
-    house = House(world=Model())
+    house = NodeHouse(world=Model())
     house.accept(R.TRAINING, replace(order(), phase=OrderPhase.RESERVE))
     await house.turn(3)
     assert (house.said().phase, house.said().endpoint) == (P.READY, "127.0.0.1:4711")
@@ -228,7 +227,7 @@ async def test_the_machine_is_asked_through_its_port() -> None:
 
 async def test_a_command_of_the_server_runs_beside_everything_else() -> None:
     """A server takes minutes to start; reports and workers do not wait for it."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     gate = asyncio.Event()
     house.machine.gate = gate
     await house.turn(4)
@@ -240,7 +239,7 @@ async def test_a_command_of_the_server_runs_beside_everything_else() -> None:
 
 async def test_leaving_ends_a_command_that_runs_and_lets_go_of_the_machine() -> None:
     """Nothing outlives its block; the next agent asks for the command again."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     house.machine.gate = asyncio.Event()
     await house.turn(2)
     await house.node.close()
@@ -250,7 +249,7 @@ async def test_leaving_ends_a_command_that_runs_and_lets_go_of_the_machine() -> 
 
 async def test_a_command_is_told_its_node_service_and_gpus() -> None:
     """By its environment, because it is run without a shell."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.turn(2)
     assert house.machine.variables == {
         "ARYL_NODE": "n1",
@@ -261,7 +260,7 @@ async def test_a_command_is_told_its_node_service_and_gpus() -> None:
 
 async def test_a_failed_command_is_in_the_words_of_the_node_and_tried_again() -> None:
     """Whoever looks at the node sees what the operator's command said."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     house.machine.command_errors = ["systemctl exited with 1: no such unit"]
     await house.turn()
     assert house.life.detail == f"{HookKind.START} command: systemctl exited with 1: no such unit"
@@ -279,7 +278,7 @@ def test_a_rendezvous_port_is_one_that_nobody_listens_on() -> None:
 
 async def test_the_next_agent_asks_who_may_be_there_of_a_start_that_it_has_to_stop() -> None:
     """The agent before it began that one, and no status spoke of it: it is over when nobody is."""
-    house = House()
+    house = NodeHouse()
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(3)
     house.accept(R.TRAINING, order())

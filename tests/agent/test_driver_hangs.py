@@ -17,10 +17,9 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import AgentHouse
+from tests.agent.agent_house import AgentHouse, NodeHouse
 from tests.agent.bench import key, lease, order
 from tests.agent.models import ModelRunner, running
-from tests.agent.node_house import House
 
 P, R = WorkerPhase, NodeRole
 SLACK_S = 0.5
@@ -332,7 +331,7 @@ async def test_a_start_that_outlives_its_agent_and_its_order_leaves_no_worker() 
 
 async def test_an_error_that_nobody_expects_ends_the_agent_loudly() -> None:
     """Beside its steps as well as in them: it starts anew, and nothing is left half done."""
-    house = House()
+    house = NodeHouse()
     house.runner.failures = [RuntimeError("broken")]
     house.accept(R.TRAINING, HANGING[0])
     with pytest.raises(RuntimeError, match="broken"):
@@ -427,7 +426,7 @@ class Play:
     """A lent node, what its coordinator wants, and the moves that change either."""
 
     def __init__(self) -> None:
-        self.house = House(inference=True, world=Quiet())
+        self.house = NodeHouse(inference=True, world=Quiet())
         self.shims = Shims(self.house.clock)
         self.house.runner = self.house.node.runner = self.shims
         self.shims.stall = self.house.stall
@@ -503,7 +502,7 @@ class Play:
     async def _die(self) -> None:
         before, self.has_died = self.house, True
         await before.node.close()
-        self.house = House(inference=True, world=Quiet(), before=before)
+        self.house = NodeHouse(inference=True, world=Quiet(), before=before)
         if self.is_hanging:
             self.house.stall.begin("check")
 

@@ -13,9 +13,8 @@ from agent.core.state import (
 from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason
-from tests.agent.agent_house import AgentHouse
+from tests.agent.agent_house import AgentHouse, NodeHouse
 from tests.agent.bench import Bench, key, lease, order
-from tests.agent.node_house import House
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
@@ -45,7 +44,7 @@ def test_a_worker_of_a_ledger_that_is_behind_does_not_begin() -> None:
 
 async def test_a_worker_waits_with_the_reason_until_the_ledger_can_be_written() -> None:
     """No process begins that an agent which starts anew would know nothing of."""
-    house = House()
+    house = NodeHouse()
     await house.turn()
     house.accept(R.TRAINING, order())
     house.ledger.is_full = True
@@ -62,7 +61,7 @@ async def test_a_worker_waits_with_the_reason_until_the_ledger_can_be_written() 
 
 async def test_a_worker_that_is_ready_is_not_started_on_a_disk_that_has_just_filled_up() -> None:
     """It begins once, as soon as its start can be written down."""
-    house = House()
+    house = NodeHouse()
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(3)
     assert house.said().phase == P.READY
@@ -77,7 +76,7 @@ async def test_a_worker_that_is_ready_is_not_started_on_a_disk_that_has_just_fil
 
 async def test_a_worker_is_stopped_and_its_end_told_on_a_full_disk() -> None:
     """What gives back needs no disk."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.ledger.is_full = True
     house.stop_one(grace_s=9.0)
@@ -88,7 +87,7 @@ async def test_a_worker_is_stopped_and_its_end_told_on_a_full_disk() -> None:
 
 async def test_files_of_a_worker_stay_until_its_end_is_written_down() -> None:
     """They are what keeps an agent with an older ledger from starting it a second time."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.ledger.is_full = True
     house.runner.end(key())
@@ -103,7 +102,7 @@ async def test_files_of_a_worker_stay_until_its_end_is_written_down() -> None:
 
 async def test_a_loan_is_not_begun_on_a_full_disk() -> None:
     """The node serves on, holds no lease, and its server was not touched."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.turn(5)
     commands = list(house.machine.commands)
     house.ledger.is_full = True
@@ -119,7 +118,7 @@ async def test_a_loan_is_not_begun_on_a_full_disk() -> None:
 @each_row("turns", [1, 2, 3, 4, 5])
 async def test_a_drain_turns_back_when_the_disk_fills_up(turns: int) -> None:
     """Wherever it was: the node ends up serving, with its server up and routed."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.turn(5)
     house.accept(R.ON_LOAN, is_lent=True)
     await house.turn(turns)
@@ -134,7 +133,7 @@ async def test_a_drain_turns_back_when_the_disk_fills_up(turns: int) -> None:
 
 async def test_a_loan_goes_on_and_comes_home_on_a_full_disk() -> None:
     """Its jobs are not ended for it, and its service does not wait for room on a disk."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.lend_with(order(), until_s=house.clock.now_s() + 60.0)
     house.ledger.is_full = True
     await house.turn(3)
@@ -151,14 +150,14 @@ async def test_a_loan_goes_on_and_comes_home_on_a_full_disk() -> None:
 async def test_an_agent_with_an_older_ledger_does_not_wait_for_the_gpus_of_its_own_server() -> None:
     """The node came home on a full disk and its agent died: the next one reads of a loan, finds the
     server that answers, and serves on at once."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.lend_with(order(), until_s=house.clock.now_s() + 25.0)
     house.ledger.is_full = True
     await house.turn(30)
     assert house.role() == R.SERVING
     house.machine.pids[0] = os.getpid()
     seen = len(house.machine.commands)
-    again = House(inference=True, before=house)
+    again = NodeHouse(inference=True, before=house)
     assert again.role() == R.ON_LOAN
     await again.turn(6)
     assert again.role() == R.SERVING

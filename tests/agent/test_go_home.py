@@ -16,8 +16,8 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import STORE_INDEX, JobId, NodeRole, StopReason, WorkerKey
+from tests.agent.agent_house import NodeHouse
 from tests.agent.bench import key, lease, order, settings
-from tests.agent.node_house import House
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
@@ -25,7 +25,7 @@ R, P = NodeRole, WorkerPhase
 
 async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None:
     """A short one must not shorten that of the workers after it."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     short, long = order(key(0), gpus=(0,), grace_s=2.0), order(key(1), gpus=(1,), grace_s=25.0)
     await house.lend_with(short, long)
     house.accept(R.SERVING)
@@ -38,7 +38,7 @@ async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None
 
 async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home() -> None:
     """The service has its deadline, whatever grace the coordinator gave before; told once."""
-    house = House(inference=True, vacate_grace_s=10.0)
+    house = NodeHouse(inference=True, vacate_grace_s=10.0)
     await house.lend_with(order(grace_s=600.0), until_s=house.clock.now_s() + 40.0)
     house.runner.is_deaf = True
     stop = StopOrder(key=key(), reason=StopReason.RELEASE, grace_s=600.0)
@@ -54,7 +54,7 @@ async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home(
 
 async def test_what_a_shim_says_of_a_save_is_told_as_a_stage() -> None:
     """The worker had saved long before it left; the store that it left behind saved nothing."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     store = WorkerKey(JobId("j1"), 1, STORE_INDEX)
     await house.lend_with(order())
     house.runner.is_deaf = True
@@ -77,7 +77,7 @@ async def test_what_a_shim_says_of_a_save_is_told_as_a_stage() -> None:
 
 async def test_a_node_whose_agent_is_dead_goes_home_when_its_lease_is_over() -> None:
     """Workers end, the GPUs are seen free, the server starts, and only then it is routed."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.lend_with(order(), until_s=house.clock.now_s() + 20.0)
     house.machine.commands.clear()
     await house.clock.advance(20.0)
@@ -91,7 +91,7 @@ async def test_a_node_whose_agent_is_dead_goes_home_when_its_lease_is_over() -> 
 
 async def test_a_valid_lease_is_left_alone_and_whoever_calls_must_call_again() -> None:
     """Success would end the last resort, and nobody would be left to bring the node home."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.lend_with(until_s=house.clock.now_s() + 20.0)
     going = asyncio.create_task(go_home(house.node, clock=house.clock))
     await house.until(going.done)
@@ -102,7 +102,7 @@ async def test_a_valid_lease_is_left_alone_and_whoever_calls_must_call_again() -
 
 async def test_a_drain_whose_lease_was_never_confirmed_comes_home_too() -> None:
     """Agent and coordinator died in the first moments of the loan."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.turn(5)
     house.accept(R.ON_LOAN, is_lent=True)
     await house.turn(6)
@@ -117,7 +117,7 @@ async def test_a_drain_whose_lease_was_never_confirmed_comes_home_too() -> None:
 @pytest.mark.parametrize("inference", [True, False])
 async def test_a_node_at_home_is_left_as_it_is(inference: bool) -> None:
     """The last resort of a loan that ended well finds nothing to do."""
-    house = House(inference=inference)
+    house = NodeHouse(inference=inference)
     await house.turn(5)
     commands = list(house.machine.commands)
     assert await go_home(house.node, clock=house.clock) == ""
@@ -126,7 +126,7 @@ async def test_a_node_at_home_is_left_as_it_is(inference: bool) -> None:
 
 async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() -> None:
     """A service is never given a server that does not work."""
-    house = House(inference=True, warm_up_timeout_s=20.0)
+    house = NodeHouse(inference=True, warm_up_timeout_s=20.0)
     await house.lend_with(until_s=house.clock.now_s() + 20.0)
     await house.clock.advance(20.0)
     house.machine.command_errors = ["start exited with 1"] * 1000
@@ -174,7 +174,7 @@ def test_what_is_left_of_a_lease_counts_from_what_was_confirmed() -> None:
 async def test_a_loan_is_told_in_the_log_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
     """The node leaves its service, is on loan, is called back and why, is home with each stage."""
     caplog.set_level("INFO")
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.lend_with(order())
     house.accept(R.SERVING)
     await house.turn(8)

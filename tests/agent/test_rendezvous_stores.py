@@ -31,9 +31,9 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
+from tests.agent.agent_house import NodeHouse as NodeHouse
 from tests.agent.bench import Bench, key, order
 from tests.agent.models import running
-from tests.agent.node_house import House as NodeHouse
 from tests.agent.store_house import ENDPOINT, store_order
 from tests.agent.worker_house import make_order
 

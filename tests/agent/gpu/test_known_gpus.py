@@ -11,9 +11,8 @@ from agent.gpu.known_gpus import GpuIdentity
 from agent.storage.ledger import Ledger
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import GpuUuid, NodeRole
-from tests.agent.agent_house import AgentHouse
+from tests.agent.agent_house import AgentHouse, NodeHouse
 from tests.agent.bench import key, lease, order, settings
-from tests.agent.node_house import House
 
 R, P = NodeRole, WorkerPhase
 UNRESPONSIVE = GpuHealth.UNRESPONSIVE
@@ -114,7 +113,7 @@ async def test_a_reading_replaces_the_gpus_of_the_ledger_and_a_difference_is_log
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A GPU that was replaced while no agent ran is not reported any more."""
-    house = House()
+    house = NodeHouse()
     house.life.memory.gpus = known("GPU-0", "GPU-old")
     house.machine.is_blind = True
     await house.turn()
@@ -128,7 +127,7 @@ async def test_a_reading_replaces_the_gpus_of_the_ledger_and_a_difference_is_log
 
 async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
     """One GPU that hangs from the start is told as unresponsive beside those that answer."""
-    house = House()
+    house = NodeHouse()
     house.life.memory.gpus = known("GPU-0", "GPU-1", "GPU-2")
     house.machine.reading_error = "GPU 2 does not answer"
     await house.turn()
@@ -142,7 +141,7 @@ async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
 @pytest.mark.parametrize("is_blind", [False, True])
 async def test_a_lost_gpu_that_a_fresh_reader_cannot_name_is_lost(is_blind: bool) -> None:
     """Its index names it by the ledger, also where no GPU of the node can be read."""
-    house = House()
+    house = NodeHouse()
     house.life.memory.gpus = known("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     house.machine.reading_error = "GPU 2 was never seen: GPU is lost; GPU 3 does not answer"
     house.machine.is_blind, house.machine.lost_indices = is_blind, (2,)

@@ -5,10 +5,8 @@ The library also shows the fleet to programs that know nothing of Aryl.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,14 +23,13 @@ from agent.gpu.fake.processes import BUSY_ENV, MEMORY_ENV, VISIBLE_ENV, ProcessT
 from agent.gpu.nvml import GpuProbe
 from agent.gpu.reader import GpuReader, ReaderProcess
 from agent.gpu.sampler import GpuSampler
-from agent.gpu.wire import HEADER, frame_of
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
 from common.telemetry import instances, whole
 from tests.agent.gpu import nvml_library
-from tests.agent.nvml_machine import Machine
+from tests.agent.nvml_machine import InThisProcess, Machine
 
 pytestmark = pytest.mark.slow
 
@@ -67,35 +64,6 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return built[driver]
 
     return library
-
-
-class InThisProcess:
-    """What a child does, without one: `test_nvml_child.py` has the process and its pipe."""
-
-    pid = 0
-
-    def __init__(self, sampler: GpuSampler) -> None:
-        self._sampler = sampler
-        self._ended = asyncio.Event()
-
-    async def ask(self) -> bytes:
-        """As `ReaderProcess.ask`."""
-        sample = await asyncio.to_thread(self._sampler.sample)
-        return frame_of(sample)[HEADER.size :]
-
-    def close_input(self) -> None:
-        """As `ReaderProcess.close_input`."""
-        self._ended.set()
-
-    def urge(self, number: signal.Signals) -> None:
-        """As `ReaderProcess.urge`."""
-        del number
-        self._ended.set()
-
-    async def wait(self) -> int:
-        """As `ReaderProcess.wait`."""
-        await self._ended.wait()
-        return 0
 
 
 class House:

@@ -16,7 +16,7 @@ from agent.lease import last_resort_process
 from agent.lease.last_resort import KEEPER
 from agent.proc.process_tree import has_lock
 from common.clock import SystemClock
-from tests.agent.keeper_house import KeeperHouse, Look, make_keeper_house
+from tests.agent.last_resort_keeper import KeeperHouse, Look, make_keeper_house
 
 pytestmark = pytest.mark.slow
 house = pytest.fixture(make_keeper_house)

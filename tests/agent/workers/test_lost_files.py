@@ -25,9 +25,9 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
+from tests.agent.agent_house import NodeHouse
 from tests.agent.bench import key as first_key
 from tests.agent.models import ModelRunner
-from tests.agent.node_house import House
 from tests.agent.worker_house import (
     PATIENCE_S,
     HangingDiskStarter,
@@ -392,7 +392,7 @@ async def test_what_another_account_runs_below_a_shim_is_left_alone(
 
 async def test_a_suspended_worker_is_looked_for_as_one_that_runs() -> None:
     """Whoever suspended it waits for its turn to come again."""
-    house = House()
+    house = NodeHouse()
     house.runner = house.node.runner = runner = NotingRunner()
     await house.run_one()
     house.runner.known[first_key()] = WorkerStatus(key=first_key(), phase=P.SUSPENDED, pid=1)

@@ -27,8 +27,8 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase
+from tests.agent.agent_house import NodeHouse
 from tests.agent.bench import key
-from tests.agent.node_house import House
 from tests.agent.worker_house import make_order
 
 pytestmark = pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_shim_tells_a_node_that_cannot_start_it_from_a_command_that_cannot_sta
 @pytest.mark.parametrize("fault", [Fault.NODE, Fault.NONE])
 async def test_what_a_shim_says_of_its_node_is_reported_as_the_nodes_fault(fault: Fault) -> None:
     """So that the coordinator charges the right budget."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.runner.known[key()] = WorkerStatus(
         key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=126, error="ENOMEM", fault=fault

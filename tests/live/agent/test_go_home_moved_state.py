@@ -12,7 +12,7 @@ from agent.storage.ledger import exclusive, peek
 from common.errors import Unavailable
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house
-from tests.agent.lent_house import home, make_lent, make_quiet_house, role, with_line, with_other
+from tests.agent.lent_node import home, make_lent, make_quiet_house, role, with_line, with_other
 from tests.agent.worker_house import is_alive
 
 R = NodeRole

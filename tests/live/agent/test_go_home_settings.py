@@ -14,7 +14,7 @@ from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse
-from tests.agent.lent_house import (
+from tests.agent.lent_node import (
     Spoil,
     append,
     home,

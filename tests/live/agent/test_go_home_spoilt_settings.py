@@ -19,7 +19,7 @@ from agent.storage.ledger import exclusive, peek
 from common.model import NodeRole
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house
-from tests.agent.lent_house import (
+from tests.agent.lent_node import (
     Spoil,
     home,
     make_lent,

@@ -17,7 +17,7 @@ from common.clock import SystemClock
 from common.errors import Unavailable
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse
-from tests.agent.lent_house import home, make_lent, make_quiet_house
+from tests.agent.lent_node import home, make_lent, make_quiet_house
 from tests.agent.worker_house import PATIENCE_S
 
 CLOCK = SystemClock()

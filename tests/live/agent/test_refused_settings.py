@@ -23,7 +23,7 @@ from common.errors import ConfigError
 from common.model import NodeRole
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse, is_free
-from tests.agent.lent_house import (
+from tests.agent.lent_node import (
     Spoil,
     append,
     make_lent,
