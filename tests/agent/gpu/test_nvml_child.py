@@ -230,7 +230,7 @@ async def test_the_fakes_script_goes_on_over_a_restart(fleet: Path) -> None:
     """A GPU that is lost 50 s into the script is lost for a child that starts after that."""
     add_fault(fleet, 'kind = "lost"\ngpu = 3\nat_s = 50.0')
     now_s = [1000.0]
-    start = child_starter("n1", now_s=lambda: now_s[0], fake_fleet=fleet)
+    start = child_starter("n1", now_s=lambda: now_s[0], fake_fleet=fleet, gpu_deadline_s=LIMIT_S)
     async with reading(start) as reader:
         await until(reader, are_ok)
         now_s[0] += 100.0
@@ -293,7 +293,9 @@ async def test_a_child_that_talks_nonsense_is_ended_and_replaced(said: bytes) ->
 
 async def test_a_question_that_is_none_ends_the_child(fleet: Path) -> None:
     """A child whose input is out of step says so and goes, rather than answer at random."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     child = await run_program("from agent.gpu import nvml_child; nvml_child.main()", settings)
     async with asyncio.timeout(LIMIT_S):
         out, errors = await child.communicate(b"\xff\xff\xff\xff" + ASK)
@@ -318,7 +320,9 @@ nvml_child.main()
 
 async def test_what_a_driver_prints_is_not_on_the_wire(fleet: Path) -> None:
     """Libraries write to stdout as they please: it goes to the log, and the frames stay whole."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     process = await run_program(NOISY.format(more="pass"), settings)
     child = ChildProcess(process)
     assert are_ok(sample_of(await child.ask()).gpus)
@@ -330,7 +334,9 @@ async def test_what_a_driver_prints_is_not_on_the_wire(fleet: Path) -> None:
 
 async def test_a_defect_of_the_child_is_in_the_log(fleet: Path) -> None:
     """An error that nobody foresaw ends the child with its traceback, not in silence."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     process = await run_program(NOISY.format(more="1 / 0"), settings)
     child = ChildProcess(process)
     with pytest.raises(EOFError):

@@ -151,8 +151,11 @@ class House:
         """The agent's reader: the library is below its child, the fake in this process."""
         released = threading.Event()
 
+        def pause(pause_s: float) -> None:
+            released.wait(pause_s)
+
         async def in_this_process() -> ReaderProcess:
-            fake = self.fake(now_s=self.now_s, pause=released.wait)
+            fake = self.fake(now_s=self.now_s, pause=pause)
             return InThisProcess(GpuSampler(fake, gpu_deadline_s=gpu_deadline_s))
 
         with monkeypatch.context() as patch:
