@@ -152,7 +152,9 @@ class House:
         released = threading.Event()
 
         def pause(pause_s: float) -> None:
-            released.wait(pause_s)
+            """A hang is over with its reader, whose thread would else ask for ever."""
+            if released.wait(pause_s):
+                raise TimeoutError
 
         async def in_this_process() -> ReaderProcess:
             fake = self.fake(now_s=self.now_s, pause=pause)
