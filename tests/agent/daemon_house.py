@@ -38,7 +38,7 @@ from common.messages import (
 )
 from common.model import GpuUuid, JobId, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
 from coordinator.demo.nats_server import NatsServer
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill, make_order
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, is_alive, kill, make_order
 from tests.servers import running_nats
 
 ROOT = Path(__file__).parents[2]
@@ -277,8 +277,17 @@ def order(house: DaemonHouse, script: str) -> WorkerOrder:
     return msgspec.structs.replace(given, gpu_uuids=(house.gpu(),))
 
 
-WAITING = "echo $$ >> $OUT/pids; while [ ! -e $OUT/go ]; do sleep 0.05; done; echo bye; exit 5"
-"""A worker that writes down its pid and runs until it is told to go."""
+WAITING = "echo $$ >> $OUT/pids; mkfifo $OUT/go; read line < $OUT/go; echo bye; exit 5"
+"""A worker that writes down its pid and runs until `let_go`."""
+
+
+async def let_go(house: DaemonHouse) -> None:
+    """Have a worker that waits end by itself."""
+    await house.until(house.mark("go").is_fifo, "the worker waits")
+    descriptor = os.open(house.mark("go"), os.O_RDWR)  # it waits for nobody to read
+    os.write(descriptor, b"\n")
+    await house.until(lambda: not is_alive(pids(house)[-1]), "the worker has ended")
+    os.close(descriptor)
 
 
 def pids(house: DaemonHouse) -> list[int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+
 import pytest
 
 from agent.gpu.fake.fleet import fake_uuid, parse_fleet
 from agent.gpu.fake.nvml import FakeNvml
 from agent.gpu.fake.processes import Holder, Usage
 from agent.gpu.nvml import EVENT_XID, TIMEOUT, EventSet, Handle, NvmlFault
+from agent.gpu.sampler import GpuSampler
+from agent.gpu.wire import HEADER, frame_of
 
 GIB = 1 << 30
 FLEET = f"""
@@ -87,3 +92,32 @@ def code_of(call: object, *arguments: object) -> int:
     with pytest.raises(NvmlFault) as caught:
         call(*arguments)
     return caught.value.value
+
+
+class InThisProcess:
+    """What a child does, without one: `test_nvml_child.py` has the process and its pipe."""
+
+    pid = 0
+
+    def __init__(self, sampler: GpuSampler) -> None:
+        self._sampler = sampler
+        self._ended = asyncio.Event()
+
+    async def ask(self) -> bytes:
+        """As `ReaderProcess.ask`."""
+        sample = await asyncio.to_thread(self._sampler.sample)
+        return frame_of(sample)[HEADER.size :]
+
+    def close_input(self) -> None:
+        """As `ReaderProcess.close_input`."""
+        self._ended.set()
+
+    def urge(self, number: signal.Signals) -> None:
+        """As `ReaderProcess.urge`."""
+        del number
+        self._ended.set()
+
+    async def wait(self) -> int:
+        """As `ReaderProcess.wait`."""
+        await self._ended.wait()
+        return 0

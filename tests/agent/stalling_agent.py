@@ -1,6 +1,6 @@
 """An agent one of whose steps never ends, from the moment that a file says so.
 
-Run by tests/live/agent/test_watchdog.py as a process. Must not differ from `agent.daemon` in
+Run by tests/live/agent/test_hung_agent.py as a process. Must not differ from `agent.daemon` in
 anything else: its loop turns, and everything that it awaits but this goes on.
 """
 

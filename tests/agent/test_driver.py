@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.core.state import HookKind, Refusal
+from agent.core.state import HookKind, Refusal, StopWorker
 from agent.settings import ServerSettings
 from agent.telemetry.machine import ThisMachine
 from agent.workers.record import SHIM_LOST
@@ -24,16 +24,16 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
-from tests.agent.bench import key, order
-from tests.agent.models import running
-from tests.agent.node_house import House
+from tests.agent.agent_house import AgentHouse, NodeHouse
+from tests.agent.bench import Bench, key, order
+from tests.agent.models import ModelRunner, running
 
 R, P = NodeRole, WorkerPhase
 
 
 async def test_what_is_to_be_done_is_on_disk_before_it_is_done() -> None:
     """Killed in between, the next agent knows of every process that may exist."""
-    house = House()
+    house = NodeHouse()
     known: dict[str, bool] = {}
 
     def watch(name: str, worker: WorkerKey) -> None:
@@ -61,7 +61,7 @@ async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason(
 ) -> None:
     """The coordinator places it elsewhere, free of charge; but storage that does not answer may be
     the job's own, which it counts."""
-    house = House()
+    house = NodeHouse()
     house.runner.watch = lambda name, _: (
         house.runner.failures.append(error) if name == "start" else None
     )
@@ -74,7 +74,7 @@ async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason(
 
 async def test_a_shim_that_comes_to_life_after_its_start_was_given_up_is_stopped() -> None:
     """Its job runs elsewhere by then, or its GPUs belong to another."""
-    house = House()
+    house = NodeHouse()
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(2)
     house.runner.failures = [Unavailable("its shim did not start")]
@@ -88,7 +88,7 @@ async def test_a_shim_that_comes_to_life_after_its_start_was_given_up_is_stopped
 
 async def test_a_forgotten_worker_whose_shim_runs_after_all_is_stopped_then_removed() -> None:
     """Forgetting never leaves a process behind."""
-    house = House()
+    house = NodeHouse()
     house.runner.refusal = Refusal("command 'x' was not found", Fault.JOB, "command")
     house.accept(R.TRAINING, order())
     await house.turn(2)
@@ -102,7 +102,7 @@ async def test_a_forgotten_worker_whose_shim_runs_after_all_is_stopped_then_remo
 
 async def test_a_stop_that_did_not_reach_the_shim_is_told_again() -> None:
     """A shim that is busy for a moment must not keep its worker for ever."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.stop_one()
     house.runner.failures = [Unavailable("its shim does not take orders now")]
@@ -114,7 +114,7 @@ async def test_a_stop_that_did_not_reach_the_shim_is_told_again() -> None:
 
 async def test_a_resize_that_did_not_reach_the_shim_is_told_again() -> None:
     """A job computes with the number of workers that it was told last."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.accept(R.TRAINING, order(worker_count=3))
     house.runner.failures = [Unavailable("its shim does not take orders now")]
@@ -124,7 +124,7 @@ async def test_a_resize_that_did_not_reach_the_shim_is_told_again() -> None:
 
 async def test_a_check_of_a_reservation_that_failed_is_made_again() -> None:
     """A gang must not wait for an answer that never comes."""
-    house = House()
+    house = NodeHouse()
     house.runner.failures = [OSError("out of descriptors")]
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(4)
@@ -133,7 +133,7 @@ async def test_a_check_of_a_reservation_that_failed_is_made_again() -> None:
 
 async def test_files_that_could_not_be_removed_are_tried_again() -> None:
     """A node must not fill up with what nobody asks for any more."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.runner.end(key())
     await house.turn()
@@ -147,7 +147,7 @@ async def test_files_that_could_not_be_removed_are_tried_again() -> None:
 
 async def test_one_action_that_fails_does_not_keep_the_others_from_being_done() -> None:
     """Two workers to stop, one shim busy: the other one is stopped now."""
-    house = House()
+    house = NodeHouse()
     await house.run_one(order(key(0), gpus=(0,)), order(key(1), gpus=(1,)))
     stops = tuple(
         StopOrder(key=key(index), reason=StopReason.CANCEL, grace_s=5.0) for index in (0, 1)
@@ -160,7 +160,7 @@ async def test_one_action_that_fails_does_not_keep_the_others_from_being_done() 
 
 async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
     """The job is not blamed for what it did not do."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     lost = WorkerStatus(key=key(), phase=P.EXITED, pid=0, error=SHIM_LOST, fault=Fault.SHIM_LOST)
     house.runner.known[key()] = lost
@@ -174,7 +174,7 @@ async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
 
 async def test_a_gpu_process_of_no_worker_is_told_and_one_of_a_worker_is_not() -> None:
     """CUDA_VISIBLE_DEVICES isolates nobody, so a trespasser is seen and named."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     sleeper = await asyncio.create_subprocess_exec("sleep", "60")
     try:
@@ -213,7 +213,7 @@ async def test_the_machine_is_asked_through_its_port() -> None:
         def owner(self, pid: int) -> str:
             return ""
 
-    house = House(world=Model())
+    house = NodeHouse(world=Model())
     house.accept(R.TRAINING, replace(order(), phase=OrderPhase.RESERVE))
     await house.turn(3)
     assert (house.said().phase, house.said().endpoint) == (P.READY, "127.0.0.1:4711")
@@ -227,7 +227,7 @@ async def test_the_machine_is_asked_through_its_port() -> None:
 
 async def test_a_command_of_the_server_runs_beside_everything_else() -> None:
     """A server takes minutes to start; reports and workers do not wait for it."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     gate = asyncio.Event()
     house.machine.gate = gate
     await house.turn(4)
@@ -239,7 +239,7 @@ async def test_a_command_of_the_server_runs_beside_everything_else() -> None:
 
 async def test_leaving_ends_a_command_that_runs_and_lets_go_of_the_machine() -> None:
     """Nothing outlives its block; the next agent asks for the command again."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     house.machine.gate = asyncio.Event()
     await house.turn(2)
     await house.node.close()
@@ -249,7 +249,7 @@ async def test_leaving_ends_a_command_that_runs_and_lets_go_of_the_machine() -> 
 
 async def test_a_command_is_told_its_node_service_and_gpus() -> None:
     """By its environment, because it is run without a shell."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     await house.turn(2)
     assert house.machine.variables == {
         "ARYL_NODE": "n1",
@@ -260,7 +260,7 @@ async def test_a_command_is_told_its_node_service_and_gpus() -> None:
 
 async def test_a_failed_command_is_in_the_words_of_the_node_and_tried_again() -> None:
     """Whoever looks at the node sees what the operator's command said."""
-    house = House(inference=True)
+    house = NodeHouse(inference=True)
     house.machine.command_errors = ["systemctl exited with 1: no such unit"]
     await house.turn()
     assert house.life.detail == f"{HookKind.START} command: systemctl exited with 1: no such unit"
@@ -278,7 +278,7 @@ def test_a_rendezvous_port_is_one_that_nobody_listens_on() -> None:
 
 async def test_the_next_agent_asks_who_may_be_there_of_a_start_that_it_has_to_stop() -> None:
     """The agent before it began that one, and no status spoke of it: it is over when nobody is."""
-    house = House()
+    house = NodeHouse()
     house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(3)
     house.accept(R.TRAINING, order())
@@ -293,3 +293,76 @@ async def test_the_next_agent_asks_who_may_be_there_of_a_start_that_it_has_to_st
     house.runner.shims.clear()
     await house.turn()
     assert (house.said().phase, house.said().stop_reason) == (P.EXITED, StopReason.CANCEL)
+
+
+class LongLook(ModelRunner):
+    """Which takes its time between what it sees and what it says, as for another worker's log."""
+
+    async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
+        seen = tuple(self.known[worker] for worker in sorted(self.known))
+        await self.stall.at("statuses")
+        return seen
+
+
+@pytest.fixture
+async def training() -> AsyncGenerator[AgentHouse]:
+    """A node of the training pool whose looks take as long as a test says."""
+    async with AgentHouse() as house:
+        house.runner = house.node.runner = LongLook()
+        house.runner.stall = house.stall
+        await house.clock.advance(2.0)
+        yield house
+
+
+async def begin_beside_a_look(house: AgentHouse) -> None:
+    """A start is answered while a look is under way that was begun before its worker was there."""
+    house.stall.begin("start")
+    await house.want(R.TRAINING, order())
+    await house.until(lambda: ("start", key()) in house.runner.calls)
+    starting = house.stall
+    house.stall = house.runner.stall = type(starting)()
+    house.runner.stall.begin("statuses")
+    await house.clock.advance(2.0)
+    starting.end()
+    await house.clock.advance(0.1)
+    assert key() in house.runner.known
+
+
+async def test_a_worker_that_came_to_life_beside_a_look_is_not_lost(training: AgentHouse) -> None:
+    """Its whole gang would be stopped for it, and its node blamed."""
+    await begin_beside_a_look(training)
+    training.runner.stall.end()
+    await training.clock.advance(3.0)
+    assert training.phase(key()) == P.RUNNING
+    assert training.runner.stops == []
+
+
+async def test_a_worker_that_is_stopped_as_it_comes_to_life_beside_a_look_was_stopped(
+    training: AgentHouse,
+) -> None:
+    """That is no fault of its node, nor over before its shim says so."""
+    await begin_beside_a_look(training)
+    stop = StopOrder(key=key(), reason=StopReason.CANCEL, grace_s=5.0)
+    await training.want(R.TRAINING, stops=(stop,))
+    training.runner.stall.end()
+    await training.until_phase(key(), P.EXITED)
+    said = training.worker(key())
+    assert said is not None
+    assert (said.stop_reason, said.error) == (StopReason.CANCEL, "")
+
+
+def test_a_worker_of_which_the_next_look_sees_nothing_is_lost() -> None:
+    """One look is older than the answer to its start, no more."""
+    bench = Bench(inference=False)
+    bench.want(R.TRAINING, order(phase=OrderPhase.RUN))
+    bench.step()
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
+    bench.step()
+    bench.life.workers.started(key(), error="")
+    bench.step()
+    assert [report.phase for report in bench.life.workers.reports()] == [P.RUNNING]
+    actions = bench.step()
+    [report] = bench.life.workers.reports()
+    assert (report.phase, report.fault) == (P.EXITED, Fault.SHIM_LOST)
+    assert report.error == "the worker and its supervisor are gone"
+    assert not any(isinstance(action, StopWorker) for action in actions)

@@ -31,15 +31,18 @@ R, P = NodeRole, WorkerPhase
 pytestmark = pytest.mark.slow
 PATIENCE_S = 30.0
 """Real time in which a node is home; one that waits for room on its disk never is."""
-LOOK_S = 0.05
+LOOK_S = 0.1
 SCRIPT = "echo begun >> $OUT/began; sleep 600"
-BEFORE_SHIM, AFTER_SHIM = "before the shim", "after the shim"
-RECORDS = 12
-"""Of the ledger, at least as many as there are on the way."""
+BEFORE_SHIM, AFTER_SHIM, LENT = "before the shim", "after the shim", "once lent"
+RECORDS = 10
+"""Of the ledger, as many as there are until the node is lent."""
+AT_ONCE = 12
+"""Of the nodes that are played: more would only wait for each other."""
 POINTS = [
     *(f"{when} record {number}" for number in range(1, RECORDS + 1) for when in ("at", "after")),
     BEFORE_SHIM,
     AFTER_SHIM,
+    LENT,
 ]
 
 
@@ -240,9 +243,12 @@ async def test_a_node_comes_home_wherever_its_disk_fills_up(
 ) -> None:
     """No write on the way is waited for, no worker begins twice, and the ledger is true again as
     soon as there is room."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def play(point: str, *, is_refilled: bool) -> None:
+        async with turn:
+            await scenario(tmp_path, point, is_crashing=is_crashing, is_refilled=is_refilled)
+
     async with asyncio.TaskGroup() as group:
         for point, is_refilled in product(POINTS, (False, True)):
-            group.create_task(
-                scenario(tmp_path, point, is_crashing=is_crashing, is_refilled=is_refilled),
-                name=point,
-            )
+            group.create_task(play(point, is_refilled=is_refilled), name=point)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from agent.shim import files as shim_files
 from agent.workers.runner import WorkerStatus
 from agent.workers.shim_runner import ShimRunner
@@ -22,12 +24,11 @@ from common.model import (
     CheckpointSpec,
     GpuUuid,
     JobId,
-    JobSpec,
     Launcher,
     StopReason,
     WorkerKey,
-    WorkerRange,
 )
+from tests.builders import make_spec
 
 PATIENCE_S = 20.0
 
@@ -66,10 +67,9 @@ def make_order(
     stop_after_s: float | None = None,
 ) -> WorkerOrder:
     """An order to run a command on pretend GPUs."""
-    spec = JobSpec(
-        name="test",
-        command=command or ("true",),
-        workers=WorkerRange(min=workers[0], max=workers[1]),
+    spec = make_spec(
+        "test",
+        workers=workers,
         gpus_per_worker=gpus_per_worker,
         workdir=str(workdir),
         env=env or {},
@@ -83,7 +83,7 @@ def make_order(
     )
     return WorkerOrder(
         key=WorkerKey(JobId(job_id), 1, index),
-        spec=spec,
+        spec=replace(spec, command=command or ("true",)),
         tenant="t",
         user="u",
         submitted_at_s=0.0,
@@ -206,3 +206,12 @@ async def make_house(run_dir: Path) -> AsyncGenerator[WorkerHouse, None]:
         yield house
     finally:
         await asyncio.shield(house.close())
+
+
+class HangingDiskStarter(DetachedStarter):
+    """Of a shim whose disk takes no status: something stands where that is written first."""
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        (directory / f"{shim_files.STATUS_FILE}.new").mkdir()
+        await super().start(directory, order)

@@ -13,8 +13,8 @@ from agent.shim import files as shim_files
 from agent.workers.runner import WorkerStatus
 from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
+from tests.agent.agent_house import NodeHouse
 from tests.agent.bench import key, order
-from tests.agent.node_house import House
 from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_order, make_workers
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ async def test_a_process_that_leaves_its_worker_is_still_the_workers(
     workers: WorkerHouse, tmp_path: Path
 ) -> None:
     """It comes to the worker's shim, which ends it; nobody has to look for its owner."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     order = make_order("sh", "-c", DAEMONIZES, workdir=tmp_path, job_id=key().job_id)
     assert await workers.start(order) == key()
@@ -54,7 +54,7 @@ async def test_a_worker_whose_disk_is_slow_is_no_stranger(
 ) -> None:
     """It may have its GPU before its shim has written down which process it is. Whoever is on a
     GPU of nobody's is one all the same, and the worker itself where it is none of the named."""
-    house = House()
+    house = NodeHouse()
     house.stall.begin("start")
     house.accept(NodeRole.TRAINING, order())
     await house.turn(3)
@@ -92,7 +92,7 @@ async def test_a_worker_whose_disk_is_slow_is_no_stranger(
 async def test_a_start_that_came_to_nothing_hides_no_stranger(*, has_shim: bool) -> None:
     """The disk was full at that step, so nobody is on its way to the GPU. Of an order that an
     earlier agent began, a shim may be, and its worker is not known yet."""
-    house = House()
+    house = NodeHouse()
     house.accept(NodeRole.TRAINING, order(phase=OrderPhase.RESERVE))
     await house.turn(3)
     house.accept(NodeRole.TRAINING, order())
@@ -111,7 +111,7 @@ async def test_a_start_that_came_to_nothing_hides_no_stranger(*, has_shim: bool)
 async def test_what_is_left_of_a_worker_without_a_status_is_no_strangers() -> None:
     """Its file is gone or cannot be read, so that it is being killed: nobody has to find its
     owner."""
-    house = House()
+    house = NodeHouse()
     await house.run_one()
     house.runner.known[key()] = WorkerStatus(key=key(), phase=WorkerPhase.STOPPING, pid=0)
     house.machine.pids[0] = os.getpid()

@@ -288,3 +288,30 @@ def test_a_failure_of_a_role_that_is_over_is_not_told_of_the_next_one() -> None:
     bench.step()
     bench.answer(H.START, error="no such unit")
     assert "no such unit" not in bench.life.detail
+
+
+OLD, NEW = LeaseId("l1-1"), LeaseId("l1-2")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A node on its way to its second loan."""
+    bench = Bench()
+    bench.serve()
+    bench.want(NodeRole.ON_LOAN, lease=lease(NEW))
+    bench.step()
+    return bench
+
+
+def test_a_grant_of_one_lease_prolongs_no_other(bench: Bench) -> None:
+    """Nobody granted the one that the node has, so its loan is not confirmed."""
+    bench.life.renewed(OLD, bench.now_s + 1000.0)
+    assert bench.memory.lease_until_s is None
+
+
+def test_a_refusal_of_one_lease_ends_no_other(bench: Bench) -> None:
+    """The one that the node has was granted: it goes on loan."""
+    bench.life.refused(OLD, "the load rises")
+    bench.life.renewed(NEW, bench.now_s + 1000.0)
+    bench.steps(6)
+    assert bench.role() == NodeRole.ON_LOAN

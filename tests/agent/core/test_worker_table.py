@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.core.state import (
+    FORGOTTEN_KEPT,
     CheckReserve,
     ForgetWorker,
     Refusal,
@@ -14,7 +15,7 @@ from agent.core.state import (
 )
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase, WorkerReport
-from common.model import NodeRole, StopReason, WorkerKey
+from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
 from tests.agent.bench import Bench, key, order
 
 P, R = WorkerPhase, NodeRole
@@ -346,3 +347,80 @@ def test_a_start_that_is_withdrawn_is_not_over_while_somebody_may_be_there(
     bench.step()
     assert (report(bench).phase, report(bench).stop_reason) == (P.EXITED, StopReason.PREEMPT)
     assert bench.life.workers.withdrawn == []
+
+
+GPUS = (GpuUuid("GPU-0"),)
+
+
+GRACE_S = 10.0
+
+
+def runs(bench: Bench) -> None:
+    """Bring the default worker to run there."""
+    bench.runs(key())
+    bench.want(bench.role(), order())
+    bench.step()
+    assert bench.life.workers.live()
+
+
+def stops(bench: Bench, after_s: float) -> list[StopWorker]:
+    """What the next step tells to stop."""
+    return [action for action in bench.step(after_s) if isinstance(action, StopWorker)]
+
+
+def test_the_workers_that_are_forgotten_are_kept_up_to_a_number() -> None:
+    """The ledger is written whole each time; the oldest ones go first."""
+    bench = Bench(inference=False)
+    bench.memory.forgotten = [key(index, job="old") for index in range(FORGOTTEN_KEPT)]
+    bench.want(R.TRAINING, acknowledged=(key(job="new"),))
+    assert len(bench.memory.forgotten) == FORGOTTEN_KEPT
+    assert bench.memory.forgotten[0] == key(1, job="old")
+    assert bench.memory.forgotten[-1] == key(job="new")
+
+
+@pytest.mark.parametrize(("grace_s", "told"), [(GRACE_S + 0.9, 0), (GRACE_S + 5.0, 1)])
+def test_a_stop_under_way_is_told_anew_only_to_end_noticeably_earlier(
+    grace_s: float, told: int
+) -> None:
+    """Steps come often, and each would find it a little too late."""
+    bench = Bench(vacate_grace_s=GRACE_S)
+    bench.serve()
+    bench.lend()
+    runs(bench)
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=grace_s)
+    bench.want(R.ON_LOAN, order(), stops=(stop,))
+    assert [action.grace_s for action in stops(bench, 0.1)] == [grace_s]
+    bench.want(R.SERVING)
+    assert [action.grace_s for action in stops(bench, 0.0)] == [GRACE_S] * told
+    assert stops(bench, 0.1) == []
+
+
+def test_a_worker_that_was_never_begun_has_left_no_gpu() -> None:
+    """The next one need not wait for a look after its end."""
+    bench = Bench(inference=False)
+    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    bench.step()
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=GRACE_S)
+    bench.want(R.TRAINING, stops=(stop,))
+    bench.step()
+    assert not bench.life.workers.live()
+    assert bench.life.workers.gpu_left_at_s(GPUS) == 0.0
+
+
+def test_a_worker_that_ran_has_left_its_gpu() -> None:
+    """At its end, as far as the node saw."""
+    bench = Bench(inference=False)
+    runs(bench)
+    bench.ends(key())
+    bench.step()
+    assert bench.life.workers.gpu_left_at_s(GPUS) == bench.now_s
+
+
+def test_no_grace_is_less_than_none() -> None:
+    """A node that looks when it should serve already ends its workers at once."""
+    bench = Bench()
+    bench.serve()
+    bench.lend()
+    runs(bench)
+    bench.want(R.SERVING, reclaim_in_s=1.0)
+    assert [action.grace_s for action in stops(bench, 5.0)] == [0.0]

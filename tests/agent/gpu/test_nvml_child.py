@@ -15,6 +15,7 @@ import pytest
 
 from agent.gpu.child_process import ChildProcess, child_starter
 from agent.gpu.reader import GpuReader, ProcessStarter, ReaderProcess
+from agent.gpu.sampler import GpuSampler
 from agent.gpu.wire import ASK, ChildSettings, Sample, sample_of
 from agent.telemetry.page_fetch import page_fetcher
 from agent.telemetry.sample import NodeSampler
@@ -22,6 +23,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import GpuHealth, GpuReport
 from tests.agent.bench import settings
+from tests.agent.nvml_machine import InThisProcess, Machine
 from tests.agent.worker_house import is_alive, kill
 
 pytestmark = pytest.mark.slow
@@ -118,13 +120,20 @@ async def test_a_child_answers_over_its_pipe_and_ends_when_asked(fleet: Path) ->
         assert await child.wait() == 0
 
 
-@pytest.mark.parametrize("turns", range(2, 8))
-async def test_a_reader_closed_while_its_child_starts_leaves_none(fleet: Path, turns: int) -> None:
+async def stand_in() -> ReaderProcess:
+    """A child that answers nothing and ends with its input."""
+    return ChildProcess(await run("sh", "-c", "exec cat > /dev/null"))
+
+
+@pytest.mark.parametrize(("turns", "is_real"), [(2, True), *((at, False) for at in range(2, 8))])
+async def test_a_reader_closed_while_its_child_starts_leaves_none(
+    fleet: Path, turns: int, is_real: bool
+) -> None:
     """At whichever turn of the loop: the child ends with status 0, as one that was asked to."""
     started: list[ReaderProcess] = []
 
     async def noted() -> ReaderProcess:
-        started.append(await starter(fleet)())
+        started.append(await (starter(fleet) if is_real else stand_in)())
         return started[-1]
 
     async with reading(noted) as reader:
@@ -221,7 +230,7 @@ async def test_the_fakes_script_goes_on_over_a_restart(fleet: Path) -> None:
     """A GPU that is lost 50 s into the script is lost for a child that starts after that."""
     add_fault(fleet, 'kind = "lost"\ngpu = 3\nat_s = 50.0')
     now_s = [1000.0]
-    start = child_starter("n1", now_s=lambda: now_s[0], fake_fleet=fleet)
+    start = child_starter("n1", now_s=lambda: now_s[0], fake_fleet=fleet, gpu_deadline_s=LIMIT_S)
     async with reading(start) as reader:
         await until(reader, are_ok)
         now_s[0] += 100.0
@@ -236,10 +245,14 @@ async def test_the_fakes_script_goes_on_over_a_restart(fleet: Path) -> None:
 
 
 async def run_program(text: str, *arguments: str) -> asyncio.subprocess.Process:
+    """A program in Python in place of the child."""
+    return await run(sys.executable, "-c", text, *arguments)
+
+
+async def run(*argv: str) -> asyncio.subprocess.Process:
     """A program in place of the child, with the same pipes."""
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-c", text, *arguments),
+        *argv,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -256,16 +269,16 @@ async def run_program(text: str, *arguments: str) -> asyncio.subprocess.Process:
         pytest.param(b"\x00\x00\x10\x00short", id="a frame that is cut off"),
     ],
 )
-async def test_a_child_that_talks_nonsense_is_ended_and_replaced(fleet: Path, said: bytes) -> None:
+async def test_a_child_that_talks_nonsense_is_ended_and_replaced(said: bytes) -> None:
     """Nothing of it reaches a report; the next child is a sound one."""
-    talker = f"import sys, os; sys.stdin.buffer.read(4); os.write(1, {said!r}); os.close(1)"
+    octal = "".join(f"\\{byte:03o}" for byte in said)
     processes: list[asyncio.subprocess.Process] = []
-    sound = starter(fleet)
+    sound = GpuSampler(Machine().api, gpu_deadline_s=LIMIT_S)
 
     async def start() -> ReaderProcess:
         if processes:
-            return await sound()
-        processes.append(await run_program(talker))
+            return InThisProcess(sound)
+        processes.append(await run("sh", "-c", f"head -c 4 > /dev/null; printf '{octal}'"))
         return ChildProcess(processes[0])
 
     async with reading(start) as reader:
@@ -275,11 +288,14 @@ async def test_a_child_that_talks_nonsense_is_ended_and_replaced(fleet: Path, sa
         await until_gone(processes[0].pid)
         await running_child(reader, after=processes[0].pid)
         await until(reader, are_ok)
+        assert reader.child_pid == InThisProcess.pid
 
 
 async def test_a_question_that_is_none_ends_the_child(fleet: Path) -> None:
     """A child whose input is out of step says so and goes, rather than answer at random."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     child = await run_program("from agent.gpu import nvml_child; nvml_child.main()", settings)
     async with asyncio.timeout(LIMIT_S):
         out, errors = await child.communicate(b"\xff\xff\xff\xff" + ASK)
@@ -304,7 +320,9 @@ nvml_child.main()
 
 async def test_what_a_driver_prints_is_not_on_the_wire(fleet: Path) -> None:
     """Libraries write to stdout as they please: it goes to the log, and the frames stay whole."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     process = await run_program(NOISY.format(more="pass"), settings)
     child = ChildProcess(process)
     assert are_ok(sample_of(await child.ask()).gpus)
@@ -316,7 +334,9 @@ async def test_what_a_driver_prints_is_not_on_the_wire(fleet: Path) -> None:
 
 async def test_a_defect_of_the_child_is_in_the_log(fleet: Path) -> None:
     """An error that nobody foresaw ends the child with its traceback, not in silence."""
-    settings = msgspec.json.encode(ChildSettings(node="n1", fake_fleet=str(fleet))).decode()
+    settings = msgspec.json.encode(
+        ChildSettings(node="n1", fake_fleet=str(fleet), gpu_deadline_s=LIMIT_S)
+    ).decode()
     process = await run_program(NOISY.format(more="1 / 0"), settings)
     child = ChildProcess(process)
     with pytest.raises(EOFError):

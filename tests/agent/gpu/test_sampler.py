@@ -23,7 +23,8 @@ from agent.gpu.nvml import (
 from agent.gpu.sampler import GpuSampler
 from agent.gpu.wire import HEADER, Sample, frame_of, payload_bytes, sample_of
 from common.errors import Unavailable
-from common.messages import GpuHealth
+from common.messages import GpuHealth, GpuReport
+from common.model import GpuUuid
 
 FLEET = FakeFleet(gpu=(GpuGroup(count=3, model="H100", memory_bytes=80),))
 SHORT_S = 0.05
@@ -233,3 +234,19 @@ def test_a_frame_comes_back_as_it_was_written() -> None:
     frame = frame_of(sample)
     assert payload_bytes(frame[: HEADER.size]) == len(frame) - HEADER.size
     assert sample_of(frame[HEADER.size :]) == sample
+
+
+@pytest.mark.parametrize("count", [0, 2**53 + 1, 2**64 - 1])
+def test_a_counter_of_a_device_may_say_anything(count: int) -> None:
+    """A device with a nonsense counter is one bad device; the node and its others are read."""
+    gpu = GpuReport(
+        uuid=GpuUuid("GPU-0"),
+        index=0,
+        gpu_type="H100",
+        memory_total_bytes=1000,
+        health=GpuHealth.OK,
+        memory_used_bytes=0,
+        ecc_uncorrected_count=count,
+    )
+    sample = Sample(gpus=(gpu,))
+    assert sample_of(frame_of(sample)[HEADER.size :]) == sample

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -18,10 +19,11 @@ from agent.proc.process_tree import thread_states
 from agent.shim.files import boot_id, start_ticks
 from agent.storage import node_lock
 from agent.storage.ledger import exclusive
-from agent.storage.node_lock import Heartbeat, Holder, end_if_hung
+from agent.storage.node_lock import HELD_UP_S, LOOK_S, WATCH_S, Heartbeat, Holder, end_if_hung
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.fakes import FakeClock
 
 ROOT = Path(__file__).parents[3]
 CLOCK = SystemClock()
@@ -122,15 +124,14 @@ async def house(tmp_path: Path) -> AsyncGenerator[HolderHouse]:
         await process.wait()
 
 
-pytestmark = pytest.mark.slow
-
-
+@pytest.mark.slow
 async def test_a_holder_that_beats_is_never_ended(house: HolderHouse) -> None:
     """However old the node's lease is: an agent that is alive brings its node home by itself."""
     assert "is alive" in await house.judge()
     assert is_alive(house.pid)
 
 
+@pytest.mark.slow
 async def test_a_stopped_holder_is_ended_and_the_node_is_free(house: HolderHouse) -> None:
     """Not before it was silent for as long as it may be."""
     await house.stop()
@@ -140,12 +141,14 @@ async def test_a_stopped_holder_is_ended_and_the_node_is_free(house: HolderHouse
     await house.until(house.is_free, "the kernel has closed the lock of the dead")
 
 
+@pytest.mark.slow
 async def test_a_holder_whose_event_loop_is_blocked_is_ended(house: HolderHouse) -> None:
     """It is not stopped, and may even use a core: what counts is that its loop does not turn."""
     (house.state_dir / "block").touch()
     assert await house.judge() == ""
 
 
+@pytest.mark.slow
 async def test_a_holder_that_was_stopped_for_long_and_goes_on_is_not_ended(
     house: HolderHouse,
 ) -> None:
@@ -186,6 +189,7 @@ class HeldUpClock(SystemClock):
         await super().sleep(delay_s)
 
 
+@pytest.mark.slow
 async def test_a_watcher_that_was_held_up_begins_to_watch_anew(house: HolderHouse) -> None:
     """What held it up may have held up the holder, which is given its time to beat again."""
     await house.stop()
@@ -219,6 +223,7 @@ async def left_lock(state_dir: Path) -> asyncio.subprocess.Process:
         os.close(fd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", ["who is gone", "nothing"])
 async def test_a_lock_that_outlives_its_holder_is_waited_for(tmp_path: Path, says: str) -> None:
     """For a moment, in a child that is being begun, or when an agent ends in good order."""
@@ -241,6 +246,7 @@ async def test_a_lock_that_outlives_its_holder_is_waited_for(tmp_path: Path, say
         await keeps.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_word_gone", [False, True])
 async def test_a_holder_that_ends_while_it_is_watched_is_watched_no_longer(
     house: HolderHouse, is_word_gone: bool
@@ -259,6 +265,7 @@ async def test_a_holder_that_ends_while_it_is_watched_is_watched_no_longer(
     assert house.is_free()
 
 
+@pytest.mark.slow
 async def test_a_holder_that_waits_for_a_disk_is_not_ended(
     house: HolderHouse, tmp_path: Path
 ) -> None:
@@ -278,6 +285,7 @@ def say(state_dir: Path, said: Holder) -> None:
     node_lock.path_in(state_dir).write_text(" ".join(map(str, words)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boot", ["", "another-boot"])
 async def test_a_process_that_only_has_the_pid_is_never_ended(
     house: HolderHouse, boot: str
@@ -291,6 +299,7 @@ async def test_a_process_that_only_has_the_pid_is_never_ended(
     assert is_alive(house.pid)
 
 
+@pytest.mark.slow
 async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_never_ended(
     house: HolderHouse,
 ) -> None:
@@ -311,6 +320,7 @@ async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_nev
         await bystander.wait()
 
 
+@pytest.mark.slow
 async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(house: HolderHouse) -> None:
     """A container masks the file, for it or for whoever looks; the lock that it has is of now."""
     await house.stop()
@@ -319,6 +329,7 @@ async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(house: H
     await house.until(house.is_free, "the kernel has closed the lock of the dead")
 
 
+@pytest.mark.slow
 async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) -> None:
     """A file that is gone, empty or rubbish names no process."""
     await house.stop()
@@ -330,6 +341,7 @@ async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) 
     assert is_alive(house.pid)
 
 
+@pytest.mark.slow
 async def test_a_heartbeat_that_is_not_needed_is_not_written(tmp_path: Path) -> None:
     """A node at home does not wear its disk; once it is lent it beats again."""
     heartbeat = Heartbeat(tmp_path, is_needed=lambda: False)
@@ -351,6 +363,7 @@ async def test_a_heartbeat_that_is_not_needed_is_not_written(tmp_path: Path) -> 
     assert node_lock.read(tmp_path) is None
 
 
+@pytest.mark.slow
 async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
     """It says what broke: one that went on would be taken for hung as soon as its node is away."""
 
@@ -373,3 +386,50 @@ async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling()
+
+
+def says(state_dir: Path, pid: int) -> None:
+    """Have this process hold the node, as far as its file says, and beat long ago."""
+    line = f"{boot_id()} {pid:010d} {start_ticks(pid):020d} {1:012d} {0.0:020.6f}\n"
+    node_lock.path_in(state_dir).write_text(line)
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+async def test_a_number_that_is_anothers_by_now_is_not_sent_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reused: bool
+) -> None:
+    """A holder may end after the last look at it, and its number be given away at once."""
+    held, other = [await asyncio.create_subprocess_exec("sleep", "1000") for _ in range(2)]
+    real = os.pidfd_open
+
+    def opened(pid: int) -> int:
+        """The holder ends in this moment, and the next process of that number is `other`."""
+        assert pid == held.pid
+        if not is_reused:
+            return real(pid)
+        pid_fd = real(pid)
+        held.kill()
+        readable, _, _ = select.select([pid_fd], [], [], PATIENCE_S)  # as soon as it has ended
+        os.close(pid_fd)
+        assert readable
+        return real(other.pid)
+
+    try:
+        says(tmp_path, held.pid)
+        clock = FakeClock()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", opened)
+            ending = asyncio.create_task(end_if_hung(tmp_path, patience_s=0.0, clock=clock))
+            assert LOOK_S < HELD_UP_S
+            for _ in range(int(WATCH_S / LOOK_S) + 2):
+                await clock.advance(LOOK_S)
+            ended = await ending
+        assert ended is not None
+        assert ended.pid == held.pid
+        assert await held.wait() < 0
+        assert is_alive(other.pid)
+    finally:
+        for process in (held, other):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -13,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from agent.shim import files as shim_files
-from agent.workers.directory import make_directory
+from agent.workers.directory import make_directory, remove_directory
 from agent.workers.shim_runner import ShimRunner
 from agent.workers.spec import Account
 from agent.workers.starters import SHIM_LOG, shim_argv
 from common.clock import SystemClock
 from common.messages import WorkerOrder
-from tests.agent.worker_house import PATIENCE_S, make_order
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_order, make_workers
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 ORDER = make_order("true")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+house = pytest.fixture(make_workers)
 
 
 class Starter:
@@ -162,3 +164,34 @@ def test_a_shim_of_root_gives_nothing_away_for_a_job(tmp_path: Path) -> None:
     )
     assert target.stat().st_uid == 0
     assert "a job has had access already" in done.stderr
+
+
+async def test_a_directory_is_removed_however_deep_it_is(house: WorkerHouse) -> None:
+    """A job may nest directories without end, and its agent forgets it all the same."""
+    key = await house.start(make_order("true"))
+    await house.until_exited(key)
+    with contextlib.chdir(house.directory(key)):
+        nest()
+    await house.runner.forget(key)
+    assert not house.directory(key).exists()
+
+
+def nest(link: Path = Path("nowhere")) -> None:
+    """Directories in directories from here on, with a link in each, deeper than Python recurses."""
+    for _ in range(1200):
+        Path("d").mkdir()
+        Path("link").symlink_to(link)
+        os.chdir("d")
+
+
+def test_a_link_in_a_deep_directory_is_not_followed(tmp_path: Path) -> None:
+    """What it names is nobody's to remove."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    deep = tmp_path / "worker"
+    deep.mkdir()
+    with contextlib.chdir(deep):
+        nest(link=tmp_path / "kept")
+    remove_directory(deep)
+    assert not deep.exists()
+    assert (tmp_path / "kept" / "file").exists()

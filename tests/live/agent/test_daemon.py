@@ -20,6 +20,7 @@ from tests.agent.daemon_house import (
     end,
     kill_9,
     lend,
+    let_go,
     make_daemon_house,
     order,
     pids,
@@ -193,7 +194,7 @@ async def test_kill_9_of_the_agent_during_a_job_loses_nothing(house: DaemonHouse
     await house.start(config)
     await house.until_phase(KEY, P.RUNNING)
     assert is_alive(pid)
-    house.mark("go").touch()
+    await let_go(house)
     await house.until_phase(KEY, P.EXITED)
     worker = house.worker(KEY)
     assert worker is not None
@@ -223,7 +224,7 @@ async def test_an_agent_that_sees_another_boot_id_ends_nothing_that_runs(
     assert report.boot_id == "the container's"
     assert [worker.phase for worker in report.workers] == [P.RUNNING]
     assert pids(house) == [pid]
-    house.mark("go").touch()
+    await let_go(house)
     await house.until_phase(KEY, P.EXITED)
 
 
@@ -235,8 +236,8 @@ async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_one(
     agent = await house.start(config)
     pid = await waiting_worker(house)
     await kill_9(agent)
-    house.mark("go").touch()
-    await house.until(lambda: not is_alive(pid), "the worker has ended")
+    await let_go(house)
+    assert not is_alive(pid)
     await house.start(config)
     await house.until_phase(KEY, P.EXITED)
     worker = house.worker(KEY)
@@ -255,8 +256,8 @@ async def test_a_worker_that_ends_while_nats_is_dead_is_told_until_it_is_acknowl
     pid = await waiting_worker(house)
     await house.nats.kill()
     killed_at_s, before = house.clock.now_s(), len(house.reports)
-    house.mark("go").touch()
-    await house.until(lambda: not is_alive(pid), "the worker has ended")
+    await let_go(house)
+    assert not is_alive(pid)
     some_periods_s = 1.0
     await house.until(lambda: house.clock.now_s() > killed_at_s + some_periods_s, "time passes")
     back_at_s = house.clock.now_s()

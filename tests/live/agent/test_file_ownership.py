@@ -15,7 +15,7 @@ from agent.storage.ledger import Ledger, exclusive
 from common.model import NodeRole
 from tests.agent.bench import settings
 from tests.agent.daemon_house import DaemonHouse
-from tests.agent.lent_house import home, make_lent, make_quiet_house, role
+from tests.agent.lent_node import home, make_lent, make_quiet_house, role
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

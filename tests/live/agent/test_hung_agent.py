@@ -15,6 +15,7 @@ from agent.storage import node_lock
 from agent.storage.ledger import frame, peek
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, end, lend, make_daemon_house
+from tests.agent.stalling_agent import STALL
 from tests.agent.worker_house import is_alive
 
 R = NodeRole
@@ -144,3 +145,26 @@ async def test_an_agent_that_ends_says_that_it_holds_nothing(house: DaemonHouse)
     assert (said.pid, said.is_running(house.state_dir)) == (agent.pid, True)
     assert await end(agent) == 0
     assert node_lock.read(house.state_dir) is None
+
+
+async def test_a_lent_node_comes_home_from_an_agent_with_a_step_that_never_ends(
+    house: DaemonHouse,
+) -> None:
+    """Its loop turns, so that only what it has begun tells: the last resort ends it like one that
+    hangs, and goes on."""
+    config = house.config(inference=True)
+    agent = await house.start(config, program="tests.agent.stalling_agent")
+    await lend(house, ttl_s=6.0)
+    (config.parent / STALL).touch()  # as on a mount that is gone
+    await house.until(lambda: is_silent(house), "it reports no more")
+    beat = node_lock.read(house.state_dir)
+    await house.until(lambda: node_lock.read(house.state_dir) != beat, "it beats all the same")
+    house.is_renewing = False  # as a coordinator that hears no report
+    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
+    assert house.mark("up").exists()
+    assert await agent.wait() == -signal.SIGKILL
+
+
+def is_silent(house: DaemonHouse) -> bool:
+    """Whether the last report is older than ten periods."""
+    return house.clock.now_s() - house.reports[-1].sequence / 1000 > 2.0

@@ -22,7 +22,7 @@ from agent.lease.renewal import RESORT_LIMIT_S, LastResort
 from agent.shim import files as shim_files
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.keeper_house import CLOCK, KeeperHouse, make_keeper_house
+from tests.agent.last_resort_keeper import CLOCK, KeeperHouse, make_keeper_house
 from tests.agent.worker_house import kill, rss_bytes
 from tests.tables import each_row
 
