@@ -9,29 +9,20 @@ from msgspec.structs import replace
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Preempt, Resize, Start
-from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.schedulers.drf.policy import fewest_victims
 from coordinator.policies.schedulers.mesos.policy import Memory
 from tests.builders import NOW_S
-from tests.policies.machines import cell, decide, job, machine, started
-
-
-def stopped(name: str, snapshot: ClusterSnapshot, memory: bytes = b"") -> list[str]:
-    """Who is preempted in a pass."""
-    found = decide(name, snapshot, memory)
-    return [each.job_id for each in found.decisions if isinstance(each, Preempt)]
-
-
-def with_weights(snapshot: ClusterSnapshot, weights: Mapping[str, float]) -> ClusterSnapshot:
-    """Tenants that weigh so much."""
-    tenants = [TenantView(name=name, weight=weight) for name, weight in sorted(weights.items())]
-    return replace(snapshot, tenants=tuple(tenants))
-
-
-def full(*jobs: JobView, gpus: int = 8) -> ClusterSnapshot:
-    """One node with all of these."""
-    return cell(machine("n0", gpus=gpus, jobs=jobs), jobs=jobs)
-
+from tests.policies.machines import (
+    cell,
+    decide,
+    full,
+    job,
+    machine,
+    started,
+    stopped,
+    with_weights,
+)
 
 # --- DRF ----------------------------------------------------------------------------------------
 
