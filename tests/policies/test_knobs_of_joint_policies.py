@@ -157,13 +157,13 @@ ALONE = {
 
 
 UNSEEN = {
-    "gandiva:defrag_free_ratio": "jobs rest for ten minutes before they move; test_gandiva_moves",
-    "las:spare": "few programs have two optima, and whole rounds hide it; test_time_shares",
-    "pollux:rest_rounds": "a search anew finds what the last one found; test_pollux",
-    "qos-edf:largest": "no job here is slower with more workers; test_qos",
+    "gandiva:defrag_free_ratio": "jobs rest for ten minutes before they move; gandiva/test_migration",
+    "las:spare": "few programs have two optima, and whole rounds hide it; gavel/test_time_shares",
+    "pollux:rest_rounds": "a search anew finds what the last one found; pollux/test_policy",
+    "qos-edf:largest": "no job here is slower with more workers; qos/test_policy",
     "qos-elasticflow:migrates": "no share here lies in pieces that others could clear; "
-    "test_qos_moves",
-    "themis:horizon": "these jobs end within a lease; test_themis_rules",
+    "qos/test_moves",
+    "themis:horizon": "these jobs end within a lease; themis/test_arbiter",
     "yarn-fair:preempts": "no queue here has too little for long; test_yarn",
 }
 """Knobs that decide nothing here, why, and which tests show that they do."""
