@@ -212,7 +212,7 @@ UNSEEN = {
     "claim_ratio": "who waits here for so long has a reservation first; test_aged_claims",
     "claims_most": "never two wide jobs have aged here at once; test_aged_claims",
     "reservation_after_s": "no gang waits here for hours; test_reservations",
-    "waits_for_loan": "its guests wait here for ever, for more than is ever lent; reclaim/test_rules",
+    "waits_for_loan": "its guests wait for ever, for more than is ever lent; reclaim/test_rules",
     "trusts_profiles": "these jobs tell no curve; test_scaling_profiles",
 }
 """Knobs that change no life here, why, and which tests show that they decide something."""

@@ -157,7 +157,7 @@ ALONE = {
 
 
 UNSEEN = {
-    "gandiva:defrag_free_ratio": "jobs rest for ten minutes before they move; gandiva/test_migration",
+    "gandiva:defrag_free_ratio": "jobs rest ten minutes before they move; gandiva/test_migration",
     "las:spare": "few programs have two optima, and whole rounds hide it; gavel/test_time_shares",
     "pollux:rest_rounds": "a search anew finds what the last one found; pollux/test_policy",
     "qos-edf:largest": "no job here is slower with more workers; qos/test_policy",
