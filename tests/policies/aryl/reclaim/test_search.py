@@ -216,14 +216,12 @@ def test_a_tally_counts_what_the_problem_says(problem: Problem, toggled: list[in
 @often
 @given(problems(jobs_max=14), st.randoms(use_true_random=False))
 def test_the_order_of_nodes_does_not_matter(problem: Problem, chance: object) -> None:
-    """The same nodes in any order are the same problem and get the same answer."""
+    """The same nodes in any order are the same problem, and so get the same answer."""
     nodes = list(asked(problem).nodes)
     first = merge(nodes, problem.weights, problem.wanted)
     chance.shuffle(nodes)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     again = merge(nodes, problem.weights, problem.wanted)
     assert again == first
-    mine, others = (solve(m.problem, everybody(m.problem)) for m in (first, again))
-    assert mine == others
 
 
 def test_parts_share_no_job() -> None:
