@@ -28,8 +28,15 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.policies.aryl.lending.midnight_cells import (
+    HOUR_S,
+    cell,
+    hours,
+    lent_node,
+    ten_days,
+    with_home,
+)
 from tests.policies.aryl.lending.test_loan_lifetime_odds import beside_flexible
-from tests.policies.midnight import HOUR_S, cell, hours, lent_node, ten_days, with_home
 from tests.strategies import snapshots
 from tests.tables import each_row
 

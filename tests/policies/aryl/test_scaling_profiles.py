@@ -15,7 +15,16 @@ from coordinator.policies.contract.decisions import Loan, Resize, Start
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_service_view, make_snapshot
-from tests.policies.profiled import DIP, SPEEDUP, decided, node, phase_2, running, size_of, told
+from tests.policies.profiled_jobs import (
+    DIP,
+    SPEEDUP,
+    decided,
+    node,
+    phase_2,
+    running,
+    size_of,
+    told,
+)
 from tests.tables import each_row
 
 

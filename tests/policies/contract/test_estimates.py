@@ -14,7 +14,7 @@ from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import guarded
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
-from tests.policies.profiled import told
+from tests.policies.profiled_jobs import told
 from tests.tables import each_row
 
 CURVE = ((2, 1.0), (4, 1.5), (8, 2.0))

@@ -12,7 +12,7 @@ from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
-from tests.policies.midnight import (
+from tests.policies.aryl.lending.midnight_cells import (
     HOUR_S,
     ONLY_LIFETIMES,
     cell,

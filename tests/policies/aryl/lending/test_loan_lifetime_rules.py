@@ -23,8 +23,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.policies.aryl.lending.test_loan_lifetime_odds import beside_flexible
-from tests.policies.midnight import (
+from tests.policies.aryl.lending.midnight_cells import (
     HOUR_S,
     MIDNIGHT_S,
     ONLY_LIFETIMES,
@@ -35,6 +34,7 @@ from tests.policies.midnight import (
     ten_days,
     with_home,
 )
+from tests.policies.aryl.lending.test_loan_lifetime_odds import beside_flexible
 from tests.tables import each_row
 
 SAMPLE_S = 300.0

@@ -16,10 +16,10 @@ from coordinator.policies.aryl.reclaim.lower_bound import hull
 from coordinator.policies.aryl.reclaim.problem import Problem, lexical_weights, merge, parts
 from coordinator.policies.aryl.reclaim.search import EXCHANGE_EFFORT, solve
 from tests.draws import whole
-from tests.exact_reclaim import Question, solve_in_process
-from tests.exact_reclaim import solve as solve_exactly
+from tests.policies.aryl.reclaim.exact_solver import Question, solve_in_process
+from tests.policies.aryl.reclaim.exact_solver import solve as solve_exactly
+from tests.policies.aryl.reclaim.lent_nodes import CASES
 from tests.policies.hash_seeds import said
-from tests.reclaim_cases import CASES
 
 often = settings(max_examples=100, deadline=None)
 

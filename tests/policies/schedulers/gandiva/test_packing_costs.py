@@ -18,7 +18,7 @@ from coordinator.policies.contract.decisions import Decision, Migrate, Resume
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair, pair_key
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
-from tests.draws import pick, whole, yes_or_no
+from tests.draws import pick, together, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.gandiva.test_policy_costs import GPUS, apart, cell, seated
 
@@ -110,30 +110,37 @@ def test_a_trial_that_nobody_may_have_is_not_looked_for_on_every_gpu(
 # --- nothing else comes of it -------------------------------------------------------------------
 
 
+MEASURED = together((True, False), ("a", "b"), (0.1, 0.5, 0.9), (10, 30, 50, 70, None))
+SEATS = together((1, 1, 2), (True, False))
+TRIED_EACH = [(False, False, False, True)] * 30
+TRIED = together(*TRIED_EACH)
+"""Of 30 pairs each: whether they were tried already."""
+
+
 @st.composite
 def halls(draw: st.DrawFn) -> tuple[ClusterSnapshot, bytes]:
     """Gangs of one and two workers on GPUs of their own or of others, some of which were tried."""
     count, tenants = draw(whole(1, 3)), draw(yes_or_no())
 
     def one(name: str, seat: Sequence[tuple[str, int]], *, computes: bool) -> JobView:
-        job = seated(
-            name, seat, computes=computes, rested=draw(yes_or_no()), tenant=draw(pick("a", "b"))
-        )
-        busy, needs = draw(pick(0.1, 0.5, 0.9)), draw(pick(10, 30, 50, 70, None))
+        rested, tenant, busy, needs = draw(MEASURED)
+        job = seated(name, seat, computes=computes, rested=rested, tenant=tenant)
         return measured(job, busy=busy, needs_bytes=needs)
 
     jobs: list[JobView] = []
     for node in range(count):
         left = [(f"n{node}", gpu) for gpu in range(GPUS)]
         while left:
-            size = draw(pick(1, 1, 2))
+            size, is_shared = draw(SEATS)
             seat, left = left[:size], left[size:]
             jobs.append(one(f"r{len(jobs):02}", seat, computes=True))
-            if draw(yes_or_no()):
+            if is_shared:
                 jobs.append(one(f"s{len(jobs):02}", seat, computes=False))
     found = cell(jobs, count, tenants=("a", "b") if tenants else ())
     has = tuple(replace(node, gpu_memory_bytes=draw(pick(HAS_BYTES, 0))) for node in found.nodes)
-    tried = [pair for pair in combinations(jobs, 2) if draw(whole(0, 3)) == 3]
+    pairs = list(combinations(jobs, 2))
+    drawn = [was for _ in range(-(-len(pairs) // len(TRIED_EACH))) for was in draw(TRIED)]
+    tried = [pair for pair, was in zip(pairs, drawn, strict=False) if was]
     return replace(found, nodes=has), memory_of(found, tried)
 
 

@@ -15,7 +15,7 @@ from coordinator.policies.contract.decisions import Decision, PendingReason, Sta
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
-from tests.draws import pick, whole, yes_or_no
+from tests.draws import together, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.tables import each_row
 
@@ -145,6 +145,14 @@ def test_suspended_jobs_of_one_shape_look_for_vacated_gpus_once() -> None:
 # --- nothing else comes of it -------------------------------------------------------------------
 
 
+GANGS = together(
+    (300.0, 100.0, 5.0), (True, False), (0, 0, 1), ("a", "b"), (1, 1, 2, 4), range(10),
+    (0, 0, 0, 1, 2),
+)  # fmt: skip
+GUESTS = together((1, 2, 4), range(1000))
+NEWCOMERS = together(((1, 1), (1, 1), (2, 1), (4, 1), (1, 2)), ("a", "b"), (0, 0, 1))
+
+
 @st.composite
 def crowds(draw: st.DrawFn) -> ClusterSnapshot:
     """Nodes that are almost full, gangs some of which share GPUs with others in part, of two
@@ -153,40 +161,42 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
     gpus = [(f"n{node}", at) for node in range(count) for at in range(GPUS)]
     jobs: list[JobView] = []
 
-    def gang(seat: Sequence[Gpu], *, computes: bool, grown: Sequence[Gpu] = ()) -> JobView:
+    def gang(
+        drawn: tuple[Any, ...], seat: Sequence[Gpu], *, computes: bool, grown: Sequence[Gpu] = ()
+    ) -> JobView:
         return seated(
             f"r{len(jobs)}",
             seat,
             computes=computes,
-            began_s_ago=draw(pick(300.0, 100.0, 5.0)),
-            rested=draw(yes_or_no()),
+            began_s_ago=drawn[0],
+            rested=drawn[1],
             grown=grown,
-            priority=draw(pick(0, 0, 1)),
-            tenant=draw(pick("a", "b")),
+            priority=drawn[2],
+            tenant=drawn[3],
         )
 
     left = list(gpus)
     while left:
-        size = draw(pick(1, 1, 2, 4))
+        drawn = draw(GANGS)
+        size, free, more = drawn[4:]
         seat, left = left[:size], left[size:]
-        if draw(whole(0, 9)) == 9:
-            continue  # these are free
-        more = draw(pick(0, 0, 0, 1, 2))
+        if free == 9:
+            continue
         grown = [gpu for gpu in left[:more] if gpu[0] == seat[0][0] == seat[-1][0]]
         left = left[len(grown) :]
-        jobs.append(gang(seat, computes=True, grown=grown))
+        jobs.append(gang(drawn, seat, computes=True, grown=grown))
     has = {uuid for job in jobs for each in job.placed for uuid in each.gpu_uuids}
     alone = {
         uuid for job in jobs for each in job.placed if each.is_flexible for uuid in each.gpu_uuids
     }
     base = [gpu for gpu in gpus if GpuUuid(f"{gpu[0]}-{gpu[1]}") in has - alone]
     for _ in range(draw(whole(0, 3))):
-        first, size = draw(whole(0, len(gpus) - 1)), draw(pick(1, 2, 4))
+        size, first = draw(GUESTS)
+        first %= len(gpus)
         if seat := base[first : first + size]:
-            jobs.append(gang(seat, computes=False))
+            jobs.append(gang(draw(GANGS), seat, computes=False))
     for number in range(draw(whole(2, 8))):
-        size, each = draw(pick((1, 1), (1, 1), (2, 1), (4, 1), (1, 2)))
-        tenant, priority = draw(pick("a", "b")), draw(pick(0, 0, 1))
+        (size, each), tenant, priority = draw(NEWCOMERS)
         jobs.append(
             waiting(f"w{number}", size, at_s=number, gpus=each, tenant=tenant, priority=priority)
         )

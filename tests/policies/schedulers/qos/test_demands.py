@@ -24,7 +24,7 @@ from coordinator.policies.schedulers.qos.prediction import Sample, Steps, key_of
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
-from tests.policies.plain_line import PlainLine
+from tests.policies.schedulers.qos.plain_line import PlainLine
 from tests.tables import each_row
 
 KIND = "H100"

@@ -26,7 +26,7 @@ from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
-from tests.policies.type_cells import (
+from tests.policies.schedulers.qos.type_cells import (
     BOTH,
     EXACT,
     asks,

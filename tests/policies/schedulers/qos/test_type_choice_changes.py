@@ -14,7 +14,7 @@ from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.type_choice import Kinds
 from tests.builders import NOW_S, make_node_view
-from tests.policies.type_cells import (
+from tests.policies.schedulers.qos.type_cells import (
     BOTH,
     EXACT,
     asks,

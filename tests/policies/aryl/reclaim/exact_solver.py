@@ -1,6 +1,6 @@
 """The exact reclaim by HiGHS, as a judge of ours: here, or in a process that is killed in time.
 
-    python -m tests.exact_reclaim < problem.json
+    python -m tests.policies.aryl.reclaim.exact_solver < problem.json
 
 A time limit of the solver alone does not hold: on jobs that are spread over many nodes it has run
 tens of seconds past it. So whoever needs an answer in time asks `solve_in_process`.
@@ -85,10 +85,10 @@ def solve_in_process(question: Question, *, kill_after_s: float) -> Exact | None
     """The same in a process of its own; None when it had to be killed."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.exact_reclaim"],
+            [sys.executable, "-m", "tests.policies.aryl.reclaim.exact_solver"],
             input=msgspec.json.encode(question),
             stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[4],
             check=True,
             timeout=kill_after_s,
         )
