@@ -188,7 +188,7 @@ def test_what_is_refused_would_have_changed_no_job_s_life(name: str, text: str) 
     base, *texts = name.split(":")
     made = turned(POLICIES[base], MADE, [*texts, text], is_whole=False)
     add([Added(name=MADE, origin="tests", made=made)])
-    assert _lives_of(MADE) == _lives_of(name)
+    assert _lives_of(MADE) == _lives(name)
 
 
 SEEN = {

@@ -306,7 +306,6 @@ def mean_use(policy: str, tenants: tuple[TenantSettings, ...], seed: int) -> dic
             NodeSpec(name=NodeName(f"n{n}"), home_pool=Pool.TRAINING, gpu_type="H100", gpus=4)
             for n in range(GPUS // 4)
         ],
-        check=True,
     )
     sim.submit(backlog(seed))
     sim.run(SETTLED_S)
@@ -370,7 +369,7 @@ def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
             work_s=300.0 + 7.0 * number,
             tenant=owner,
         )
-        for number in range(40)
+        for number in range(24)
         for owner in leaves
     )
     sim.run(3600.0)

@@ -244,7 +244,6 @@ def mean_use(policy: str, weight: float) -> tuple[float, int]:
             NodeSpec(name=NodeName(f"n{n}"), home_pool=Pool.TRAINING, gpu_type="H100", gpus=4)
             for n in range(2)
         ],
-        check=True,
     )
     sim.submit(
         Submission(
