@@ -2,12 +2,15 @@
 
 Hypothesis checks a strategy and works out its label when it is first drawn from. A composite that
 writes `draw(st.integers(0, 5))` makes a new one for every choice of every example, and half of
-such a property's time goes into that. What is drawn is the same.
+such a property's time goes into that. What is drawn is the same. Each draw costs as well, so many
+choices that belong together are one (`together`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
+from math import prod
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
@@ -49,3 +52,21 @@ def words(least: int, most: int) -> st.SearchStrategy[list[int]]:
 
 def _words(drawn: bytes) -> list[int]:
     return [int.from_bytes(drawn[at : at + 3]) for at in range(0, len(drawn) - 2, 3)]
+
+
+def together(*options: Sequence[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """One value of each of these, as a single draw; made once, where a module is loaded.
+
+    The draw is of bytes: large numbers are not drawn evenly, and small ones are all that comes.
+    """
+    size = prod(map(len, options)).bit_length() // 8 + 2
+
+    def split(drawn: bytes) -> tuple[Any, ...]:
+        number = int.from_bytes(drawn, "big")
+        found: list[Any] = []
+        for values in options:
+            number, at = divmod(number, len(values))
+            found.append(values[at])
+        return tuple(found)
+
+    return st.binary(min_size=size, max_size=size).map(split)

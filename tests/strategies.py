@@ -6,6 +6,7 @@ On some nodes, some GPUs come free for nobody: they are not well, or a stranger 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.draws import pick, whole
+from tests.draws import pick, together, whole
 
 GPU_TYPES = ("H100", "H100", "A100")  # one is common, so that jobs compete
 KINDS = (Preemptibility.FULL, Preemptibility.FULL, Preemptibility.SEMI, Preemptibility.NON)
@@ -43,8 +44,7 @@ ROLES = (
     NodeRole.DRAINING,
     NodeRole.WARMING,
 )
-MULTIPLIERS = st.sampled_from(({}, {"A100": 2}))
-LOADS = st.lists(st.integers(0, 25), max_size=4)
+TAKING = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
 @st.composite
@@ -102,24 +102,21 @@ class _Shell:
         )
 
 
-@st.composite
-def _shells(draw: st.DrawFn) -> list[_Shell]:
-    shells: list[_Shell] = []
-    for number in range(draw(whole(1, 9))):
-        shell = _Shell(
-            f"n{number}",
-            draw(pick(*ROLES)),
-            draw(pick(*GPU_TYPES)),
-            draw(pick(*SERVICES)),
-        )
-        shell.is_reclaimed = shell.role == NodeRole.ON_LOAN and draw(whole(0, 5)) == 0
-        shell.is_cordoned = draw(whole(0, 9)) == 0
-        shell.serving_since_s = draw(pick(0.0, NOW_S - 100.0))
-        if shell.role in (NodeRole.TRAINING, NodeRole.ON_LOAN):
-            shell.is_ill = draw(whole(0, 4)) == 4
-            shell.idle_barred_gpus = draw(whole(0, 2)) if shell.is_ill else 0
-        shells.append(shell)
-    return shells
+NODES = together(
+    ROLES, GPU_TYPES, SERVICES, range(6), range(10), (0.0, NOW_S - 100.0), range(5), range(3)
+)
+
+
+def _shell(number: int, drawn: tuple[Any, ...]) -> _Shell:
+    role, gpu_type, service, reclaimed, cordoned, serving_since_s, ill, barred_gpus = drawn
+    shell = _Shell(f"n{number}", role, gpu_type, service)
+    shell.is_reclaimed = role == NodeRole.ON_LOAN and reclaimed == 0
+    shell.is_cordoned = cordoned == 0
+    shell.serving_since_s = serving_since_s
+    if role in TAKING:
+        shell.is_ill = ill == 4
+        shell.idle_barred_gpus = barred_gpus if shell.is_ill else 0
+    return shell
 
 
 def _may_run(shell: _Shell, job: JobView, gpu_type: str, *, is_flexible: bool) -> bool:
@@ -134,44 +131,71 @@ def _may_run(shell: _Shell, job: JobView, gpu_type: str, *, is_flexible: bool) -
     )
 
 
-@st.composite
-def _jobs(draw: st.DrawFn, name: str, shells: list[_Shell], *, is_running: bool) -> JobView | None:
-    """One job; a running one is put on the shells, and is None where it does not fit."""
-    least = draw(whole(1, 3))
+JOBS = together(
+    range(1, 4),  # fewest workers
+    (0, 2, 6, 1),  # and flexible ones
+    (2, 1, 4, 2, 8),
+    ((), ("H100",), (), ("A100", "H100"), ("B200",)),
+    ({}, {"A100": 2}),
+    (600.0, 2400.0, 12_000.0, 60_000.0),
+    range(6),
+    (0, 0, 0, 1),
+    KINDS,
+    (10.0, 30.0, 60.0, 90.0),
+    range(4),
+    range(3),
+)
+PLACES = together(range(2520), range(27_720), (None, NOW_S - 10.0))
+WORKERS = together(range(2520), range(4), range(6))
+"""Of up to nine nodes each one is as likely, also by the remainder of a number below 2520."""
+
+
+def _job(name: str, drawn: tuple[Any, ...], shells: list[_Shell]) -> JobView:
+    """One that waits."""
+    least, more, gpus, types, multiplier, work_s, came, priority, kind, grace_s, lost, avoids = (
+        drawn
+    )
     job = make_job_view(
         name,
-        workers=(least, least + draw(pick(0, 2, 6, 1))),
-        gpus_per_worker=draw(pick(2, 1, 4, 2, 8)),
-        types=draw(pick((), ("H100",), (), ("A100", "H100"), ("B200",))),
-        multiplier=draw(MULTIPLIERS),
-        remaining_work_s=float(draw(pick(1, 4, 20, 100)) * 600),
-        submitted_at_s=float(draw(whole(0, 5))),
-        priority=draw(pick(0, 0, 0, 1)),
-        preemptibility=draw(pick(*KINDS)),
-        grace_s=draw(pick(10.0, 30.0, 60.0, 90.0)),
-        lost_if_preempted_gpu_s=float(draw(whole(0, 3)) * 100),
+        workers=(least, least + more),
+        gpus_per_worker=gpus,
+        types=types,
+        multiplier=multiplier,
+        remaining_work_s=work_s,
+        submitted_at_s=float(came),
+        priority=priority,
+        preemptibility=kind,
+        grace_s=grace_s,
+        lost_if_preempted_gpu_s=float(lost * 100),
     )
-    if not is_running:
-        avoided = draw(pick((), (), (shells[0].name,))) if shells else ()
-        return replace(job, avoid_nodes=avoided)
-    gpu_type = draw(pick(*GPU_TYPES))
+    return replace(job, avoid_nodes=(shells[0].name,)) if avoids == 2 else job
+
+
+def _running(
+    draw: st.DrawFn, name: str, drawn: tuple[Any, ...], shells: list[_Shell]
+) -> JobView | None:
+    """One that is put on the shells; None where it does not fit."""
+    job = _job(name, drawn, shells)
+    kind, number, last_resized_at_s = draw(PLACES)
+    types = [s.gpu_type for s in shells if s.role in TAKING] or GPU_TYPES
+    gpu_type = types[kind % len(types)]
     span = job.workers_on(gpu_type)
     placed: list[WorkerView] = []
-    count = draw(whole(span.min, span.max))
-    for index in range(count):
+    for index in range(span.min + number % (span.max - span.min + 1)):
         is_flexible = index >= span.min
         fits = [s for s in shells if _may_run(s, job, gpu_type, is_flexible=is_flexible)]
         if not fits:
             break
-        shell = draw(st.sampled_from(fits))
+        at, leaves, barred = draw(WORKERS)
+        shell = fits[at % len(fits)]
         worker = make_worker_view(
             name,
             index,
             shell.name,
             gpus=job.gpus_per_worker,
             is_flexible=is_flexible,
-            is_leaving=is_flexible and draw(whole(0, 7)) == 0,
-            barred_gpus=draw(whole(0, min(2, job.gpus_per_worker))) if shell.is_ill else 0,
+            is_leaving=is_flexible and leaves == 0,
+            barred_gpus=barred % (min(2, job.gpus_per_worker) + 1) if shell.is_ill else 0,
         )
         shell.workers.append(worker)
         placed.append(worker)
@@ -193,48 +217,54 @@ def _jobs(draw: st.DrawFn, name: str, shells: list[_Shell], *, is_running: bool)
         gpu_type=gpu_type,
         placed=placed,
         lost_if_preempted_gpu_s=job.lost_if_preempted_gpu_s,
-        last_resized_at_s=draw(pick(None, NOW_S - 10.0)),
+        last_resized_at_s=last_resized_at_s,
     )
 
 
-@st.composite
-def _services(draw: st.DrawFn, name: str) -> ServiceView:
+LOADS = together(range(5), *[range(26)] * 4)
+HOSTS = together(
+    (Mode.ACT, Mode.ACT, Mode.RECOMMEND, Mode.OBSERVE),
+    range(3),
+    (0.0, 0.02, 0.3),
+    (120.0, 120.0, 400.0),
+    range(10),
+)
+
+
+def _service(draw: st.DrawFn, name: str) -> ServiceView:
     step_s = 300.0
-    loads = draw(LOADS)
+    count, *loads = draw(LOADS)
+    mode, min_serving, headroom_ratio, return_s, recalled = draw(HOSTS)
     samples = [
-        LoadSample(NOW_S - step_s * (len(loads) - 1 - i), float(load))
-        for i, load in enumerate(loads)
+        LoadSample(NOW_S - step_s * (count - 1 - i), float(load))
+        for i, load in enumerate(loads[:count])
     ]
     return make_service_view(
         name,
-        mode=draw(pick(Mode.ACT, Mode.ACT, Mode.RECOMMEND, Mode.OBSERVE)),
-        min_serving=draw(whole(0, 2)),
-        headroom_ratio=draw(pick(0.0, 0.02, 0.3)),
-        return_s=draw(pick(120.0, 120.0, 400.0)),
+        mode=mode,
+        min_serving=min_serving,
+        headroom_ratio=headroom_ratio,
+        return_s=return_s,
         load=samples,
-        is_recalled=draw(whole(0, 9)) == 0,
+        is_recalled=recalled == 0,
     )
 
 
-SHELLS = _shells()
-SERVICES_DRAWN = tuple(_services(name) for name in SERVICES)
+SIZES = together(range(1, 10), range(7), range(7), (0.0, 60.0))
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> ClusterSnapshot:
     """A whole cluster: training and inference nodes, running and waiting jobs, two services."""
-    shells = draw(SHELLS)
-    running = [
-        draw(_jobs(f"r{number}", shells, is_running=True)) for number in range(draw(whole(0, 6)))
-    ]
-    waiting = [
-        draw(_jobs(f"w{number}", shells, is_running=False)) for number in range(draw(whole(0, 6)))
-    ]
+    node_count, running_count, waiting_count, resize_cooldown_s = draw(SIZES)
+    shells = [_shell(number, draw(NODES)) for number in range(node_count)]
+    running = [_running(draw, f"r{n}", draw(JOBS), shells) for n in range(running_count)]
+    waiting = [_job(f"w{n}", draw(JOBS), shells) for n in range(waiting_count)]
     return make_snapshot(
         nodes=[shell.view() for shell in shells],
         jobs=[job for job in (*running, *waiting) if job is not None],
-        services=[draw(service) for service in SERVICES_DRAWN],
-        resize_cooldown_s=draw(pick(0.0, 60.0)),
+        services=[_service(draw, name) for name in SERVICES],
+        resize_cooldown_s=resize_cooldown_s,
     )
 
 

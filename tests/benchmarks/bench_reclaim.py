@@ -31,8 +31,8 @@ from coordinator.policies.aryl.reclaim.rules import choose_at_random, choose_few
 from coordinator.policies.aryl.reclaim.search import solve
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from tests.builders import NOW_S
-from tests.exact_reclaim import Exact, Question, solve_in_process
-from tests.reclaim_cases import CASES, Held, snapshot_of
+from tests.policies.aryl.reclaim.exact_solver import Exact, Question, solve_in_process
+from tests.policies.aryl.reclaim.lent_nodes import CASES, Held, snapshot_of
 
 KILL_AFTER_S = 5.0
 """Beyond the solver's own limit, which it does not always keep; its process starts in less."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.contract.decisions import Allocation, Start
-from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.contract.decisions import Allocation, Preempt, Start
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
 from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
@@ -60,6 +62,17 @@ def cell(*nodes: NodeView, jobs: tuple[JobView, ...], now_s: float = NOW_S) -> C
     return make_snapshot(nodes=nodes, jobs=jobs, now_s=now_s)
 
 
+def full(*jobs: JobView, gpus: int = 8) -> ClusterSnapshot:
+    """One node with all of these."""
+    return cell(machine("n0", gpus=gpus, jobs=jobs), jobs=jobs)
+
+
+def with_weights(snapshot: ClusterSnapshot, weights: Mapping[str, float]) -> ClusterSnapshot:
+    """Tenants that weigh so much."""
+    tenants = [TenantView(name=name, weight=weight) for name, weight in sorted(weights.items())]
+    return replace(snapshot, tenants=tuple(tenants))
+
+
 def started(allocation: Allocation) -> list[str]:
     """Jobs that start, in order."""
     return [d.job_id for d in allocation.decisions if isinstance(d, Start)]
@@ -77,3 +90,9 @@ def placed(allocation: Allocation) -> dict[str, dict[str, int]]:
         for d in allocation.decisions
         if isinstance(d, Start)
     }
+
+
+def stopped(name: str, snapshot: ClusterSnapshot, memory: bytes = b"") -> list[str]:
+    """Who is preempted in a pass."""
+    found = decide(name, snapshot, memory)
+    return [each.job_id for each in found.decisions if isinstance(each, Preempt)]

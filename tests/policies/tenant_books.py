@@ -17,7 +17,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
-from tests.draws import pick
+from tests.draws import together
 from tests.strategies import snapshots
 
 A8 = TenantView(name="a", guarantee_gpus=8)
@@ -78,26 +78,33 @@ def names(decisions: tuple[Decision, ...], kind: type[Start | Preempt | Resize])
 NAMES = ("a", "b", "cx", "cy", "d", "nobody")
 """`c` and `d` are part of `p`, `cx` and `cy` of `c`; nothing is promised to `nobody`."""
 PARENTS = {"p": "", "a": "", "b": "", "c": "p", "d": "p", "cx": "c", "cy": "c"}
-FEW = st.integers(0, 12)
-LIMIT = st.one_of(st.none(), st.integers(0, 8))
+
+
+OWNERS = together(*[NAMES] * 8)
+LIMITS = (*[None] * 9, *range(9))
+RULES = together(range(13), (1.0, 1.0, 3.0), LIMITS, LIMITS)
 
 
 @st.composite
 def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
     """Generated clusters whose jobs belong to tenants in three levels, with limits at each."""
     snapshot = draw(snapshots())
-    jobs = tuple(replace(job, tenant=draw(pick(*NAMES))) for job in snapshot.jobs)
-    promised = {name: draw(FEW) for name in PARENTS}
+    owners = (*draw(OWNERS), *draw(OWNERS))
+    jobs = tuple(
+        replace(job, tenant=owner) for job, owner in zip(snapshot.jobs, owners, strict=False)
+    )
+    rules = {name: draw(RULES) for name in PARENTS}
+    promised = {name: rule[0] for name, rule in rules.items()}
     promised["c"] += promised["cx"] + promised["cy"]
     promised["p"] += promised["c"] + promised["d"]
     tenants = [
         TenantView(
             name=name,
             parent=parent,
-            weight=draw(pick(1.0, 1.0, 3.0)),
+            weight=rules[name][1],
             guarantee_gpus=promised[name],
-            borrow_limit_gpus=draw(LIMIT),
-            lend_limit_gpus=draw(LIMIT),
+            borrow_limit_gpus=rules[name][2],
+            lend_limit_gpus=rules[name][3],
         )
         for name, parent in PARENTS.items()
     ]

@@ -1,4 +1,4 @@
-"""Who may name a policy: neither the engine nor the simulator."""
+"""Who may name a policy: neither the engine nor the simulator. And each part has several users."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
+
 from coordinator.policies.names import DEFAULT, YARDSTICK
 from coordinator.policies.registry import POLICIES
 from coordinator.sim.inputs.failure_sources import FailureSource
 from tests.tables import each_row
 
 ROOT = Path(__file__).parents[2] / "coordinator"
+
+
 SOURCES = sorted(path for floor in ("engine", "sim") for path in (ROOT / floor).rglob("*.py"))
+
 
 NO_POLICIES = {("failure_sources.py", FailureSource.PHILLY.value)}
 """What is spelled like a policy and is none: the table of failures of the Philly study."""
@@ -63,3 +68,16 @@ def test_a_docstring_may_name_policies() -> None:
 def test_the_policies_that_drivers_mean_exist() -> None:
     """The one that decides where nothing is said, and the one that others are measured by."""
     assert {DEFAULT, YARDSTICK} <= POLICIES.keys()
+
+
+PARTS = "coordinator.policies.parts"
+
+
+def test_a_part_has_at_least_two_users() -> None:
+    """A module that one scheduler alone imports belongs into that scheduler's folder."""
+    graph = grimp.build_graph("coordinator", include_external_packages=False, cache_dir=None)
+    users = {
+        part: graph.find_modules_that_directly_import(part) for part in graph.find_children(PARTS)
+    }
+    assert users
+    assert {part: sorted(found) for part, found in users.items() if len(found) < 2} == {}

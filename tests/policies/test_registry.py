@@ -30,6 +30,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.policies.families import FAMILIES, family
 from tests.policies.hash_seeds import said
 
 
@@ -312,3 +313,8 @@ def test_decisions_repeat_whatever_the_hash_seed() -> None:
     digests = said(DIGEST)
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64
+
+
+def test_no_family_of_policies_is_without_one_in_the_sample() -> None:
+    """A scheduler that is added has a place of its own, and comes in with it."""
+    assert {family(name) for name in FAMILIES} == {family(name) for name in POLICIES}

@@ -1,4 +1,5 @@
-"""Jobs that were preempted lately: whose turn cannot be ended yet, and when it can."""
+"""Cooldowns: whose turn cannot be ended yet after a preemption, and how the measured cost of
+resizes puts off the next one."""
 
 from __future__ import annotations
 
@@ -7,10 +8,18 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.snapshot import ClusterSnapshot
+from coordinator.policies.contract.cooldown import RESTS_PER_COST, resizable_at_s
+from coordinator.policies.contract.decisions import Decision, Preempt, Resize, Start, placed_count
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot
+from tests.builders import (
+    NOW_S,
+    make_cluster,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.engine.house import House
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
@@ -107,3 +116,54 @@ def test_a_long_wait_uses_no_rest_up() -> None:
     played.run(until_s=3000.0)
     borrower = played.engine.state.jobs[JobId("b0")]
     assert (borrower.state, borrower.counts.preemptions) == (JobState.SUCCEEDED, 1)
+
+
+def wide(cost_s: float | None, *, left_s: float) -> ClusterSnapshot:
+    """A job of one to four workers that has one, on a node with three free GPUs.
+
+    left_s: running time left with its one worker; with four it is a quarter.
+    """
+    job = make_job_view(
+        "j",
+        state=JobState.RUNNING,
+        workers=(1, 4),
+        remaining_work_s=left_s,
+        placed=[make_worker_view("j", 0, "n1")],
+    )
+    job = replace(job, resize_cost_s=cost_s)
+    return make_snapshot(nodes=[make_node_view("n1", gpus=4, workers=job.placed)], jobs=[job])
+
+
+def grown(snapshot: ClusterSnapshot, name: str) -> tuple[int, float | None]:
+    """Workers that the job gets, and what its resize is thought to cost in GPU-seconds."""
+    decisions: tuple[Decision, ...] = policy(name).allocate(snapshot, b"").decisions
+    resizes = [decision for decision in decisions if isinstance(decision, Resize)]
+    if not resizes:
+        return 0, None
+    return placed_count(resizes[0].added), resizes[0].predicted_cost_gpu_s
+
+
+@pytest.mark.parametrize("name", ["aryl-elastic", "aryl", "foresight"])
+def test_a_job_grows_where_that_saves_more_than_its_measured_price(name: str) -> None:
+    """100 s left become 25 s with three more: worth 60 s once, not 80 s; else it is 5 s each."""
+    assert grown(wide(60.0, left_s=100.0), name) == (3, 60.0)
+    assert grown(wide(80.0, left_s=100.0), name) == (0, None)
+    assert grown(wide(None, left_s=100.0), name) == (3, 5.0)
+    said = policy(name).standing(
+        wide(80.0, left_s=100.0), b"", wide(80.0, left_s=100.0).jobs[0].job_id
+    )
+    assert any("a resize was measured to cost 80 s" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "rest_s"), [(None, 60.0), (1.0, 60.0), (23.0, 23.0 * RESTS_PER_COST)]
+)
+def test_the_cooldown_grows_with_the_price(cost_s: float | None, rest_s: float) -> None:
+    """Growing takes up no more than a tenth of a job's time; the setting is the least."""
+    snapshot = replace(wide(cost_s, left_s=1e5), resize_cooldown_s=60.0)
+
+    def resized(ago_s: float) -> JobView:
+        return replace(snapshot.jobs[0], last_resized_at_s=NOW_S - ago_s)
+
+    assert resizable_at_s(snapshot, resized(rest_s)) is None
+    assert resizable_at_s(snapshot, resized(rest_s - 1.0)) == pytest.approx(NOW_S + 1.0)

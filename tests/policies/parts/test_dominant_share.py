@@ -18,9 +18,10 @@ from coordinator.policies.parts.dominant_share import (
     dominant,
     together,
 )
-from coordinator.policies.parts.resource_vectors import Vector
+from coordinator.policies.parts.resource_vectors import Vector, total_of
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
+from tests.policies.machines import cell, job, machine
 
 TEN = Vector(10.0, 10.0, 10.0)
 
@@ -295,3 +296,23 @@ def test_turns_do_not_depend_on_what_was_asked_before(counts: list[int], hungry:
 def test_a_dominant_share_is_the_largest_part() -> None:
     """Over a weight; of what there is none of, nobody has a part."""
     assert dominant(Vector(1.0, 5.0, 7.0), Vector(10.0, 10.0, 0.0), 2.0) == 0.25
+
+
+def test_what_is_added_counts_by_its_own_dominant_share() -> None:
+    """Half the GPUs and then half the CPUs are one whole, over a weight: no less than the share of
+    both together; nobody else's changes."""
+    node = machine("n0", gpus=8, cpus=64, memory_gb=64)
+    runs = job("j", gpus=2, cpus=1, memory_gb=1, nodes=("n0",))
+    snapshot = replace(cell(node, jobs=(runs,)), tenants=(TenantView(name="b", weight=2.0),))
+    made = AddedShares(snapshot, total_of(snapshot.nodes))
+    assert (made.of("a"), made.of("b")) == (0.25, 0.0)
+    made.add("b", Vector(4.0, 0.0, 0.0))
+    made.add("b", Vector(0.0, 32.0, 0.0))
+    assert (made.of("a"), made.of("b")) == (0.25, 0.5)
+
+
+def test_the_whole_is_all_that_nodes_have() -> None:
+    """Free or not; of no nodes it is nothing."""
+    nodes = [machine("n0", gpus=8, cpus=64, memory_gb=1), machine("n1", gpus=4, cpus=8)]
+    assert total_of(nodes) == Vector(12.0, 72.0, 1e9)
+    assert total_of([]) == Vector()

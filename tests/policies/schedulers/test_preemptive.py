@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.registry import POLICIES
+from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.schedulers.preemptive import remaining_service, remaining_time
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
@@ -190,3 +192,28 @@ def test_what_a_victim_leaves_over_may_go_to_one_with_more_left() -> None:
 def job_of(snapshot: ClusterSnapshot, name: str) -> JobView:
     """A job of the snapshot by id."""
     return next(job for job in snapshot.jobs if job.job_id == name)
+
+
+def idle(jobs: Iterable[JobView], *, gpus: int = 8) -> ClusterSnapshot:
+    """One idle node, and jobs that wait."""
+    return make_snapshot(nodes=[make_node_view("n0", gpus=gpus)], jobs=jobs)
+
+
+def started_under(name: str, snapshot: ClusterSnapshot) -> list[str]:
+    """Who starts in a pass."""
+    found = policy(name).allocate(snapshot, b"").decisions
+    return [each.job_id for each in found if isinstance(each, Start)]
+
+
+# --- remaining time -----------------------------------------------------------------------------
+
+
+def test_remaining_time_is_work_over_the_base_gang() -> None:
+    """Eight workers with 800 worker-seconds are done in 100 s, before one with 200."""
+    gang = make_job_view("gang", workers=(8, 8), remaining_work_s=800.0)
+    single = make_job_view("single", gpus_per_worker=8, remaining_work_s=200.0)
+    assert started_under("srtf", idle([gang, single])) == ["gang"]
+    # By service it is 800 GPU-seconds against 1,600; with one of 90 s on eight GPUs 720.
+    less = make_job_view("single", gpus_per_worker=8, remaining_work_s=90.0)
+    assert started_under("srsf", idle([gang, single])) == ["gang"]
+    assert started_under("srsf", idle([gang, less])) == ["single"]

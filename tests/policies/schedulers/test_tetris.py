@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Start
-from tests.policies.machines import cell, decide, job, machine, placed, started
+from tests.policies.machines import cell, decide, full, job, machine, placed, started, with_weights
 from tests.tables import each_row
 
 
@@ -161,3 +161,59 @@ def test_tetris_counts_all_workers_of_a_gang_that_starts() -> None:
     )
     snapshot = cell(machine("n0", gpus=8, jobs=jobs), jobs=jobs)
     assert started(decide("tetris:fairness=0.99", snapshot)) == ["gang", "other"]
+
+
+# --- Tetris -------------------------------------------------------------------------------------
+
+EVEN = "tetris:fairness=0"
+
+
+LEFT_ONLY = f"{EVEN}:srtf_weight=1000"
+
+
+def test_tetris_weighs_what_is_left_by_what_a_worker_takes_of_the_cluster() -> None:
+    """Remaining work is time x resources: 4 GPUs for 1,000 s are more than 2 for 1,500 s."""
+    wide = job("wide", gpus=4, work_s=1000.0)
+    narrow = job("narrow", gpus=2, work_s=1500.0, submitted_at_s=1.0)
+    assert started(decide(LEFT_ONLY, full(wide, narrow, gpus=4))) == ["narrow"]
+
+
+def test_tetris_adds_up_the_parts_of_all_resources() -> None:
+    """Half of the GPUs and half of the CPUs are more than five eighths of the GPUs alone."""
+    two = job("two", gpus=4, cpus=32, memory_gb=1, work_s=1000.0)
+    one = job("one", gpus=5, cpus=1, memory_gb=1, work_s=1000.0, submitted_at_s=1.0)
+    snapshot = cell(machine("n0", cpus=64, memory_gb=100), jobs=(two, one))
+    assert started(decide(LEFT_ONLY, snapshot)) == ["one"]
+
+
+def test_tetris_lets_alignment_and_work_left_weigh_alike() -> None:
+    """eps is the ratio of the means: neither term is decided by the unit of the other.
+
+    Mean alignment over mean work left makes the sum of both terms' means 0: a job that aligns twice
+    as well goes first unless it has more than that more to do, in seconds as in years.
+    """
+    for unit_s in (1.0, 1e6):
+        aligned = job("aligned", gpus=4, work_s=3.0 * unit_s)
+        short = job("short", gpus=2, work_s=5.0 * unit_s, submitted_at_s=1.0)
+        assert started(decide(EVEN, full(aligned, short, gpus=4)))[0] == "aligned"
+        long = replace(aligned, remaining_work_s=9.0 * unit_s)
+        assert started(decide(EVEN, full(long, short, gpus=4)))[0] == "short"
+
+
+def test_tetris_counts_what_it_starts_to_its_tenant() -> None:
+    """With f near 1 the worst off goes next, and a tenant that was just served is not."""
+    jobs = tuple(
+        job(f"{tenant}{n}", tenant, gpus=2, submitted_at_s=float(n + 10 * (tenant == "B")))
+        for tenant in ("A", "B")
+        for n in range(4)
+    )
+    found = started(decide("tetris:fairness=0.99", full(*jobs, gpus=8)))
+    assert sorted(found) == ["A0", "A1", "B0", "B1"]
+
+
+def test_tetris_divides_shares_by_weights() -> None:
+    """Weight 3 against 1: of eight jobs that start, A has six."""
+    jobs = tuple(job(f"{tenant}{n}", tenant) for tenant in ("A", "B") for n in range(8))
+    snapshot = with_weights(full(*jobs), {"A": 3.0, "B": 1.0})
+    found = started(decide("tetris:fairness=0.99", snapshot))
+    assert sum(name.startswith("A") for name in found) == 6

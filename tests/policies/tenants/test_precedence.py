@@ -23,11 +23,11 @@ def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
     """Each minute two jobs of one GPU and five minutes come; under every policy a job that needs
     the whole node runs once those that were there before it have ended."""
     played = Cell(name, [TenantSettings(name="a")], nodes=1)
-    small = [Asked(tenant="a", work_s=300.0, at_s=30.0 * n) for n in range(70)]
-    gang = Asked(tenant="a", gpus=8, work_s=2000.0, at_s=600.0, priority=10)
+    small = [Asked(tenant="a", work_s=300.0, at_s=30.0 * n) for n in range(45)]
+    gang = Asked(tenant="a", gpus=8, work_s=2000.0, at_s=300.0, priority=10)
     played.ask([*small, gang])
-    played.run(until_s=2000.0)
-    assert played.engine.state.jobs[JobId("a70")].started_at_s is not None
+    played.run(until_s=1350.0)
+    assert played.engine.state.jobs[JobId("a45")].started_at_s is not None
 
 
 @each_row("name", FAMILIES)

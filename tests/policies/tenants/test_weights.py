@@ -1,7 +1,9 @@
-"""Weights of tenants under every policy: whose turn it is, and that nothing idles for it."""
+"""Weights of tenants under every policy: whose turn it is, also where shares are equal or less than
+one job, and that nothing idles for it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -9,30 +11,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, NodeName, Pool, Preemptibility
+from common.model import JobId, JobState, NodeName, Pool, Preemptibility
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Preempt, Start, Wait
+from coordinator.policies.contract.decisions import (
+    FAIR_SHARE,
+    Allocation,
+    Preempt,
+    Resize,
+    Start,
+    Wait,
+)
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.registry import policy as find_policy
+from coordinator.policies.registry import policy as named
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_spec
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_spec, make_worker_view
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
 from tests.tables import each_row
 
 slow = pytest.mark.slow
+
+
 often = settings(max_examples=100, deadline=None)
 
+
 A3 = TenantView(name="a", weight=3.0)
+
+
 B1 = TenantView(name="b", weight=1.0)
+
 
 STAYING = ("fifo-skip", "sjf", "aryl", "foresight", "tiresias", "themis", "gandiva", "philly")
 """Policies that start whatever fits, and stop nobody for a job like the others."""
+
 
 # --- one pass ---------------------------------------------------------------------------------
 
@@ -256,6 +273,8 @@ def test_no_job_is_stopped_for_weights(policy: str, snapshot: ClusterSnapshot) -
 # --- in the long run --------------------------------------------------------------------------
 
 GPUS = 8
+
+
 SAMPLES, STEP_S, SETTLED_S = 30, 15.0, 150.0
 
 
@@ -287,7 +306,6 @@ def mean_use(policy: str, tenants: tuple[TenantSettings, ...], seed: int) -> dic
             NodeSpec(name=NodeName(f"n{n}"), home_pool=Pool.TRAINING, gpu_type="H100", gpus=4)
             for n in range(GPUS // 4)
         ],
-        check=True,
     )
     sim.submit(backlog(seed))
     sim.run(SETTLED_S)
@@ -311,3 +329,92 @@ def test_a_backlog_settles_at_the_weights(policy: str) -> None:
     tenants = (TenantSettings(name="a", weight=3.0), TenantSettings(name="b"))
     use = mean_use(policy, tenants, seed=1)
     assert use == {"a": pytest.approx(6.0, abs=0.2), "b": pytest.approx(2.0, abs=0.2)}
+
+
+BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")
+"""Policies that serve the tenant that has least."""
+
+
+FLAT = tuple(TenantSettings(name=name) for name in ("t0", "t1", "t2"))
+
+
+NESTED = (
+    TenantSettings(name="a", weight=7.0),
+    TenantSettings(name="a0", parent="a"),
+    TenantSettings(name="t"),
+    *(TenantSettings(name=f"t{number}", parent="t") for number in range(3)),
+)
+
+
+def started(policy: str, tenants: tuple[TenantSettings, ...]) -> Counter[str]:
+    """Jobs by tenant that got their turn within an hour, on two GPUs that all want all the time.
+
+    Each minute there is one job more of each tenant, and each takes about five.
+    """
+    sim = Simulation(
+        EngineSettings(policy=policy, tenants=tenants),
+        [
+            NodeSpec(name=NodeName(f"n{n}"), home_pool=Pool.TRAINING, gpu_type="H100", gpus=1)
+            for n in range(2)
+        ],
+        check=True,
+    )
+    inner = {each.parent for each in tenants}
+    leaves = [each.name for each in tenants if each.name not in inner]
+    sim.submit(
+        Submission(
+            at_s=60.0 * number,
+            job_id=JobId(f"{number:02d}-{owner}"),
+            spec=make_spec(expected_runtime_s=300.0 + 7.0 * number),
+            work_s=300.0 + 7.0 * number,
+            tenant=owner,
+        )
+        for number in range(24)
+        for owner in leaves
+    )
+    sim.run(3600.0)
+    jobs = sim.engine.state.jobs.values()
+    waiting = Counter(job.tenant for job in jobs if job.state == JobState.PENDING)
+    assert set(waiting) == set(leaves), "the backlog has run out"
+    return Counter(job.tenant for job in jobs if job.state != JobState.PENDING)
+
+
+@pytest.mark.slow
+@each_row("policy", BY_THE_TREE)
+def test_equals_take_turns(policy: str) -> None:
+    """Three tenants on two GPUs: where all have none of a GPU that comes free the one whose job
+    waits for longest has it, so that nobody stands behind the same two for ever."""
+    found = started(policy, FLAT)
+    assert sum(found.values()) > 15
+    assert max(found.values()) - min(found[each.name] for each in FLAT) <= 1
+
+
+@pytest.mark.slow
+@each_row("policy", BY_THE_TREE)
+def test_teams_of_a_small_organisation_take_turns(policy: str) -> None:
+    """Its part is less than a GPU for each of its three teams, and its sibling weighs far more."""
+    found = started(policy, NESTED)
+    teams = [found[f"t{number}"] for number in range(3)]
+    assert sum(teams) > 5
+    assert max(teams) - min(teams) <= 1
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_equals_the_one_whose_job_came_first_grows(first: str) -> None:
+    """Under `drf` a single GPU that both could use is nobody's by name."""
+    running = [
+        replace(
+            make_job_view(
+                name,
+                state=JobState.RUNNING,
+                workers=(1, 2),
+                placed=(make_worker_view(name, 0, "n0"),),
+                submitted_at_s=0.0 if name == first else 1.0,
+            ),
+            tenant=name,
+        )
+        for name in ("a", "b")
+    ]
+    there = [make_node_view("n0", gpus=3, workers=[each.placed[0] for each in running])]
+    [grown] = named("drf").allocate(make_snapshot(nodes=there, jobs=running), b"").decisions
+    assert isinstance(grown, Resize) and grown.job_id == first

@@ -62,6 +62,8 @@ class _Block:
     def add(self, start_s: float, end_s: float, gpus: int) -> None:
         """Add this number of free GPUs to its steps that begin in a time span."""
         first, last = bisect_left(self.times, start_s), bisect_left(self.times, end_s)
+        if first == last:
+            return
         if last - first == len(self.times):
             self.more, self.least, self.most = self.more + gpus, self.least + gpus, self.most + gpus
             return
@@ -219,22 +221,23 @@ class Timeline:
         start_s = max(piece.start_s, self.start_s)
         if piece.end_s <= start_s:
             return
-        self._cut(start_s)
-        self._cut(piece.end_s)
-        last = bisect_left(self._starts, piece.end_s)
-        for block in self._blocks[self._holding(start_s) : last]:
+        first, last = self._cut(start_s), self._cut(piece.end_s)
+        for block in self._blocks[first : last + 1]:
             block.add(start_s, piece.end_s, gpus)
 
-    def _cut(self, at_s: float) -> None:
-        """A step begins at an instant, which is not before the first one."""
-        number = self._holding(at_s)
+    def _cut(self, at_s: float) -> int:
+        """A step begins at an instant, which is not before the first one; returns its block."""
+        number = bisect_right(self._starts, at_s) - 1
         block = self._blocks[number]
-        at = bisect_left(block.times, at_s)
-        if at < len(block.times) and block.times[at] == at_s:
-            return
-        block.times.insert(at, at_s)
+        times = block.times
+        at = bisect_left(times, at_s)
+        if at < len(times) and times[at] == at_s:
+            return number
+        times.insert(at, at_s)
         block.free.insert(at, block.free[at - 1])
-        if len(block.times) > 2 * BLOCK_STEPS:
-            other = block.split()
-            self._blocks.insert(number + 1, other)
-            self._starts.insert(number + 1, other.times[0])
+        if len(times) <= 2 * BLOCK_STEPS:
+            return number
+        other = block.split()
+        self._blocks.insert(number + 1, other)
+        self._starts.insert(number + 1, other.times[0])
+        return number + (at >= len(times))

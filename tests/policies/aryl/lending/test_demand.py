@@ -404,3 +404,33 @@ def test_every_lent_node_is_used_and_no_gang_waits_that_a_loan_would_start(
     _, without = put(handed_over(snapshot, set()))
     _, with_all = put(handed_over(snapshot, spare))
     assert with_all <= without
+
+
+def test_no_node_is_lent_for_a_job_that_nodes_could_not_start() -> None:
+    """Others that are like it in all else have theirs, also where it stands before them; and no
+    service keeps a node ready for it alone."""
+    hangs = replace(gang("a-hangs", nodes=1), wants_no_loan=True)
+    assert lent(serving(2), [hangs]) == []
+    assert lent(serving(3), [hangs, gang("b", nodes=1), gang("c", nodes=1)]) == ["n0", "n1"]
+    snapshot = make_snapshot(nodes=serving(1), jobs=[hangs], services=[idle()])
+    said = policy("aryl").not_lent_reasons(snapshot, NodeName("n0"))
+    assert said == policy("aryl").not_lent_reasons(
+        make_snapshot(nodes=serving(1), services=[idle()]), NodeName("n0")
+    )
+
+
+def test_a_job_that_nodes_could_not_start_has_no_node_lent_to_grow() -> None:
+    """It may have what is lent already."""
+    grows = make_job_view(
+        "grows",
+        workers=(1, 4),
+        gpus_per_worker=FULL,
+        remaining_work_s=1e6,
+        placed=(make_worker_view("grows", 0, "t0", gpus=FULL),),
+        state=JobState.RUNNING,
+        is_resizable=True,
+        gpu_type="H100",
+    )
+    for wants_no_loan in (False, True):
+        found = lent(serving(2), [replace(grows, wants_no_loan=wants_no_loan)])
+        assert bool(found) is not wants_no_loan

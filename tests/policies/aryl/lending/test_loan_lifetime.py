@@ -16,7 +16,7 @@ from tests.builders import (
     make_node_view,
     make_worker_view,
 )
-from tests.policies.midnight import (
+from tests.policies.aryl.lending.midnight_cells import (
     HOUR_S,
     MIDNIGHT_S,
     ONLY_LIFETIMES,

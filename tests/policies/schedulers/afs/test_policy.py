@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import pytest
@@ -23,13 +24,7 @@ from coordinator.policies.schedulers.afs.worker_shares import (
     share_by_throughput,
     share_out,
 )
-from tests.builders import (
-    NOW_S,
-    make_job_view,
-    make_node_view,
-    make_snapshot,
-    make_worker_view,
-)
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.tables import each_row
 
 POINTS = st.lists(st.floats(0.05, 1.0), min_size=7, max_size=7)
@@ -372,3 +367,51 @@ def test_a_gang_whose_gpus_are_in_pieces_is_told_so(name: str) -> None:
     wide = make_job_view("wide", gpus_per_worker=4)
     [hold] = policy(name).pending_reasons(make_snapshot(nodes=nodes, jobs=[wide]), b"")
     assert hold.blockers == ("it is its turn, but of 1 worker of 4 GPUs only 0 can be placed",)
+
+
+def idle(jobs: Iterable[JobView], *, gpus: int = 8) -> ClusterSnapshot:
+    """One idle node, and jobs that wait."""
+    return make_snapshot(nodes=[make_node_view("n0", gpus=gpus)], jobs=jobs)
+
+
+def started(name: str, snapshot: ClusterSnapshot) -> list[str]:
+    """Who starts in a pass."""
+    found = policy(name).allocate(snapshot, b"").decisions
+    return [each.job_id for each in found if isinstance(each, Start)]
+
+
+# --- AFS ----------------------------------------------------------------------------------------
+
+
+def test_lyras_cut_of_afs_looks_at_throughput_per_gpu() -> None:
+    """A worker of four GPUs that doubles its job is worth less than one GPU that does (7.4)."""
+    wide, narrow = (
+        Share(job=make_job_view(name, workers=(1, 8), gpus_per_worker=gpus), left_s=1.0, workers=1)
+        for name, gpus in (("wide", 4), ("narrow", 1))
+    )
+    share_by_throughput([wide, narrow], 4)
+    assert (wide.workers, narrow.workers) == (1, 5)
+
+
+def test_lyras_cut_of_afs_measures_speed_in_base_gangs() -> None:
+    """A worker more is all of a gang of one and a quarter of a gang of four."""
+    large, small = (
+        Share(job=make_job_view(name, workers=(least, 8)), left_s=1.0, workers=least)
+        for name, least in (("large", 4), ("small", 1))
+    )
+    share_by_throughput([large, small], 1)
+    assert (large.workers, small.workers) == (4, 2)
+
+
+def test_afs_p_lets_who_started_first_go_on_before_who_never_did() -> None:
+    """Of equal turns the first start counts, then the submission; whoever has none is behind."""
+    jobs = [
+        make_job_view("new", gpus_per_worker=8, submitted_at_s=0.0),
+        replace(make_job_view("late", gpus_per_worker=8), first_started_at_s=NOW_S - 10.0),
+        replace(
+            make_job_view("early", gpus_per_worker=8, submitted_at_s=9.0),
+            first_started_at_s=NOW_S - 90.0,
+        ),
+    ]
+    assert started("afs-p", idle(jobs)) == ["early"]
+    assert started("afs-p", idle(jobs[:2])) == ["late"]

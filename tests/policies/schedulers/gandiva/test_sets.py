@@ -1,4 +1,5 @@
-"""Gandiva in sets: nodes of one gang size, turns in each set, shares by demand, the two faults."""
+"""Gandiva in sets: nodes of one gang size, turns in each set, shares by demand, several GPU types,
+and what a turn costs."""
 
 from __future__ import annotations
 
@@ -7,24 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from common.model import (
-    CheckpointSpec,
-    JobId,
-    JobState,
-    NodeName,
-    Pool,
-    Preemptibility,
-)
+from common.clock import SystemClock
+from common.model import CheckpointSpec, JobId, JobState, NodeName, Pool, Preemptibility
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.node_sets import Class, Division, NodeSet
+from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.cluster import NodeSpec
+from coordinator.sim.run.play import Run, play
+from coordinator.sim.run.runtime import Saves
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import NOW_S, make_spec
+from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_spec,
+    make_worker_view,
+)
 from tests.served import cell, changed, served_job
 
 ONE, FOUR, EIGHT = (Class(gpus, "H100", 1) for gpus in (1, 4, 8))
+
+
 LATER = settings(max_examples=100, deadline=None)
 
 
@@ -322,3 +330,146 @@ def test_equal_jobs_end_within_their_turns_of_one_another(knobs: str, slices: in
     assert {entry.state for entry in entries} == {JobState.SUCCEEDED}
     ends_s = sorted(entry.finished_at_s or 0.0 for entry in entries)
     assert ends_s[-1] - ends_s[0] <= slices * 60.0
+
+
+A100, H100, EIGHT_H100 = Class(4, "A100", 1), Class(4, "H100", 1), Class(8, "H100", 1)
+
+
+def two_types(*sets: NodeSet) -> Division:
+    """A node of each type, h and a, with 4 GPUs."""
+    return Division(
+        sets,
+        gpus={NodeName("h"): 4, NodeName("a"): 4},
+        types={NodeName("h"): "H100", NodeName("a"): "A100"},
+    )
+
+
+def test_a_newcomer_takes_turns_nowhere_while_another_type_has_room() -> None:
+    """The first class with an open set or loose nodes, in its order; then the least loaded set."""
+    found = two_types(nodes(H100, "h", "a"))
+    assert found.place(JobId("b"), [H100, A100], ())
+    assert found.set_of()[JobId("b")].kind == A100
+    full = two_types(nodes(H100, "h", "ab"), nodes(A100, "a", "c"))
+    assert full.place(JobId("d"), [H100, A100], ())
+    assert full.set_of()[JobId("d")].kind == A100
+    assert not full.place(JobId("e"), [EIGHT_H100], ())
+
+
+@pytest.mark.parametrize(
+    ("sets", "moves"),
+    [
+        pytest.param((("h", "ab"),), True, id="to nodes of the other type in no set"),
+        pytest.param((("h", "ab"), ("a", "")), True, id="into a set there that has room"),
+        pytest.param((("h", "ab"), ("a", "c")), False, id="not to wait for a turn there"),
+        pytest.param((("h", "ba"),), False, id="not while it computes"),
+    ],
+)
+def test_who_waits_for_a_turn_moves_on_to_room_on_another_type(
+    sets: tuple[tuple[str, str], ...], moves: bool
+) -> None:
+    """It leaves its set for that; the set stays."""
+    kinds = {"h": H100, "a": A100}
+    found = two_types(*(nodes(kinds[name], name, jobs) for name, jobs in sets))
+    before = found.set_of()[JobId("b")]
+    found.move_on(JobId("b"), before, [H100, A100], ())
+    after = found.set_of()[JobId("b")]
+    assert (after.kind == A100) is moves
+    assert (JobId("b") in before.jobs) is not moves
+    assert JobId("a") in before.jobs
+
+
+def test_nobody_leaves_a_set_for_nodes_of_its_own_class() -> None:
+    """How many nodes a class has is for the shares of all classes to say."""
+    names = {NodeName("h0"): 4, NodeName("h1"): 4}
+    mine = nodes(H100, "h0", "ab")
+    found = Division([mine], gpus=names, types=dict.fromkeys(names, "H100"))
+    found.move_on(JobId("b"), mine, [H100, A100], ())
+    assert found.sets == [mine]
+    assert mine.jobs == ["a", "b"]
+
+
+def test_nobody_moves_on_to_a_node_that_it_avoids() -> None:
+    """It takes its turns where it is."""
+    found = two_types(nodes(H100, "h", "ab"))
+    mine = found.set_of()[JobId("b")]
+    found.move_on(JobId("b"), mine, [H100, A100], (NodeName("a"),))
+    assert found.set_of()[JobId("b")] is mine
+
+
+def test_a_node_that_comes_free_takes_who_waits_longest_for_a_turn() -> None:
+    """Of those that accept its type, in a later pass; whoever has a type goes on with that."""
+    there = [make_node_view("h0"), make_node_view("a0", gpu_type="A100", free_gpus=0)]
+    jobs = [
+        make_job_view(name, gpus_per_worker=8, submitted_at_s=at_s, types=("H100", "A100"))
+        for name, at_s in (("x", 0.0), ("z", 1.0), ("y", 2.0))
+    ]
+    full = make_snapshot(
+        nodes=[there[0], structs.replace(there[1], is_schedulable=False)], jobs=jobs
+    )
+    first = policy("gandiva-sets").allocate(full, b"")
+    assert {made.job_id for made in first.decisions if isinstance(made, Start)} == {"x"}
+    runs = structs.replace(
+        jobs[0],
+        state=JobState.RUNNING,
+        gpu_type="H100",
+        placed=(make_worker_view("x", 0, "h0", gpus=8),),
+    )
+    back = [make_node_view("h0", workers=runs.placed), make_node_view("a0", gpu_type="A100")]
+    snapshot = make_snapshot(nodes=back, jobs=[runs, *jobs[1:]], now_s=NOW_S + 1.0)
+    again = policy("gandiva-sets").allocate(snapshot, first.memory)
+    [start] = again.decisions
+    assert isinstance(start, Start)
+    assert (start.job_id, start.gpu_type) == ("z", "A100")
+
+
+HOUR_S = 3600.0
+
+
+def played(name: str, *, has_delays: bool) -> Run:
+    """Three jobs of an hour on one node that each of them fills."""
+    jobs = tuple(
+        TraceJob(job_id=f"j{at}", submit_s=10.0 * at, duration_s=HOUR_S, gpus=8) for at in range(3)
+    )
+    nodes = (NodeGroup(count=1, gpus=8, gpu_type="V100"),)
+    workload = Workload(name="three", jobs=jobs, loads=(), nodes=nodes, length_s=100.0)
+    options = RunOptions(policy=name, has_delays=has_delays, saves=Saves.ON_REQUEST, check=True)
+    return play(workload, options, clock=SystemClock())
+
+
+def test_turns_leave_most_of_the_time_to_computing() -> None:
+    """With the delays of a real cell at most a fifth goes into stops and starts.
+
+    A minute, which is the paper's turn, is what one stop costs there: nobody would ever be done.
+    """
+    result = played("gandiva-sets", has_delays=True).result
+    assert result.makespan_s <= 1.2 * 3 * HOUR_S
+    assert result.preemptions > 3
+
+
+def test_turns_that_cost_nothing_last_a_slice() -> None:
+    """Where nothing takes time a turn ends after a minute, whatever the ratio."""
+    runs = [
+        played(f"gandiva-sets:least_turn_ratio={ratio}", has_delays=False).result
+        for ratio in (0, 20)
+    ]
+    assert runs[0].preemptions == runs[1].preemptions > 3 * HOUR_S / 60.0 - 10
+
+
+@pytest.mark.parametrize(("after_s", "stops"), [(299.0, []), (301.0, ["new"])])
+def test_a_turn_lasts_by_what_it_took_to_hand_it_over(after_s: float, stops: list[str]) -> None:
+    """Running 15 s after it was given it goes on for twenty times that; priority need not wait."""
+    new = served_job("new", 4)
+    given = policy("gandiva-sets").allocate(cell([new], n0=4), b"")
+    assert [each.job_id for each in given.decisions if isinstance(each, Start)] == ["new"]
+    running = structs.replace(
+        served_job("new", 4, node="n0"), gpu_type="H100", started_at_s=NOW_S + 15.0
+    )
+    jobs = [running, served_job("waits", 4, submitted_at_s=1.0)]
+    memory = (
+        policy("gandiva-sets").allocate(cell(jobs, n0=4, now_s=NOW_S + 20.0), given.memory).memory
+    )
+    later = cell(jobs, n0=4, now_s=NOW_S + 15.0 + after_s)
+    assert changed(later, "gandiva-sets", memory)[0] == stops
+    urgent = [running, structs.replace(jobs[1], priority=1)]
+    later = cell(urgent, n0=4, now_s=NOW_S + 15.0 + after_s)
+    assert changed(later, "gandiva-sets", memory)[0] == ["new"]

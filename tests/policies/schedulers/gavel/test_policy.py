@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState, WorkerRange
+from common.model import JobId, JobState, WorkerRange
 from coordinator.policies.contract.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
@@ -236,3 +238,46 @@ def test_the_simple_form_divides_anew_for_whoever_could_grow() -> None:
     grown = [each.added for each in then.decisions if isinstance(each, Resize)]
     assert [placement.worker_count for added in grown for placement in added] == [1]
     assert then.wake_at_s == pytest.approx(NOW_S + 1200.0)
+
+
+def idle(jobs: Iterable[JobView], *, gpus: int = 8) -> ClusterSnapshot:
+    """One idle node, and jobs that wait."""
+    return make_snapshot(nodes=[make_node_view("n0", gpus=gpus)], jobs=jobs)
+
+
+def started_under(name: str, snapshot: ClusterSnapshot) -> list[str]:
+    """Who starts in a pass."""
+    found = policy(name).allocate(snapshot, b"").decisions
+    return [each.job_id for each in found if isinstance(each, Start)]
+
+
+# --- Gavel's rounds -----------------------------------------------------------------------------
+
+
+def share_of(name: str, jobs: Iterable[JobView], job: str) -> str:
+    """The part of the time that a job should run, as it is told."""
+    snapshot = idle(jobs)
+    made = policy(name)
+    (said, *_) = made.standing(snapshot, made.allocate(snapshot, b"").memory, JobId(job))
+    return said.partition("should run ")[2].partition(" of the time")[0]
+
+
+def test_alone_is_an_equal_part_of_the_gpus_over_the_gang() -> None:
+    """Of eight GPUs each of two has four: half of the time for a gang of eight, all for four.
+
+    rho is then (left / x) / (2 left) and (left / y) / left: equal, and the least, at 1/2 and 1.
+    """
+    jobs = [
+        make_job_view("wide", gpus_per_worker=8, submitted_at_s=NOW_S),
+        make_job_view("half", gpus_per_worker=4, submitted_at_s=NOW_S),
+    ]
+    assert share_of("themis-lp", jobs, "wide") == "50%"
+    assert share_of("themis-lp", jobs, "half") == "100%"
+
+
+@pytest.mark.parametrize("name", ["las", "themis-lp"])
+def test_in_a_round_priority_comes_first(name: str) -> None:
+    """Whoever an operator ranks higher runs, though the other was owed more and came first."""
+    low = make_job_view("a", gpus_per_worker=8, submitted_at_s=NOW_S - 900.0)
+    high = make_job_view("b", gpus_per_worker=8, submitted_at_s=NOW_S, priority=1)
+    assert started_under(name, idle([low, high])) == ["b"]

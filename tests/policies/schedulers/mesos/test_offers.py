@@ -1,119 +1,218 @@
-"""Mesos: what one framework refuses or cannot use comes to the others, in bounded time."""
+"""Offers: who asks, what is declined, what is hoarded for a gang, when a cell stands still."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterable
+
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, NodeName
-from coordinator.policies.contract.decisions import Start
-from coordinator.policies.contract.snapshot import JobView
-from coordinator.policies.registry import policy
-from coordinator.policies.schedulers.mesos.policy import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
-from tests.policies.tenant_books import names
-from tests.policies.tenant_passes import Asked, Cell
-from tests.policies.test_never_told import WHY, cell, gang, small
+from common.model import NodeName
+from coordinator.policies.schedulers.mesos.offers import (
+    Hoards,
+    Refusals,
+    Refused,
+    Still,
+    askers,
+    begun,
+    ends_s,
+)
+from coordinator.policies.tenants.infeasible import Fleet, wish_of
+from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.tables import each_row
+
+N0, N1, N2 = (NodeName(f"n{number}") for number in range(3))
 
 
-def states(played: Cell) -> dict[str, JobState]:
-    """Of all jobs, by name."""
-    return {job_id: job.state for job_id, job in played.engine.state.jobs.items()}
+def refusals(number: int, *, now_s: float = 0.0) -> Refusals:
+    """Those of an allocation, each for five seconds."""
+    return Refusals(number=number, now_s=now_s, refuse_s=5.0)
 
 
-def test_what_is_refused_comes_to_the_others_before_it_is_offered_again() -> None:
-    """A gang waits for a node that is busy for long; smaller jobs run beside it meanwhile."""
-    played = Cell("mesos", (), nodes=2)
-    gang_of_two = Asked(tenant="a", at_s=1.0, workers=(2, 2), gpus=8)
-    ones = [Asked(tenant="d", at_s=at_s, work_s=600.0) for at_s in (10.0, 20.0)]
-    played.ask([Asked(tenant="b", gpus=8, work_s=100000.0), gang_of_two, *ones])
-    played.run(until_s=5000.0)
-    assert states(played) == {
-        "b0": JobState.RUNNING,
-        "a1": JobState.PENDING,
-        "d2": JobState.SUCCEEDED,
-        "d3": JobState.SUCCEEDED,
-    }
+def standing(
+    before: Refused, *, number: int, now_s: float, askers: str, wanted: Iterable[NodeName] = ()
+) -> dict[str, set[NodeName]]:
+    """Whom a later allocation does not ask after which nodes."""
+    later = refusals(number, now_s=now_s)
+    later.stand(before, askers, lambda _: set(wanted))
+    return {asker: set(later.of(asker)) for asker in askers}
 
 
-@pytest.mark.parametrize("tenant", ["a", "d"])
-def test_a_gang_that_can_never_run_hoards_nothing(tenant: str) -> None:
-    """Neither other frameworks nor the jobs behind it wait for it."""
-    played = Cell("mesos", (), nodes=1)
-    never = Asked(tenant="a", workers=(2, 2), gpus=8)
-    played.ask([never, Asked(tenant=tenant, at_s=10.0, work_s=600.0)])
-    played.run(until_s=1000.0)
-    assert states(played) == {"a0": JobState.PENDING, f"{tenant}1": JobState.SUCCEEDED}
+NODES = (make_node_view("n0"), make_node_view("n1", free_gpus=3))
 
 
-def test_it_is_told_that_it_can_never_run() -> None:
-    """The job behind it in its framework starts, and nobody is told to wait for its gang."""
-    made, snapshot = policy("mesos"), cell(gang(), small("late", tenant="a"))
-    assert names(made.allocate(snapshot, b"").decisions, Start) == {"late"}
-    told = {hold.job_id: hold.blockers for hold in made.pending_reasons(snapshot, b"")}
-    assert told[JobId("big")] == (WHY,)
-    assert not any("behind big" in why for why in told.get(JobId("late"), ()))
+WAITS = make_job_view("j")
 
 
-@pytest.mark.parametrize("decliners", ["a", "ac"])
-def test_all_the_others_are_asked_before_one_is_asked_again(decliners: str) -> None:
-    """However short refusals are: frameworks with no share and no use for half a node do not keep
-    it from one that runs something already."""
-    played = Cell("mesos:refuse_s=0.1", (), nodes=2)
-    busy = [Asked(tenant="d", gpus=8, work_s=100000.0), Asked(tenant="d", gpus=4, work_s=100000.0)]
-    wide = [Asked(tenant=tenant, at_s=1.0, gpus=8) for tenant in decliners]
-    played.ask([*busy, *wide, Asked(tenant="d", at_s=10.0, work_s=10000.0)])
-    played.run(until_s=60.0)
-    assert states(played)[JobId(f"d{2 + len(wide)}")] == JobState.RUNNING
+# --- who asks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("oldest", ["a", "b"])
-def test_the_oldest_of_the_hoards_that_lasted_too_long_is_given_back(oldest: str) -> None:
-    """One gives back at a time, and it is not their names that tell which."""
-    wide = [
-        replace(make_job_view(name, workers=(2, 2), gpus_per_worker=2), tenant=name)
-        for name in "ab"
-    ]
-    nodes = {"a": {NodeName("n0"): 2}, "b": {NodeName("n1"): 2}}
-    since_s = {name: NOW_S - (1000.0 if name == oldest else 900.0) for name in "ab"}
-    before = Memory(hoards=nodes, since_s=since_s, number=7)
-    made = policy("mesos").allocate(cell(*wide), msgspec.msgpack.encode(before))
-    after = msgspec.msgpack.decode(made.memory, type=Memory)
-    assert set(after.hoards) == set(after.since_s) == {"a", "b"} - {oldest}
-    assert after.given_back == tuple(nodes[oldest])
+def test_whoever_could_never_run_asks_for_nothing_and_is_told_why() -> None:
+    """The order stays; a line of which nobody could run is none."""
+    fits = [make_job_view(f"j{number}") for number in range(2)]
+    too_large = [make_job_view(f"n{number}", gpus_per_worker=9) for number in range(2)]
+    fleet = Fleet(make_snapshot(nodes=NODES))
+    waiting = {"a": [fits[1], too_large[0], fits[0]], "b": [too_large[1]], "c": []}
+    left, why = askers(waiting, fleet)
+    assert left == {"a": [fits[1], fits[0]]}
+    assert why == {job.job_id: fleet.why_never(wish_of(job)) for job in too_large}
+    assert all(why.values())
 
 
-def pair_of(tenant: str) -> JobView:
-    """A job of two workers of four GPUs each."""
-    return replace(make_job_view(tenant, workers=(2, 2), gpus_per_worker=4), tenant=tenant)
+# --- refusals ---------------------------------------------------------------------------------
 
 
-def test_a_gang_that_starts_leaves_the_next_one_of_its_framework_the_whole_time() -> None:
-    """What is hoarded from then on is for another gang, which has waited for nothing yet."""
-    first = pair_of("a")
-    later = replace(first, job_id=JobId("later"), submitted_at_s=first.submitted_at_s + 1.0)
-    nodes = make_node_view("n0", gpus=4), make_node_view("n1", gpus=8)
-    before = Memory(hoards={"a": {NodeName("n0"): 4}}, since_s={"a": NOW_S - 100.0}, number=7)
-    snapshot = make_snapshot(nodes=nodes, jobs=[first, later])
-    made = policy("mesos").allocate(snapshot, msgspec.msgpack.encode(before))
-    after = msgspec.msgpack.decode(made.memory, type=Memory)
-    assert names(made.decisions, Start) == {"a"}
-    assert after.since_s == {"a": NOW_S}
+def test_what_is_declined_is_not_offered_until_the_refusal_ends() -> None:
+    """Of one asker alone nothing but the time counts."""
+    made = refusals(1)
+    made.add("a", [N1, N0])
+    assert ends_s(made.by_asker) == [5.0, 5.0]
+    assert standing(made.by_asker, number=2, now_s=4.9, askers="a") == {"a": {N0, N1}}
+    assert standing(made.by_asker, number=2, now_s=5.0, askers="a") == {"a": set()}
 
 
-@pytest.mark.parametrize("oldest", ["a", "b"])
-def test_what_one_gives_back_is_offered_first_to_whoever_hoards_for_longest(oldest: str) -> None:
-    """Before one that has nothing yet, whose share is smaller: it would only begin to hoard, and
-    no gang would ever have all of its nodes."""
-    jobs = [pair_of(tenant) for tenant in ("a", "b", "none")]
-    nodes = [make_node_view(f"n{number}", gpus=4) for number in range(3)]
-    before = Memory(
-        hoards={"a": {NodeName("n1"): 4}, "b": {NodeName("n2"): 4}},
-        since_s={name: NOW_S - (90.0 if name == oldest else 50.0) for name in "ab"},
-        given_back=(NodeName("n0"),),
-        number=7,
-    )
-    snapshot = make_snapshot(nodes=nodes, jobs=jobs)
-    made = policy("mesos").allocate(snapshot, msgspec.msgpack.encode(before))
-    assert names(made.decisions, Start) == {oldest}
+def test_a_refusal_holds_until_all_the_others_were_asked() -> None:
+    """However late allocations come: as many of them as there are other askers."""
+    made = refusals(7)
+    made.add("a", [N0])
+    for number, held in ((8, {N0}), (9, {N0}), (10, set[NodeName]())):
+        found = standing(made.by_asker, number=number, now_s=1e6, askers="abc")
+        assert found == {"a": held, "b": set(), "c": set()}
+
+
+def test_a_node_that_is_wanted_after_all_is_refused_for_the_others_turns_only() -> None:
+    """Its time has not ended; once the others were asked it is offered again all the same."""
+    made = refusals(1)
+    made.add("a", [N0, N1])
+    in_turn = standing(made.by_asker, number=2, now_s=1.0, askers="ab", wanted=[N0])
+    after = standing(made.by_asker, number=3, now_s=1.0, askers="ab", wanted=[N0])
+    assert (in_turn["a"], after["a"]) == ({N0, N1}, {N1})
+
+
+def test_whoever_is_gone_refuses_nothing() -> None:
+    """Its refusals are forgotten, and nobody waits for its turn."""
+    made = refusals(1)
+    made.add("gone", [N0])
+    later = refusals(2)
+    later.stand(made.by_asker, ["a"], lambda _: set())
+    assert later.by_asker == {}
+
+
+def test_only_refusals_of_this_allocation_are_new() -> None:
+    """Those that stand from before were known when it began."""
+    made = refusals(1)
+    at_first = made.are_new
+    made.add("a", [N0])
+    assert (at_first, made.are_new) == (False, True)
+    later = refusals(2)
+    later.stand(made.by_asker, "ab", lambda _: set())
+    assert later.of("a") == {N0}
+    assert not later.are_new
+
+
+# --- hoards -----------------------------------------------------------------------------------
+
+
+def hoards(now_s: float = 100.0, **since_s: float) -> Hoards:
+    """Hoards that last for fifty seconds."""
+    return Hoards(since_s, now_s=now_s, hoard_s=50.0)
+
+
+@each_row(
+    ("since_s", "who"),
+    [
+        ({"a": 51.0}, None),
+        ({"a": 50.0}, "a"),
+        ({"a": 40.0, "b": 30.0}, "b"),
+        ({"b": 30.0, "a": 30.0}, "a"),
+    ],
+)
+def test_the_oldest_hoard_that_lasted_too_long_ends(
+    since_s: dict[str, float], who: str | None
+) -> None:
+    """One at a time; of equals the first by name, and none before its time."""
+    assert hoards(**since_s).gives_back == who
+
+
+def test_what_is_offered_adds_up_and_what_is_kept_replaces_it() -> None:
+    """Since when it hoards stays as it was; whoever begins does so now."""
+    made = hoards(a=80.0)
+    for owner in "ab":
+        made.add(owner, N0, 2)
+        made.add(owner, N0, 1)
+        made.add(owner, N1, 4)
+        assert made.of(owner) == {N0: 3, N1: 4}
+        made.keep(owner, {N1: 4})
+    assert made.by_owner == {"a": {N1: 4}, "b": {N1: 4}}
+    assert made.since_s == {"a": 80.0, "b": 100.0}
+
+
+def test_a_gang_that_started_leaves_the_next_one_its_whole_time() -> None:
+    """What is hoarded afterwards is for another gang, from now on."""
+    made = hoards(a=60.0)
+    made.add("a", N0, 1)
+    made.renew("a")
+    made.keep("a", made.of("a"))
+    assert made.since_s == {"a": 100.0}
+
+
+def test_who_gives_back_keeps_nothing() -> None:
+    """It does not count as hoarding before, and nothing is left of it after."""
+    made = hoards(a=10.0, b=90.0)
+    for owner in "ab":
+        made.add(owner, N0, 1)
+    assert [made.is_kept(owner) for owner in "abc"] == [False, True, False]
+    made.end("a")
+    assert (made.by_owner, made.since_s) == ({"b": {N0: 1}}, {"b": 90.0})
+
+
+def test_the_oldest_of_some_is_found_among_those_that_hoard() -> None:
+    """Whoever began first; of equals the first by name, and none where none of them hoards."""
+    made = hoards(a=90.0, b=80.0, c=80.0)
+    assert [made.oldest(among) for among in ("abc", "ca", "a", "d", "")] == ["b", "c", "a"] + [
+        None
+    ] * 2
+
+
+def test_hoards_of_those_that_are_gone_are_forgotten() -> None:
+    """Nobody waits for any of its gangs."""
+    assert begun({"a": 1.0, "b": 2.0}, ["b", "c"]) == {"b": 2.0}
+
+
+# --- a standstill -----------------------------------------------------------------------------
+
+
+def test_a_cell_in_which_nothing_changes_stands_still() -> None:
+    """Since it was seen so first, for as many passes as came after that one."""
+    seen = Still().after(make_snapshot(nodes=NODES, jobs=[WAITS], now_s=10.0))
+    assert (seen.since_s, seen.passes) == (10.0, 0)
+    again = seen.after(make_snapshot(nodes=NODES, jobs=[WAITS], now_s=25.0))
+    assert again == Still(seen.seen, 10.0, 1)
+
+
+@pytest.mark.parametrize("what", ["free", "job", "attempt"])
+def test_whatever_is_free_or_waits_anew_ends_a_standstill(what: str) -> None:
+    """Another count of free GPUs, another job, or another attempt of the same one."""
+    seen = Still().after(make_snapshot(nodes=NODES, jobs=[WAITS], now_s=10.0))
+    nodes, jobs = list(NODES), [WAITS]
+    match what:
+        case "free":
+            nodes[1] = make_node_view("n1", free_gpus=4)
+        case "job":
+            jobs.append(make_job_view("k"))
+        case _:
+            jobs = [replace(WAITS, attempt=WAITS.attempt + 1)]
+    now = seen.after(make_snapshot(nodes=nodes, jobs=jobs, now_s=25.0))
+    assert (now.since_s, now.passes) == (25.0, 0)
+    assert now.seen != seen.seen
+
+
+@pytest.mark.parametrize(
+    ("now_s", "passes", "is_longer"), [(70.1, 5, True), (70.0, 5, False), (70.1, 4, False)]
+)
+def test_a_standstill_is_long_by_its_time_and_by_its_passes(
+    now_s: float, passes: int, is_longer: bool
+) -> None:
+    """Both must be beyond what was asked: passes may come late, or often."""
+    still = Still(since_s=10.0, passes=passes)
+    assert still.outlasts(now_s, least_s=60.0, passes=4) is is_longer

@@ -1,22 +1,169 @@
-"""Pollux over several rounds: jobs grow by what they held, and wide ones share no node."""
+"""Pollux over several rounds: jobs grow by what they held, wide ones share no node, and an
+allocation is mended on the nodes, never worse than a greedy share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.errors import ConfigError
-from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Placement, Preempt
+from common.model import JobId, JobState, Preemptibility
+from coordinator.policies.contract.decisions import Decision, Placement, Preempt, Resize, Start
+from coordinator.policies.contract.free_gpus import FreeGpus, Place, consolidated, present_workers
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.parts.grants import Grant
+from coordinator.policies.parts.pooling import Pool, pools
 from coordinator.policies.registry import policy
-from coordinator.policies.schedulers.pollux.placement import first_to_leave
-from tests.builders import NOW_S, make_node_view
-from tests.draws import whole
-from tests.policies.pollux_world import FAST, ROUND_S, World, added, waiting, worlds
+from coordinator.policies.schedulers.pollux.genetic_search import Genes, Problem, SearchKnobs
+from coordinator.policies.schedulers.pollux.placement import ApartFloor, apart, first_to_leave
+from coordinator.policies.schedulers.pollux.rounds import Asking, workers_after
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.draws import pick, whole, yes_or_no
 from tests.tables import each_row
+
+FAST = "pollux:generations=4:population=8:rest_rounds=0"
+
+
+ROUND_S = 60.0
+
+
+GPUS = 4
+
+
+class World:
+    """Jobs on nodes of four GPUs, to which decisions are applied at once. It judges nothing."""
+
+    def __init__(self, nodes: int, jobs: Iterable[JobView], name: str = FAST) -> None:
+        self.nodes = [f"n{number}" for number in range(nodes)]
+        self.jobs = {job.job_id: job for job in jobs}
+        self.hidden: set[JobId] = set()
+        self.memory = b""
+        self.now_s = NOW_S
+        self._policy = policy(name)
+
+    def __getitem__(self, name: str) -> JobView:
+        return self.jobs[JobId(name)]
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Without those hidden, of which only names are told."""
+        seen = [self.jobs[name] for name in sorted(self.jobs) if name not in self.hidden]
+        workers = [worker for job in seen for worker in job.placed]
+        nodes = [
+            make_node_view(
+                name, gpus=GPUS, workers=[worker for worker in workers if worker.node == name]
+            )
+            for name in self.nodes
+        ]
+        made = make_snapshot(nodes=nodes, jobs=seen, now_s=self.now_s)
+        return replace(made, unseen=frozenset(self.hidden & self.jobs.keys()))
+
+    def next_round(self) -> tuple[Decision, ...]:
+        """What it decides, carried out; the same from the same bytes."""
+        snapshot = self.snapshot()
+        made = self._policy.allocate(snapshot, self.memory)
+        assert made == self._policy.allocate(snapshot, self.memory)
+        for decision in made.decisions:
+            self._apply(decision)
+        self.memory = made.memory
+        self.now_s += ROUND_S
+        return made.decisions
+
+    def _apply(self, decision: Decision) -> None:
+        match decision:
+            case Start():
+                job = self.jobs[decision.job_id]
+                started = replace(
+                    job,
+                    state=JobState.RUNNING,
+                    gpu_type="H100",
+                    attempt=job.attempt + 1,
+                    first_started_at_s=job.first_started_at_s or self.now_s,
+                    is_resizable=job.is_elastic,
+                    placed=added(job, decision.placements, ()),
+                )
+                self.jobs[decision.job_id] = started
+            case Resize():
+                job = self.jobs[decision.job_id]
+                stay = [
+                    each for each in job.placed if each.worker_index not in decision.removed_workers
+                ]
+                self.jobs[decision.job_id] = replace(job, placed=added(job, decision.added, stay))
+            case _:
+                assert isinstance(decision, Preempt)
+                self.stop(decision.job_id)
+
+    def stop(self, name: str) -> None:
+        """A job waits again."""
+        job = self[name]
+        self.jobs[job.job_id] = replace(
+            job, state=JobState.PENDING, gpu_type=None, placed=(), is_resizable=False
+        )
+
+    def pass_between(self) -> None:
+        """Half a round after the last one, it looks at what there is and decides nothing."""
+        self.now_s -= ROUND_S / 2
+        assert self.next_round() == ()
+        self.now_s -= ROUND_S / 2
+
+    def counts(self) -> dict[str, int]:
+        """Workers of each job."""
+        return {name: present_workers(job) for name, job in self.jobs.items()}
+
+    def clashes(self) -> list[str]:
+        """Nodes with workers of two jobs over several nodes."""
+        wide = [
+            nodes for job in self.jobs.values()
+            if len(nodes := {worker.node for worker in job.placed}) > 1
+        ]  # fmt: skip
+        return [name for name in self.nodes if sum(name in nodes for nodes in wide) > 1]
+
+
+def added(
+    job: JobView, placements: Iterable[Placement], stay: Iterable[WorkerView]
+) -> tuple[WorkerView, ...]:
+    """Workers that stay, then those that come: the base gang first, as it has the first indices."""
+    workers = list(stay)
+    for placement in sorted(placements, key=lambda each: each.is_flexible):
+        for _ in range(placement.worker_count):
+            index = max((each.worker_index for each in workers), default=-1) + 1
+            workers.append(
+                make_worker_view(
+                    job.job_id,
+                    index,
+                    placement.node,
+                    gpus=job.gpus_per_worker,
+                    is_flexible=placement.is_flexible,
+                )
+            )
+    return tuple(workers)
+
+
+def waiting(name: str, least: int, most: int, *, gpus: int = 1) -> JobView:
+    """A job that came ten minutes ago."""
+    return make_job_view(
+        name, workers=(least, most), gpus_per_worker=gpus, submitted_at_s=NOW_S - 600.0
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Nodes and jobs of any sizes; a few of them may not be stopped."""
+    jobs: list[JobView] = []
+    for number in range(draw(whole(2, 6))):
+        least = draw(whole(1, 7))
+        job = waiting(
+            f"j{number}", least, least + draw(pick(0, 0, 2, 5, 9)), gpus=draw(pick(1, 1, 2))
+        )
+        is_rigid = draw(whole(0, 5)) == 0
+        preemptibility = Preemptibility.NON if is_rigid else Preemptibility.FULL
+        jobs.append(replace(job, preemptibility=preemptibility))
+    return World(draw(whole(2, 5)), jobs)
 
 
 def disturb(world: World, data: st.DataObject) -> None:
@@ -275,3 +422,60 @@ def test_a_job_that_shrinks_leaves_nodes_where_it_has_fewest_workers() -> None:
     assert first_to_leave(job, 2) == (1, 2)
     assert first_to_leave(job, 3) == (1, 2, 6)
     assert first_to_leave(job, 9) == (1, 2, 3, 4, 5, 6)
+
+
+def asking(snapshot: ClusterSnapshot, place: Place, kind: type[FreeGpus]) -> Asking:
+    """One round of the nodes and jobs of a snapshot."""
+    shared = [pool for pool in pools(snapshot, kind(snapshot)) if pool.jobs]
+
+    def grant(pool: Pool, job: JobView, count: int) -> Grant:
+        return Grant(job=job, workers=count, gpu_type=pool.gpu_type, reason="a test")
+
+    return Asking(
+        snapshot=snapshot,
+        pools=shared,
+        problems=[Problem(SearchKnobs(), pool, snapshot.now_s) for pool in shared],
+        floor=lambda: kind(snapshot),
+        place=place,
+        grant=grant,
+    )
+
+
+@given(worlds(), yes_or_no(), whole(0, 2))
+def test_no_answer_is_worse_than_a_greedy_one_under_the_same_rules(
+    world: World, is_apart: bool, rounds: int
+) -> None:
+    """Whatever is asked, what comes of it on the nodes is worth what comes of a greedy share, and
+    of what there is."""
+    for _ in range(rounds):
+        world.next_round()
+    place: Place = apart if is_apart else consolidated
+    this = asking(world.snapshot(), place, ApartFloor if is_apart else FreeGpus)
+    draw = np.random.default_rng(rounds)
+    for problem in this.problems:  # one, or none where nobody is left who could be stopped
+        asked = problem.repaired(draw.integers(0, problem.most + 1)[None, :], draw)[0]
+        best = this.best([asked])
+        for other in (asked, *problem.seeds()):
+            [worth] = this.tried([other]).worth
+            assert best.worth[0] >= worth
+
+
+def test_what_nodes_do_not_give_is_asked_for_by_others() -> None:
+    """By hand: six each of twelve GPUs are two jobs over n1. One gets four, 2 / (6/6 + 6/4) = 0.8;
+    with the two that this leaves the other one has eight, 2 / (6/8 + 6/4) = 0.89."""
+    world = World(3, [waiting("a", 6, 10), waiting("b", 4, 6)])
+    this = asking(world.snapshot(), apart, ApartFloor)
+    first = this.tried([genes(6, 6)])
+    assert [counts.tolist() for counts in first.had] == [[6, 4]]
+    assert [short.tolist() for short in first.short] == [[False, True]]
+    assert first.worth[0] == pytest.approx(0.8, abs=2e-3)
+    [problem], [asked], [had], [short] = this.problems, first.asked, first.had, first.short
+    assert problem.mended(asked, had, short).tolist() == [8, 4]
+    best = this.best([genes(6, 6)])
+    assert workers_after(best.plan, this.pools[0]).tolist() == [8, 4]
+    assert best.worth[0] == pytest.approx(2 / (6 / 8 + 6 / 4), abs=2e-3)
+
+
+def genes(*counts: int) -> Genes:
+    """Workers of jobs, in order."""
+    return np.array(counts, dtype=np.int64)

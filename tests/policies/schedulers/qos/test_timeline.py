@@ -7,7 +7,7 @@ from functools import partial
 from operator import le
 
 from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
-from tests.policies.plain_line import FlatLine
+from tests.policies.schedulers.qos.plain_line import FlatLine
 from tests.tables import each_row
 
 GPUS = 16

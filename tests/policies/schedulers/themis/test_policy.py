@@ -278,14 +278,23 @@ def left_free(snapshot: ClusterSnapshot, allocation: Allocation) -> dict[str, di
 def test_no_gpu_idles_beside_a_job_that_fits(
     snapshot: ClusterSnapshot, f: float, payment: str
 ) -> None:
-    """Whatever was paid and whoever was left out: who still waits finds no room for its gang."""
+    """Whatever was paid and whoever was left out: who still waits finds no room for its gang, but
+    where room is kept for a higher priority."""
     found = policy(f"themis:f={f}:payment={payment}").allocate(snapshot, b"")
     free = left_free(snapshot, found)
     assert all(gpus >= 0 for nodes in free.values() for gpus in nodes.values())
-    for job in snapshot.jobs:
-        if job.state == JobState.PENDING and job.job_id not in started(found):
+    begun = started(found)
+    left = [
+        job for job in snapshot.jobs if job.state == JobState.PENDING and job.job_id not in begun
+    ]
+    for job in left:
+        if job.priority == max(other.priority for other in left):
             for gpu_type, nodes in free.items():
-                slots = sum(gpus // job.gpus_per_worker for gpus in nodes.values())
+                slots = sum(
+                    gpus // job.gpus_per_worker
+                    for node, gpus in nodes.items()
+                    if node not in job.avoid_nodes
+                )
                 assert not job.accepts(gpu_type) or slots < job.workers_on(gpu_type).min
 
 

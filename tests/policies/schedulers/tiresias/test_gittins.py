@@ -12,6 +12,8 @@ from coordinator.policies.schedulers.tiresias.gittins import gittins_table
 from tests.tables import each_row
 
 often = settings(max_examples=300, deadline=None)
+few = settings(max_examples=60, deadline=None)
+"""Where a formula of one or two numbers is all there is to see."""
 
 histories = st.lists(st.integers(1, 40).map(float), min_size=1, max_size=30).map(tuple)
 ages = st.integers(0, 45 * 8).map(lambda eighths: eighths / 8)
@@ -50,7 +52,7 @@ def test_the_index_is_the_supremum_of_its_definition(
     assert gittins_table(services).index(age) == pytest.approx(expected, rel=1e-6)
 
 
-@often
+@few
 @given(services=histories)
 def test_nothing_is_expected_beyond_all_that_was_seen(services: tuple[float, ...]) -> None:
     """A job older than every sample is last."""
@@ -58,7 +60,7 @@ def test_nothing_is_expected_beyond_all_that_was_seen(services: tuple[float, ...
     assert gittins_table(services).static_index(max(services), 10.0) == 0.0
 
 
-@often
+@few
 @given(service=st.floats(1.0, 1e6), age=st.floats(0.0, 0.99))
 def test_with_one_service_the_index_is_one_over_what_is_left(service: float, age: float) -> None:
     """If all jobs are alike the index is shortest-remaining-first."""
@@ -74,7 +76,7 @@ def test_the_estimate_of_the_public_simulator_does_not_subtract_the_age() -> Non
     assert table.static_index(0.0, 3.0) == 0.0, "nobody ends within the look-ahead"
 
 
-@often
+@few
 @given(services=histories, age=ages)
 def test_with_no_age_and_no_limit_both_estimates_are_the_mean(
     services: tuple[float, ...], age: float
