@@ -195,8 +195,8 @@ async def test_an_array_runs_throttled_fails_by_index_and_is_cancelled_by_range(
     assert max(map(int, house.said("beside"))) <= 3
     shown, _ = await house.aryl("job", "describe", "throttled_4")
     assert f"{array}, task 4" in shown
-    counts = await house.counted()
-    assert (counts["jobs_finished"], counts["jobs_failed"]) == (11, 1)
+    counted = await house.counted()
+    assert (counted["jobs_finished"], counted["jobs_failed"]) == (11, 1)
 
 
 async def test_a_job_runs_where_its_labels_are(house: House) -> None:
