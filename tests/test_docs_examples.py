@@ -29,7 +29,7 @@ from coordinator.demo.nats_server import find_binary
 from coordinator.engine.jobs import array_tasks, numbers
 from coordinator.engine.state.array_entry import ArrayEntry
 from coordinator.service.settings import CoordinatorSettings
-from tests.agent.worker_house import WorkerHouse, make_house, make_order
+from tests.agent.worker_harness import WorkerHarness, make_harness, make_order
 from tests.tables import each_row
 
 ROOT = Path(__file__).parents[1]
@@ -248,14 +248,16 @@ def test_the_example_in_yaml_is_the_same_job(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+async def harness(tmp_path: Path) -> AsyncGenerator[WorkerHarness, None]:
     """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+    async for harness in make_harness(tmp_path / "workers"):
+        yield harness
 
 
 @pytest.mark.slow
-async def test_the_example_goes_on_where_it_was_stopped(house: WorkerHouse, tmp_path: Path) -> None:
+async def test_the_example_goes_on_where_it_was_stopped(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
     """Asked to leave it saves what the shim can verify; the next attempt begins at that step."""
     saves = tmp_path / "saves"
     saves.mkdir()
@@ -266,28 +268,28 @@ async def test_the_example_goes_on_where_it_was_stopped(house: WorkerHouse, tmp_
         workdir=tmp_path,
         checkpoint=saves / "train.json",
     )
-    first = await house.start(order)
+    first = await harness.start(order)
 
     def has_begun(status: WorkerStatus) -> bool:
         return status.progress is not None and status.progress.step >= 1
 
-    await house.until_status(first, has_begun, "its first step")
-    await house.runner.stop(first, StopReason.PREEMPT, 10.0)
-    ended = await house.until_status(
+    await harness.until_status(first, has_begun, "its first step")
+    await harness.runner.stop(first, StopReason.PREEMPT, 10.0)
+    ended = await harness.until_status(
         first, lambda status: status.phase == WorkerPhase.EXITED, "its end"
     )
     assert ended.exit_code == 0
     assert ended.checkpoint is not None
     assert ended.checkpoint.is_verified
     key = msgspec.structs.replace(order.key, attempt=2)
-    second = await house.start(msgspec.structs.replace(order, key=key))
-    await house.until_said(second, f"attempt 2 begins at step {ended.checkpoint.step}\n")
+    second = await harness.start(msgspec.structs.replace(order, key=key))
+    await harness.until_said(second, f"attempt 2 begins at step {ended.checkpoint.step}\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attempt", "says"), [(1, "begins at step 0\n"), (2, "leaves at step")])
 async def test_the_example_can_be_submitted_again(
-    house: WorkerHouse, tmp_path: Path, attempt: int, says: str
+    harness: WorkerHarness, tmp_path: Path, attempt: int, says: str
 ) -> None:
     """A checkpoint of a run that has ended is where another job does not begin, and where a later
     attempt of the same job has nothing left to do."""
@@ -303,13 +305,13 @@ async def test_the_example_can_be_submitted_again(
         checkpoint=checkpoint,
     )
     key = msgspec.structs.replace(order.key, attempt=attempt)
-    started = await house.start(msgspec.structs.replace(order, key=key))
-    await house.until_said(started, says)
+    started = await harness.start(msgspec.structs.replace(order, key=key))
+    await harness.until_said(started, says)
 
 
 @pytest.mark.slow
 async def test_a_lost_attempt_of_the_example_is_not_followed_by_the_end_of_another_run(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The first attempt is lost before it has done anything; the second has all of it to do."""
     checkpoint = tmp_path / "saves" / "train.json"
@@ -320,16 +322,16 @@ async def test_a_lost_attempt_of_the_example_is_not_followed_by_the_end_of_anoth
         sys.executable, "-u", str(EXAMPLES / "train.py"),
         workdir=tmp_path, checkpoint=checkpoint,
     )  # fmt: skip
-    first = await house.start(order)
-    await house.until_said(first, "attempt 1 begins at step 0\n")
+    first = await harness.start(order)
+    await harness.until_said(first, "attempt 1 begins at step 0\n")
     key = msgspec.structs.replace(order.key, attempt=2)
-    second = await house.start(msgspec.structs.replace(order, key=key))
-    await house.until_said(second, "attempt 2 begins at step 0\n")
+    second = await harness.start(msgspec.structs.replace(order, key=key))
+    await harness.until_said(second, "attempt 2 begins at step 0\n")
 
 
 @pytest.mark.slow
 async def test_every_base_worker_of_the_example_leaves_by_itself(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """A job has succeeded when all of them have exited with 0, and nobody tells them to leave. The
     checkpoint of a run that has ended is no end of this one."""
@@ -344,9 +346,9 @@ async def test_every_base_worker_of_the_example_leaves_by_itself(
         )
         for index in range(2)
     ]  # fmt: skip
-    first = [await house.start(order) for order in orders]
-    await house.until_said(first[0], "begins at step 0\n")
-    await house.until_said(first[1], "stands by\n")
+    first = [await harness.start(order) for order in orders]
+    await harness.until_said(first[0], "begins at step 0\n")
+    await harness.until_said(first[1], "stands by\n")
     saved = checkpoint.with_suffix(".new")
     saved.write_text(json.dumps({"step": total_steps - 1}))
     saved.replace(checkpoint)
@@ -355,12 +357,12 @@ async def test_every_base_worker_of_the_example_leaves_by_itself(
     ]
     told_at_s = SystemClock().now_s()
     for order, key in zip(orders, keys, strict=True):
-        await house.start(msgspec.structs.replace(order, key=key))
+        await harness.start(msgspec.structs.replace(order, key=key))
     for key in (*keys, first[1]):
-        ended = await house.until_status(
+        ended = await harness.until_status(
             key, lambda status: status.phase == WorkerPhase.EXITED, "its end"
         )
-        assert ended.exit_code == 0, house.log(key)
+        assert ended.exit_code == 0, harness.log(key)
         assert ended.stop_reason is None
         assert ended.ended_at_s is not None
         assert ended.ended_at_s > told_at_s

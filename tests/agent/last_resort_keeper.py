@@ -9,12 +9,12 @@ from pathlib import Path
 
 from agent.lease.last_resort import KeeperLastResort
 from common.clock import SystemClock
-from tests.agent.worker_house import PATIENCE_S, is_alive, kill
+from tests.agent.worker_harness import PATIENCE_S, is_alive, kill
 
 CLOCK = SystemClock()
 
 
-class KeeperHouse:
+class KeeperHarness:
     """A keeper's file whose command writes down that it ran."""
 
     def __init__(self, directory: Path) -> None:
@@ -56,13 +56,13 @@ class KeeperHouse:
             raise AssertionError(f"not in {PATIENCE_S:g} s: {what}") from None
 
 
-async def make_keeper_house(tmp_path: Path) -> AsyncGenerator[KeeperHouse]:
+async def make_keeper_harness(tmp_path: Path) -> AsyncGenerator[KeeperHarness]:
     """The body of a fixture: a keeper's file; whatever waits at the end of a test is ended."""
-    house = KeeperHouse(tmp_path)
+    harness = KeeperHarness(tmp_path)
     try:
-        yield house
+        yield harness
     finally:
-        for pid in house.keepers():
+        for pid in harness.keepers():
             kill(pid)
 
 

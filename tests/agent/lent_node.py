@@ -15,21 +15,21 @@ from agent.storage.ledger import Ledger, peek
 from common.clock import Clock, SystemClock
 from common.model import Lease, LeaseId, NodeRole, ServiceName
 from common.settings import load
-from tests.agent.daemon_house import DaemonHouse
-from tests.agent.worker_house import PATIENCE_S
+from tests.agent.daemon_harness import DaemonHarness
+from tests.agent.worker_harness import PATIENCE_S
 
 R = NodeRole
 
 
-async def make_quiet_house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
+async def make_quiet_harness(tmp_path: Path) -> AsyncGenerator[DaemonHarness]:
     """The body of a fixture: a node without NATS, which no way home needs; its server answers."""
-    house = DaemonHouse(tmp_path, nats_url="nats://127.0.0.1:4222")
-    server = await asyncio.start_server(house.serve, "127.0.0.1", 0)
-    house.port = server.sockets[0].getsockname()[1]
+    harness = DaemonHarness(tmp_path, nats_url="nats://127.0.0.1:4222")
+    server = await asyncio.start_server(harness.serve, "127.0.0.1", 0)
+    harness.port = server.sockets[0].getsockname()[1]
     try:
-        yield house
+        yield harness
     finally:
-        await asyncio.shield(house.close())
+        await asyncio.shield(harness.close())
         server.close()
         await server.wait_closed()
 
@@ -86,7 +86,7 @@ def with_rules(text: str | None) -> Spoil:
 
 
 async def make_lent(
-    house: DaemonHouse,
+    harness: DaemonHarness,
     *,
     role: NodeRole = R.ON_LOAN,
     left_s: float = -0.1,
@@ -101,11 +101,11 @@ async def make_lent(
 
     ended: the leases that it had and are over.
     """
-    config = house.config(inference=True, node=node)
+    config = harness.config(inference=True, node=node)
     settings = load(config, AgentSettings)
-    house.state_dir.mkdir(exist_ok=True)
+    harness.state_dir.mkdir(exist_ok=True)
     clock = clock or SystemClock()
-    accepted_settings.keep(house.state_dir, settings)
+    accepted_settings.keep(harness.state_dir, settings)
     memory = first_memory(settings, boot_id or clock.boot_id())
     memory.role = memory.desired_role = role
     memory.epoch, memory.generation = epoch, generation
@@ -114,20 +114,20 @@ async def make_lent(
         memory.is_server_stopped = True
         memory.lease = Lease(lease_id=LeaseId("l1-1"), service=ServiceName("chat"), ttl_s=3.0)
         memory.lease_until_s = clock.now_s() + left_s
-    ledger = Ledger(house.state_dir)
+    ledger = Ledger(harness.state_dir)
     await ledger.save(memory)
     ledger.close()
     return config
 
 
-def role(house: DaemonHouse) -> NodeRole:
+def role(harness: DaemonHarness) -> NodeRole:
     """What the node's ledger says."""
-    memory = peek(house.state_dir)
+    memory = peek(harness.state_dir)
     assert memory is not None
     return memory.role
 
 
-async def home(settings: AgentSettings, house: DaemonHouse) -> None:
+async def home(settings: AgentSettings, harness: DaemonHarness) -> None:
     """A way home; one that would go on for ever is an error."""
-    async with house.clock.timeout(PATIENCE_S):
-        await bring_home(settings, fake_nvml=house.fleet)
+    async with harness.clock.timeout(PATIENCE_S):
+        await bring_home(settings, fake_nvml=harness.fleet)

@@ -22,7 +22,7 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import StopReason, WorkerKey
-from tests.agent.bench import page, two_gpus
+from tests.agent.life_harness import page, two_gpus
 from tests.fakes import FakeClock
 
 

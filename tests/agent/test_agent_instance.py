@@ -19,8 +19,8 @@ from common.messages import (
     encode,
 )
 from common.model import NodeRole
-from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import key, order
+from tests.agent.agent_harness import AgentHarness
+from tests.agent.life_harness import key, order
 from tests.service.agents import meanwhile
 
 CELL, NODE = "c1", "n1"
@@ -48,53 +48,53 @@ def logs(instance: str | UnsetType) -> bytes:
 
 async def test_each_start_says_which_one_it_is() -> None:
     """In every report, so that the coordinator can tell two agents apart."""
-    async with AgentHouse(instance="a1") as house:
-        await house.until_role(NodeRole.TRAINING)
-        assert house.report.instance == "a1"
+    async with AgentHarness(instance="a1") as harness:
+        await harness.until_role(NodeRole.TRAINING)
+        assert harness.report.instance == "a1"
 
 
 @pytest.mark.parametrize("instance", [UNSET, "a1"])
 async def test_it_obeys_what_is_meant_for_it_or_for_any(instance: str | UnsetType) -> None:
     """A coordinator that has not heard it yet names nobody."""
-    async with AgentHouse(instance="a1") as house:
-        answer = await house.ask(subjects.node_desired(CELL, NODE), desired(instance))
+    async with AgentHarness(instance="a1") as harness:
+        answer = await harness.ask(subjects.node_desired(CELL, NODE), desired(instance))
         assert decode(answer, DesiredReply).is_accepted
-        assert [held.order.key for held in house.life.workers.held()] == [key()]
-        answer = await house.ask(subjects.node_ledger(CELL, NODE), ledger(instance))
+        assert [held.order.key for held in harness.life.workers.held()] == [key()]
+        answer = await harness.ask(subjects.node_ledger(CELL, NODE), ledger(instance))
         assert [held.key for held in decode(answer, LedgerReply).orders] == [key()]
-        house.runner.kept_logs[key()] = b"step 1"
-        answer = await house.ask(subjects.node_logs(CELL, NODE), logs(instance))
+        harness.runner.kept_logs[key()] = b"step 1"
+        answer = await harness.ask(subjects.node_logs(CELL, NODE), logs(instance))
         assert decode(answer, LogReply).text == "step 1"
 
 
 async def test_a_start_says_which_one_it_follows() -> None:
     """The one that wrote the state directory last, which is over: its lock is free. So the
     coordinator need not wait to hear this one."""
-    async with AgentHouse(instance="a1") as house:
-        await house.until_role(NodeRole.TRAINING)
-        assert (house.report.follows, house.report.period_s) == (None, 1.0)
-        await house.die()
-        async with AgentHouse(instance="a2", before=house, report_period_s=2.0) as again:
+    async with AgentHarness(instance="a1") as harness:
+        await harness.until_role(NodeRole.TRAINING)
+        assert (harness.report.follows, harness.report.period_s) == (None, 1.0)
+        await harness.die()
+        async with AgentHarness(instance="a2", before=harness, report_period_s=2.0) as again:
             await again.until_role(NodeRole.TRAINING)
             assert (again.report.follows, again.report.period_s) == ("a1", 2.0)
             await again.die()
-            async with AgentHouse(instance="a3", before=again) as third:
+            async with AgentHarness(instance="a3", before=again) as third:
                 await third.until_role(NodeRole.TRAINING)
                 assert third.report.follows == "a2"
 
 
 async def test_a_start_that_could_write_nothing_is_followed_by_none() -> None:
     """The next one names the last that did: a proof of what is on disk, and of no more."""
-    async with AgentHouse(instance="a1") as house:
-        await house.until_role(NodeRole.TRAINING)
-        await house.die()
-        async with AgentHouse(instance="a2", before=house) as again:
-            again.ledger.saved = house.ledger.saved
+    async with AgentHarness(instance="a1") as harness:
+        await harness.until_role(NodeRole.TRAINING)
+        await harness.die()
+        async with AgentHarness(instance="a2", before=harness) as again:
+            again.ledger.saved = harness.ledger.saved
             again.ledger.is_full = True
             await again.clock.advance(2.0)
             await again.die()
-            again.ledger.saved = house.ledger.saved
-            async with AgentHouse(instance="a3", before=again) as third:
+            again.ledger.saved = harness.ledger.saved
+            async with AgentHarness(instance="a3", before=again) as third:
                 await third.until_role(NodeRole.TRAINING)
                 assert third.report.follows == "a1"
 
@@ -102,16 +102,16 @@ async def test_a_start_that_could_write_nothing_is_followed_by_none() -> None:
 async def test_it_neither_obeys_nor_answers_what_is_meant_for_another() -> None:
     """Its answer could come before that of the one that was asked, and its start would be a second
     one of the same worker."""
-    async with AgentHouse(instance="a1") as house:
+    async with AgentHarness(instance="a1") as harness:
         for subject, data in (
             (subjects.node_desired(CELL, NODE), desired("b2")),
             (subjects.node_ledger(CELL, NODE), ledger("b2")),
             (subjects.node_logs(CELL, NODE), logs("b2")),
         ):
             with pytest.raises(Unavailable):
-                await meanwhile(house.clock, house.peer.request(subject, data, timeout_s=2.0))
-        assert house.life.workers.held() == []
-        assert (house.life.memory.epoch, house.runner.calls) == (0, [])
+                await meanwhile(harness.clock, harness.peer.request(subject, data, timeout_s=2.0))
+        assert harness.life.workers.held() == []
+        assert (harness.life.memory.epoch, harness.runner.calls) == (0, [])
 
 
 def test_what_is_meant_for_any_agent_names_none_on_the_wire() -> None:

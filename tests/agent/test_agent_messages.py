@@ -26,8 +26,8 @@ from common.messages import (
     encode,
 )
 from common.model import NodeRole, StopReason
-from tests.agent.agent_house import AgentHouse, grant
-from tests.agent.bench import key, order
+from tests.agent.agent_harness import AgentHarness, grant
+from tests.agent.life_harness import key, order
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
@@ -81,33 +81,33 @@ async def test_a_bad_message_is_counted_and_dropped_and_changes_nothing(
     subject: str, how: str
 ) -> None:
     """On every subject that an agent listens to; the agent goes on as if it had not come."""
-    async with AgentHouse() as house:
+    async with AgentHarness() as harness:
         held = order(key(5), gpus=(1,))
-        await house.want(R.TRAINING, held)
-        await house.until_phase(key(5), P.RUNNING)
-        saved, calls = house.ledger.saved, list(house.runner.calls)
-        await house.peer.publish(subject, _spoiled(_good()[subject], how))
-        await house.clock.advance(3.0)
-        assert house.agent.bad_messages == 1
-        assert house.bus.handler_error_count == 0
-        assert (house.ledger.saved, house.runner.calls) == (saved, calls)
-        assert house.phase(key(5)) == P.RUNNING
-        assert house.report.agent == AgentReport(bad_messages=1)
-        await house.want(R.TRAINING, held)
-        await house.until(lambda: house.report.generation == house.generation)
+        await harness.want(R.TRAINING, held)
+        await harness.until_phase(key(5), P.RUNNING)
+        saved, calls = harness.ledger.saved, list(harness.runner.calls)
+        await harness.peer.publish(subject, _spoiled(_good()[subject], how))
+        await harness.clock.advance(3.0)
+        assert harness.agent.bad_messages == 1
+        assert harness.bus.handler_error_count == 0
+        assert (harness.ledger.saved, harness.runner.calls) == (saved, calls)
+        assert harness.phase(key(5)) == P.RUNNING
+        assert harness.report.agent == AgentReport(bad_messages=1)
+        await harness.want(R.TRAINING, held)
+        await harness.until(lambda: harness.report.generation == harness.generation)
 
 
 async def test_a_peer_that_goes_on_being_wrong_fills_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """All it says is counted and reported; the log has a line each period and subject."""
-    async with AgentHouse() as house:
+    async with AgentHarness() as harness:
         for number in range(50):
             for subject in _good():
                 data = msgpack.packb({"v": number + 2})  # each error has other words
-                await house.peer.publish(subject, bytes(data))
-        await house.clock.advance(3.0)
-        assert house.report.agent == AgentReport(bad_messages=150)
+                await harness.peer.publish(subject, bytes(data))
+        await harness.clock.advance(3.0)
+        assert harness.report.agent == AgentReport(bad_messages=150)
         dropped = [line for line in caplog.messages if " dropped: " in line]
         assert [line.split()[2].rpartition(".")[2] for line in dropped] == [
             "desired",
@@ -118,18 +118,18 @@ async def test_a_peer_that_goes_on_being_wrong_fills_no_log(
 
 async def test_every_subject_that_an_agent_listens_to_is_tried_with_bad_messages() -> None:
     """A new subject without such a test fails here."""
-    async with AgentHouse() as house:
-        heard = {s.subject for s in house.network.subscriptions if s.bus is house.bus}
+    async with AgentHarness() as harness:
+        heard = {s.subject for s in harness.network.subscriptions if s.bus is harness.bus}
         assert heard == set(_good())
 
 
 async def test_a_bad_desired_state_is_answered_with_the_field_that_is_wrong() -> None:
     """Whoever asked learns what it did wrong and what counts here."""
-    async with AgentHouse() as house:
-        await house.want(R.TRAINING, epoch=3)
+    async with AgentHarness() as harness:
+        await harness.want(R.TRAINING, epoch=3)
         subject = subjects.node_desired("c1", "n1")
         data = _spoiled(_good()[subject], "wrong type")
-        reply = decode(await house.ask(subject, data), DesiredReply)
+        reply = decode(await harness.ask(subject, data), DesiredReply)
         assert not reply.is_accepted
         assert "$.node" in reply.error
         assert (reply.epoch, reply.generation) == (3, 1)
@@ -138,14 +138,14 @@ async def test_a_bad_desired_state_is_answered_with_the_field_that_is_wrong() ->
 @pytest.mark.parametrize("kind", ["ledger", "logs"])
 async def test_a_question_to_another_node_is_not_answered(kind: str) -> None:
     """What came to the wrong node is a mistake of its sender, counted here."""
-    async with AgentHouse() as house:
+    async with AgentHarness() as harness:
         subject = f"aryl.v1.c1.node.n1.{kind}"
         data = _spoiled(_good()[subject], "other node")
-        asking = asyncio.create_task(house.peer.request(subject, data, timeout_s=1.0))
-        await house.clock.advance(2.0)
+        asking = asyncio.create_task(harness.peer.request(subject, data, timeout_s=1.0))
+        await harness.clock.advance(2.0)
         with pytest.raises(Unavailable, match="no answer"):
             await asking
-        assert house.agent.bad_messages == 1
+        assert harness.agent.bad_messages == 1
 
 
 @each_row("how", ["garbage", "wrong nonce", "other lease", "oversized", "version"])
@@ -166,8 +166,8 @@ async def test_a_bad_answer_to_a_renewal_prolongs_nothing(how: str) -> None:
             case _:
                 return encode(msgspec.structs.replace(good, v=2))
 
-    async with AgentHouse(inference=True) as house:
-        await house.lend()
-        house.renewal = spoiled
-        await house.until(lambda: "ran out" in house.report.detail)
-        await house.until_role(R.SERVING)
+    async with AgentHarness(inference=True) as harness:
+        await harness.lend()
+        harness.renewal = spoiled
+        await harness.until(lambda: "ran out" in harness.report.detail)
+        await harness.until_role(R.SERVING)

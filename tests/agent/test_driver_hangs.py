@@ -17,8 +17,8 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import AgentHouse, NodeHouse
-from tests.agent.bench import key, lease, order
+from tests.agent.agent_harness import AgentHarness, NodeHarness
+from tests.agent.life_harness import key, lease, order
 from tests.agent.models import ModelRunner, running
 
 P, R = WorkerPhase, NodeRole
@@ -37,19 +37,19 @@ class Stillborn(ModelRunner):
 
 
 @pytest.fixture
-async def lent() -> AsyncGenerator[AgentHouse]:
+async def lent() -> AsyncGenerator[AgentHarness]:
     """A node on loan."""
-    async with AgentHouse(inference=True) as house:
-        await house.lend()
-        yield house
+    async with AgentHarness(inference=True) as harness:
+        await harness.lend()
+        yield harness
 
 
 @pytest.fixture
-async def training() -> AsyncGenerator[AgentHouse]:
+async def training() -> AsyncGenerator[AgentHarness]:
     """A node of the training pool."""
-    async with AgentHouse() as house:
-        await house.clock.advance(2.0)
-        yield house
+    async with AgentHarness() as harness:
+        await harness.clock.advance(2.0)
+        yield harness
 
 
 def stop(worker: WorkerKey, grace_s: float = 5.0) -> StopOrder:
@@ -57,9 +57,9 @@ def stop(worker: WorkerKey, grace_s: float = 5.0) -> StopOrder:
     return StopOrder(key=worker, reason=StopReason.CANCEL, grace_s=grace_s)
 
 
-def calls(house: AgentHouse, name: str, worker: WorkerKey) -> int:
+def calls(harness: AgentHarness, name: str, worker: WorkerKey) -> int:
     """How often a worker's runner was asked for something."""
-    return house.runner.calls.count((name, worker))
+    return harness.runner.calls.count((name, worker))
 
 
 def of_neighbour(phase: OrderPhase = OrderPhase.RUN) -> WorkerOrder:
@@ -67,10 +67,10 @@ def of_neighbour(phase: OrderPhase = OrderPhase.RUN) -> WorkerOrder:
     return order(NEIGHBOUR, gpus=(1,), phase=phase)
 
 
-def longest_silence_s(house: AgentHouse, since_s: float) -> float:
+def longest_silence_s(harness: AgentHarness, since_s: float) -> float:
     """Between two reports, and from the last one until now."""
-    told_s = [report.sequence / 1000 for report in house.reports]
-    told_s = [since_s, *(at_s for at_s in told_s if at_s >= since_s), house.clock.now_s()]
+    told_s = [report.sequence / 1000 for report in harness.reports]
+    told_s = [since_s, *(at_s for at_s in told_s if at_s >= since_s), harness.clock.now_s()]
     return max(later - sooner for sooner, later in itertools.pairwise(told_s))
 
 
@@ -78,7 +78,7 @@ def longest_silence_s(house: AgentHouse, since_s: float) -> float:
 
 
 @pytest.mark.parametrize("place", ["check", "check of j1"])
-async def test_a_node_turns_home_while_a_check_hangs(lent: AgentHouse, place: str) -> None:
+async def test_a_node_turns_home_while_a_check_hangs(lent: AgentHarness, place: str) -> None:
     """Within a step of the order, and its service has it back long before the check is over."""
     lent.stall.begin(place)
     await lent.want(R.ON_LOAN, *HANGING, lease=lease())
@@ -92,7 +92,9 @@ async def test_a_node_turns_home_while_a_check_hangs(lent: AgentHouse, place: st
     assert [lent.phase(one.key) for one in HANGING] == [P.EXITED] * 2
 
 
-async def test_a_lease_that_ends_while_a_check_hangs_turns_the_node_home(lent: AgentHouse) -> None:
+async def test_a_lease_that_ends_while_a_check_hangs_turns_the_node_home(
+    lent: AgentHarness,
+) -> None:
     """Nobody has to ask for it."""
     lent.stall.begin("check")
     await lent.want(R.ON_LOAN, *HANGING, lease=lease())
@@ -105,7 +107,7 @@ async def test_a_lease_that_ends_while_a_check_hangs_turns_the_node_home(lent: A
 
 @pytest.mark.parametrize("place", ["check", "start", "stop"])
 async def test_reports_and_renewals_go_on_while_something_hangs(
-    lent: AgentHouse, place: str
+    lent: AgentHarness, place: str
 ) -> None:
     """A node that falls silent would be taken for lost, and its healthy jobs with it."""
     await lent.want(R.ON_LOAN, of_neighbour(), lease=lease())
@@ -126,7 +128,9 @@ async def test_reports_and_renewals_go_on_while_something_hangs(
 
 
 @pytest.mark.parametrize("place", ["check of j1", "start of j1"])
-async def test_what_hangs_delays_no_other_job_of_its_node(training: AgentHouse, place: str) -> None:
+async def test_what_hangs_delays_no_other_job_of_its_node(
+    training: AgentHarness, place: str
+) -> None:
     """Another one starts and stops as if it were alone."""
     training.stall.begin(place)
     await training.want(R.TRAINING, HANGING[0])
@@ -140,7 +144,7 @@ async def test_what_hangs_delays_no_other_job_of_its_node(training: AgentHouse, 
 
 
 async def test_a_shim_that_does_not_take_its_stop_delays_no_other_stop(
-    training: AgentHouse,
+    training: AgentHarness,
 ) -> None:
     """Each is told on its own."""
     await training.want(R.TRAINING, HANGING[0], of_neighbour())
@@ -156,7 +160,7 @@ async def test_a_shim_that_does_not_take_its_stop_delays_no_other_stop(
     assert training.phase(key()) == P.EXITED
 
 
-async def test_files_whose_removal_hangs_are_removed_once(training: AgentHouse) -> None:
+async def test_files_whose_removal_hangs_are_removed_once(training: AgentHarness) -> None:
     """However many steps it takes."""
     await training.want(R.TRAINING, HANGING[0])
     await training.until_phase(key(), P.RUNNING)
@@ -174,7 +178,7 @@ async def test_files_whose_removal_hangs_are_removed_once(training: AgentHouse) 
 # --- what was withdrawn -----------------------------------------------------------------------
 
 
-async def test_a_check_whose_order_was_withdrawn_is_dropped(training: AgentHouse) -> None:
+async def test_a_check_whose_order_was_withdrawn_is_dropped(training: AgentHarness) -> None:
     """Its answer would be nobody's, and whoever looks for it would look for ever."""
     training.stall.begin("check")
     await training.want(R.TRAINING, HANGING[0])
@@ -194,7 +198,9 @@ def checks_under_way() -> int:
     return sum(task.get_name() == "CheckReserve" for task in asyncio.all_tasks())
 
 
-async def test_a_withdrawn_start_that_succeeds_late_leaves_no_worker(training: AgentHouse) -> None:
+async def test_a_withdrawn_start_that_succeeds_late_leaves_no_worker(
+    training: AgentHarness,
+) -> None:
     """It has its GPUs until it is known not to run: nobody else gets them, nor hears of its end."""
     training.stall.begin("start of j1")
     await training.want(R.TRAINING, HANGING[0])
@@ -215,7 +221,7 @@ async def test_a_withdrawn_start_that_succeeds_late_leaves_no_worker(training: A
 
 
 async def test_a_withdrawn_start_that_fails_late_is_a_stop_and_no_fault(
-    training: AgentHouse,
+    training: AgentHarness,
 ) -> None:
     """Whoever ordered the stop has what was asked for."""
     training.runner = training.node.runner = Stillborn()
@@ -233,7 +239,7 @@ async def test_a_withdrawn_start_that_fails_late_is_a_stop_and_no_fault(
 
 
 async def test_no_server_starts_beside_a_worker_that_may_yet_come_to_life(
-    lent: AgentHouse,
+    lent: AgentHarness,
 ) -> None:
     """The node turns home at once, and its service gets it when that start is answered."""
     lent.stall.begin("start")
@@ -252,7 +258,7 @@ async def test_no_server_starts_beside_a_worker_that_may_yet_come_to_life(
 
 
 async def test_a_start_that_was_withdrawn_before_it_began_is_never_made(
-    training: AgentHouse,
+    training: AgentHarness,
 ) -> None:
     """The stop came while the ledger was written."""
     await training.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
@@ -271,14 +277,14 @@ async def test_a_start_that_was_withdrawn_before_it_began_is_never_made(
 # --- a dead agent -----------------------------------------------------------------------------
 
 
-async def died_while_a_check_hangs() -> AgentHouse:
-    """The house of the next agent, for which it still does."""
-    async with AgentHouse(inference=True) as first:
+async def died_while_a_check_hangs() -> AgentHarness:
+    """The harness of the next agent, for which it still does."""
+    async with AgentHarness(inference=True) as first:
         await first.lend()
         first.stall.begin("check")
         await first.want(R.ON_LOAN, *HANGING, lease=lease())
         await first.clock.advance(1.0)
-    after = AgentHouse(inference=True, before=first)
+    after = AgentHarness(inference=True, before=first)
     after.stall.begin("check")
     return after
 
@@ -307,14 +313,14 @@ async def test_an_agent_whose_first_deed_is_a_check_that_hangs_comes_home() -> N
 
 async def test_a_start_that_outlives_its_agent_and_its_order_leaves_no_worker() -> None:
     """The ledger says that it was begun, so the next agent tells it to stop, seen or not."""
-    async with AgentHouse() as first:
+    async with AgentHarness() as first:
         first.stall.begin("start")
         await first.want(R.TRAINING, HANGING[0])
         await first.until(lambda: calls(first, "start", key()) == 1)
         memory = first.ledger.load()
         assert memory is not None
         assert memory.workers[str(key())].is_begun
-    after = AgentHouse(before=first)
+    after = AgentHarness(before=first)
     after.stall.begin("start")
     async with after:
         await after.want(R.TRAINING, stops=(stop(key()),))
@@ -331,11 +337,11 @@ async def test_a_start_that_outlives_its_agent_and_its_order_leaves_no_worker() 
 
 async def test_an_error_that_nobody_expects_ends_the_agent_loudly() -> None:
     """Beside its steps as well as in them: it starts anew, and nothing is left half done."""
-    house = NodeHouse()
-    house.runner.failures = [RuntimeError("broken")]
-    house.accept(R.TRAINING, HANGING[0])
+    harness = NodeHarness()
+    harness.runner.failures = [RuntimeError("broken")]
+    harness.accept(R.TRAINING, HANGING[0])
     with pytest.raises(RuntimeError, match="broken"):
-        await house.turn(3)
+        await harness.turn(3)
 
 
 LIMIT_S = 20.0
@@ -426,10 +432,10 @@ class Play:
     """A lent node, what its coordinator wants, and the moves that change either."""
 
     def __init__(self) -> None:
-        self.house = NodeHouse(inference=True, world=Quiet())
-        self.shims = Shims(self.house.clock)
-        self.house.runner = self.house.node.runner = self.shims
-        self.shims.stall = self.house.stall
+        self.harness = NodeHarness(inference=True, world=Quiet())
+        self.shims = Shims(self.harness.clock)
+        self.harness.runner = self.harness.node.runner = self.shims
+        self.shims.stall = self.harness.stall
         self.orders: dict[WorkerKey, WorkerOrder] = {}
         self.stops: dict[WorkerKey, StopOrder] = {}
         self.role = R.ON_LOAN
@@ -438,17 +444,17 @@ class Play:
     async def move(self, name: str) -> None:
         """One of `MOVES`, then time for a step."""
         await getattr(self, f"_{name}")()
-        self.house.machine.pids = {
+        self.harness.machine.pids = {
             int(gpu.removeprefix("GPU-")): 4000
             for worker, one in self.orders.items()
             if self.shims.is_alive(worker)
             for gpu in one.gpu_uuids
         }
-        await self.house.turn(after_s=0.25)
+        await self.harness.turn(after_s=0.25)
         self.check()
 
     def _tell(self) -> None:
-        self.house.accept(
+        self.harness.accept(
             self.role,
             *(one for one in self.orders.values() if self.role == R.ON_LOAN),
             stops=tuple(self.stops.values()),
@@ -486,9 +492,9 @@ class Play:
     async def _hang(self) -> None:
         self.is_hanging = not self.is_hanging
         if self.is_hanging:
-            self.house.stall.begin("check")
+            self.harness.stall.begin("check")
         else:
-            self.house.stall.end()
+            self.harness.stall.end()
 
     async def _lock(self) -> None:
         self.shims.lock()
@@ -497,18 +503,18 @@ class Play:
         self.shims.live()
 
     async def _wait(self) -> None:
-        await self.house.turn()
+        await self.harness.turn()
 
     async def _die(self) -> None:
-        before, self.has_died = self.house, True
+        before, self.has_died = self.harness, True
         await before.node.close()
-        self.house = NodeHouse(inference=True, world=Quiet(), before=before)
+        self.harness = NodeHarness(inference=True, world=Quiet(), before=before)
         if self.is_hanging:
-            self.house.stall.begin("check")
+            self.harness.stall.begin("check")
 
     def check(self) -> None:
         """What holds after every step."""
-        shims, node = self.shims, self.house
+        shims, node = self.shims, self.harness
         assert max(shims.births.values(), default=0) <= 1
         alive = [worker for worker in self.orders if shims.is_alive(worker)]
         if self.role == R.SERVING:
@@ -538,10 +544,10 @@ class Play:
         for _ in range(4):
             await self.move("wait")
         assert not [worker for worker in self.orders if self.shims.is_alive(worker)]
-        said = {one.key: one.phase for one in self.house.life.workers.reports()}
+        said = {one.key: one.phase for one in self.harness.life.workers.reports()}
         assert all(said.get(worker, P.EXITED) in OVER for worker in self.orders)
-        assert self.house.role() == (R.SERVING if self.role == R.SERVING else R.ON_LOAN)
-        await self.house.node.close()
+        assert self.harness.role() == (R.SERVING if self.role == R.SERVING else R.ON_LOAN)
+        await self.harness.node.close()
 
 
 OFTEN = ("order_one", "order_one", "order_one", "stop", "stop", "lock", "live", "wait", "wait")
@@ -558,7 +564,7 @@ def test_no_order_of_events_leaves_a_worker_that_nobody_holds(moves: list[str]) 
 
     async def play() -> None:
         played = Play()
-        await played.house.lend_with()
+        await played.harness.lend_with()
         for name in moves:
             await played.move(name)
         await played.finish()

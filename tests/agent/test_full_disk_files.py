@@ -26,7 +26,7 @@ from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 from tests.agent.full_disk import SmallDisk, small_disk
-from tests.agent.worker_house import WorkerHouse, kill, make_house, make_order
+from tests.agent.worker_harness import WorkerHarness, kill, make_harness, make_order
 
 P = WorkerPhase
 pytestmark = pytest.mark.slow
@@ -90,56 +90,56 @@ async def test_a_node_on_a_read_only_disk_is_held_by_one_process(disk: SmallDisk
 
 
 @pytest.fixture
-async def house(disk: SmallDisk) -> AsyncGenerator[WorkerHouse]:
+async def harness(disk: SmallDisk) -> AsyncGenerator[WorkerHarness]:
     """Workers whose files are on that disk."""
-    async for house in make_house(disk.path / "workers"):
+    async for harness in make_harness(disk.path / "workers"):
         try:
-            yield house
+            yield harness
         finally:
             disk.empty()
 
 
-async def begin(house: WorkerHouse, out: Path) -> WorkerKey:
+async def begin(harness: WorkerHarness, out: Path) -> WorkerKey:
     """A worker that runs until it is told to go, and says something then."""
-    key = await house.start(make_order("sh", "-c", WAITING, env={"OUT": str(out)}, grace_s=1.0))
-    await house.until_said(key, "begun")
+    key = await harness.start(make_order("sh", "-c", WAITING, env={"OUT": str(out)}, grace_s=1.0))
+    await harness.until_said(key, "begun")
     return key
 
 
 async def test_a_worker_ends_with_its_exit_code_on_a_full_disk(
-    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+    harness: WorkerHarness, disk: SmallDisk, tmp_path: Path
 ) -> None:
     """Its shim keeps room for the last word, and its own log, which cannot grow, is no reason to
     die."""
-    key = await begin(house, tmp_path)
+    key = await begin(harness, tmp_path)
     disk.fill()
     (tmp_path / "go").touch()
-    status = await house.until_exited(key)
+    status = await harness.until_exited(key)
     assert status.exit_code is not None
     assert status.error == ""
     assert status.stop_reason is None
-    assert not (house.directory(key) / shim_files.SPARE_FILE).exists()
+    assert not (harness.directory(key) / shim_files.SPARE_FILE).exists()
 
 
-async def test_a_worker_is_stopped_on_a_full_disk(house: WorkerHouse, disk: SmallDisk) -> None:
+async def test_a_worker_is_stopped_on_a_full_disk(harness: WorkerHarness, disk: SmallDisk) -> None:
     """The order needs no disk, and its end is told with its reason."""
-    key = await house.start(make_order("sleep", "600", grace_s=1.0))
+    key = await harness.start(make_order("sleep", "600", grace_s=1.0))
     disk.fill()
-    await house.runner.stop(key, StopReason.PREEMPT, 1.0)
-    status = await house.until_exited(key)
+    await harness.runner.stop(key, StopReason.PREEMPT, 1.0)
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
 
 
 async def test_a_worker_whose_shim_died_is_over_on_a_full_disk(
-    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+    harness: WorkerHarness, disk: SmallDisk, tmp_path: Path
 ) -> None:
     """Nobody waits for its end to be written before its GPUs are free."""
-    key = await begin(house, tmp_path)
-    shim_pid = house.raw(key)["shim_pid"]
+    key = await begin(harness, tmp_path)
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
     disk.fill()
     kill(shim_pid)
-    status = await house.until_exited(key)
+    status = await harness.until_exited(key)
     assert status.error == SHIM_LOST
 
 
@@ -158,13 +158,13 @@ class Gated:
         self.exit_code = await shim.wait()
 
 
-def runner_of(house: WorkerHouse, starter: ShimStarter) -> ShimRunner:
+def runner_of(harness: WorkerHarness, starter: ShimStarter) -> ShimRunner:
     """A runner whose shims come to life by a test's starter."""
-    return ShimRunner(house.run_dir, clock=house.clock, starter=starter, is_root_allowed=True)
+    return ShimRunner(harness.run_dir, clock=harness.clock, starter=starter, is_root_allowed=True)
 
 
 async def test_a_worker_that_begins_on_a_full_disk_goes_on_and_tells_its_end(
-    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+    harness: WorkerHarness, disk: SmallDisk, tmp_path: Path
 ) -> None:
     """Its shim has the room of its order for the first word, and that of the first word for the
     last."""
@@ -174,29 +174,29 @@ async def test_a_worker_that_begins_on_a_full_disk_goes_on_and_tells_its_end(
             disk.fill()
             await super().start(directory, order)
 
-    runner = runner_of(house, Filling(house.clock))
+    runner = runner_of(harness, Filling(harness.clock))
     order = make_order("sh", "-c", WAITING, env={"OUT": str(tmp_path)})
     await runner.start(order, endpoint="n1:1")
     [status] = await runner.statuses([order.key])
     assert (status.phase, status.error) == (P.RUNNING, "")
-    assert not (house.directory(order.key) / shim_files.SPEC_FILE).exists()
+    assert not (harness.directory(order.key) / shim_files.SPEC_FILE).exists()
     (tmp_path / "go").touch()
-    status = await house.until_exited(order.key)
+    status = await harness.until_exited(order.key)
     assert status.exit_code is not None
     assert (status.error, status.fault) == ("", Fault.NONE)
 
 
 @pytest.mark.parametrize("has_room", [True, False], ids=["in its order", "nowhere"])
 async def test_a_worker_withdrawn_on_a_full_disk_is_over_and_never_begins(
-    house: WorkerHouse, disk: SmallDisk, tmp_path: Path, *, has_room: bool
+    harness: WorkerHarness, disk: SmallDisk, tmp_path: Path, *, has_room: bool
 ) -> None:
     """Its end takes the room of its order; where that has none, the agent keeps the shim out until
     there is room again."""
     starter, mark = Gated(), tmp_path / "ran"
-    runner, order = runner_of(house, starter), make_order("touch", str(mark))
+    runner, order = runner_of(harness, starter), make_order("touch", str(mark))
     starting = asyncio.create_task(runner.start(order, endpoint="n1:1"))
     await starter.asked.wait()
-    directory = house.directory(order.key)
+    directory = harness.directory(order.key)
     if not has_room:
         (directory / "second-name").hardlink_to(directory / shim_files.SPEC_FILE)
     disk.fill()
@@ -205,7 +205,7 @@ async def test_a_worker_withdrawn_on_a_full_disk_is_over_and_never_begins(
     assert not runner.has_shim(order.key)
     assert (directory / shim_files.STATUS_FILE).exists() == has_room
     starter.gate.set()
-    await house.until(lambda: starter.exit_code is not None, "the shim has left")
+    await harness.until(lambda: starter.exit_code is not None, "the shim has left")
     assert starter.exit_code == 0
     disk.empty()
     [status] = await runner.statuses()

@@ -16,8 +16,8 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import STORE_INDEX, JobId, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import NodeHouse
-from tests.agent.bench import key, lease, order, settings
+from tests.agent.agent_harness import NodeHarness
+from tests.agent.life_harness import key, lease, order, settings
 from tests.tables import each_row
 
 R, P = NodeRole, WorkerPhase
@@ -25,12 +25,12 @@ R, P = NodeRole, WorkerPhase
 
 async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None:
     """A short one must not shorten that of the workers after it."""
-    house = NodeHouse(inference=True)
+    harness = NodeHarness(inference=True)
     short, long = order(key(0), gpus=(0,), grace_s=2.0), order(key(1), gpus=(1,), grace_s=25.0)
-    await house.lend_with(short, long)
-    house.accept(R.SERVING)
-    await house.turn()
-    assert house.runner.stops == [
+    await harness.lend_with(short, long)
+    harness.accept(R.SERVING)
+    await harness.turn()
+    assert harness.runner.stops == [
         (key(0), StopReason.PREEMPT, 2.0),
         (key(1), StopReason.PREEMPT, 25.0),
     ]
@@ -38,15 +38,15 @@ async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None
 
 async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home() -> None:
     """The service has its deadline, whatever grace the coordinator gave before; told once."""
-    house = NodeHouse(inference=True, vacate_grace_s=10.0)
-    await house.lend_with(order(grace_s=600.0), until_s=house.clock.now_s() + 40.0)
-    house.runner.is_deaf = True
+    harness = NodeHarness(inference=True, vacate_grace_s=10.0)
+    await harness.lend_with(order(grace_s=600.0), until_s=harness.clock.now_s() + 40.0)
+    harness.runner.is_deaf = True
     stop = StopOrder(key=key(), reason=StopReason.RELEASE, grace_s=600.0)
-    house.accept(R.ON_LOAN, order(grace_s=600.0), stops=(stop,), is_lent=True)
-    await house.turn(2)
-    await house.turn(8, after_s=5.0)
-    assert house.role() == R.VACATING
-    assert house.runner.stops == [
+    harness.accept(R.ON_LOAN, order(grace_s=600.0), stops=(stop,), is_lent=True)
+    await harness.turn(2)
+    await harness.turn(8, after_s=5.0)
+    assert harness.role() == R.VACATING
+    assert harness.runner.stops == [
         (key(), StopReason.RELEASE, 600.0),
         (key(), StopReason.RELEASE, 10.0),
     ]
@@ -54,22 +54,22 @@ async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home(
 
 async def test_what_a_shim_says_of_a_save_is_told_as_a_stage() -> None:
     """The worker had saved long before it left; the store that it left behind saved nothing."""
-    house = NodeHouse(inference=True)
+    harness = NodeHarness(inference=True)
     store = WorkerKey(JobId("j1"), 1, STORE_INDEX)
-    await house.lend_with(order())
-    house.runner.is_deaf = True
-    house.accept(R.SERVING)
-    await house.turn()
-    assert house.role() == R.VACATING
-    began_at_s = house.clock.now_s()
-    await house.turn(4)
-    house.runner.end(key())
-    left = structs.replace(house.runner.known[key()], save_over_at_s=began_at_s + 1.5)
-    house.runner.known[key()] = left
-    house.runner.known[store] = structs.replace(left, key=store, save_over_at_s=began_at_s + 3.0)
-    await house.turn(8)
-    assert house.role() == R.SERVING
-    assert house.life.memory.stage_durations_s["checkpoint"] == pytest.approx(1.5)
+    await harness.lend_with(order())
+    harness.runner.is_deaf = True
+    harness.accept(R.SERVING)
+    await harness.turn()
+    assert harness.role() == R.VACATING
+    began_at_s = harness.clock.now_s()
+    await harness.turn(4)
+    harness.runner.end(key())
+    left = structs.replace(harness.runner.known[key()], save_over_at_s=began_at_s + 1.5)
+    harness.runner.known[key()] = left
+    harness.runner.known[store] = structs.replace(left, key=store, save_over_at_s=began_at_s + 3.0)
+    await harness.turn(8)
+    assert harness.role() == R.SERVING
+    assert harness.life.memory.stage_durations_s["checkpoint"] == pytest.approx(1.5)
 
 
 # --- go home ----------------------------------------------------------------------------------
@@ -77,62 +77,62 @@ async def test_what_a_shim_says_of_a_save_is_told_as_a_stage() -> None:
 
 async def test_a_node_whose_agent_is_dead_goes_home_when_its_lease_is_over() -> None:
     """Workers end, the GPUs are seen free, the server starts, and only then it is routed."""
-    house = NodeHouse(inference=True)
-    await house.lend_with(order(), until_s=house.clock.now_s() + 20.0)
-    house.machine.commands.clear()
-    await house.clock.advance(20.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
+    harness = NodeHarness(inference=True)
+    await harness.lend_with(order(), until_s=harness.clock.now_s() + 20.0)
+    harness.machine.commands.clear()
+    await harness.clock.advance(20.0)
+    going = asyncio.create_task(go_home(harness.node, clock=harness.clock))
+    await harness.until(going.done)
     assert "serving again" in going.result()
-    assert house.role() == R.SERVING
-    assert house.machine.commands == ["start", "route"]
-    assert house.runner.stops == [(key(), StopReason.PREEMPT, 30.0)]
+    assert harness.role() == R.SERVING
+    assert harness.machine.commands == ["start", "route"]
+    assert harness.runner.stops == [(key(), StopReason.PREEMPT, 30.0)]
 
 
 async def test_a_valid_lease_is_left_alone_and_whoever_calls_must_call_again() -> None:
     """Success would end the last resort, and nobody would be left to bring the node home."""
-    house = NodeHouse(inference=True)
-    await house.lend_with(until_s=house.clock.now_s() + 20.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
+    harness = NodeHarness(inference=True)
+    await harness.lend_with(until_s=harness.clock.now_s() + 20.0)
+    going = asyncio.create_task(go_home(harness.node, clock=harness.clock))
+    await harness.until(going.done)
     with pytest.raises(Unavailable, match="valid for another"):
         going.result()
-    assert house.role() == R.ON_LOAN
+    assert harness.role() == R.ON_LOAN
 
 
 async def test_a_drain_whose_lease_was_never_confirmed_comes_home_too() -> None:
     """Agent and coordinator died in the first moments of the loan."""
-    house = NodeHouse(inference=True)
-    await house.turn(5)
-    house.accept(R.ON_LOAN, is_lent=True)
-    await house.turn(6)
-    assert (house.role(), house.machine.is_healthy) == (R.DRAINING, False)
-    await house.clock.advance(30.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    assert house.role() == R.SERVING
-    assert house.machine.is_healthy
+    harness = NodeHarness(inference=True)
+    await harness.turn(5)
+    harness.accept(R.ON_LOAN, is_lent=True)
+    await harness.turn(6)
+    assert (harness.role(), harness.machine.is_healthy) == (R.DRAINING, False)
+    await harness.clock.advance(30.0)
+    going = asyncio.create_task(go_home(harness.node, clock=harness.clock))
+    await harness.until(going.done)
+    assert harness.role() == R.SERVING
+    assert harness.machine.is_healthy
 
 
 @pytest.mark.parametrize("inference", [True, False])
 async def test_a_node_at_home_is_left_as_it_is(inference: bool) -> None:
     """The last resort of a loan that ended well finds nothing to do."""
-    house = NodeHouse(inference=inference)
-    await house.turn(5)
-    commands = list(house.machine.commands)
-    assert await go_home(house.node, clock=house.clock) == ""
-    assert house.machine.commands == commands
+    harness = NodeHarness(inference=inference)
+    await harness.turn(5)
+    commands = list(harness.machine.commands)
+    assert await go_home(harness.node, clock=harness.clock) == ""
+    assert harness.machine.commands == commands
 
 
 async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() -> None:
     """A service is never given a server that does not work."""
-    house = NodeHouse(inference=True, warm_up_timeout_s=20.0)
-    await house.lend_with(until_s=house.clock.now_s() + 20.0)
-    await house.clock.advance(20.0)
-    house.machine.command_errors = ["start exited with 1"] * 1000
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    assert house.role() == R.QUARANTINED
+    harness = NodeHarness(inference=True, warm_up_timeout_s=20.0)
+    await harness.lend_with(until_s=harness.clock.now_s() + 20.0)
+    await harness.clock.advance(20.0)
+    harness.machine.command_errors = ["start exited with 1"] * 1000
+    going = asyncio.create_task(go_home(harness.node, clock=harness.clock))
+    await harness.until(going.done)
+    assert harness.role() == R.QUARANTINED
     assert "start exited with 1" in going.result()
 
 
@@ -174,12 +174,12 @@ def test_what_is_left_of_a_lease_counts_from_what_was_confirmed() -> None:
 async def test_a_loan_is_told_in_the_log_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
     """The node leaves its service, is on loan, is called back and why, is home with each stage."""
     caplog.set_level("INFO")
-    house = NodeHouse(inference=True)
-    await house.lend_with(order())
-    house.accept(R.SERVING)
-    await house.turn(8)
-    assert house.role() == R.SERVING
-    name = house.life.memory.node
+    harness = NodeHarness(inference=True)
+    await harness.lend_with(order())
+    harness.accept(R.SERVING)
+    await harness.turn(8)
+    assert harness.role() == R.SERVING
+    name = harness.life.memory.node
     lines = [line for line in caplog.messages if line.startswith(f"node {name} ")]
     while "leaves" not in lines[0]:  # it first came to serve
         del lines[0]

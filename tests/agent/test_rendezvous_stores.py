@@ -31,11 +31,11 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from tests.agent.agent_house import NodeHouse as NodeHouse
-from tests.agent.bench import Bench, key, order
+from tests.agent.agent_harness import NodeHarness as NodeHarness
+from tests.agent.life_harness import LifeHarness, key, order
 from tests.agent.models import running
-from tests.agent.store_house import ENDPOINT, store_order
-from tests.agent.worker_house import make_order
+from tests.agent.rendezvous_store import ENDPOINT, store_order
+from tests.agent.worker_harness import make_order
 
 P, R = WorkerPhase, NodeRole
 STORE = key(STORE_INDEX)
@@ -94,113 +94,115 @@ def test_a_store_has_nothing_to_save_and_none_of_a_worker_s_limits() -> None:
 # --- its life on a node -----------------------------------------------------------------------
 
 
-def bench_with(*orders: WorkerOrder) -> Bench:
+def life_harness_with(*orders: WorkerOrder) -> LifeHarness:
     """A training node that was ordered these."""
-    bench = Bench(inference=False)
-    bench.want(R.TRAINING, *orders)
-    return bench
+    life_harness = LifeHarness(inference=False)
+    life_harness.want(R.TRAINING, *orders)
+    return life_harness
 
 
-def store(bench: Bench) -> WorkerPhase:
+def store(life_harness: LifeHarness) -> WorkerPhase:
     """The phase that the node reports of the store."""
-    [found] = [one for one in bench.life.workers.reports() if one.key == STORE]
+    [found] = [one for one in life_harness.life.workers.reports() if one.key == STORE]
     return found.phase
 
 
-def awaits_store(bench: Bench) -> bool:
+def awaits_store(life_harness: LifeHarness) -> bool:
     """A call, so that a type checker does not think that it stays the same."""
-    return bench.life.workers.awaits_store
+    return life_harness.life.workers.awaits_store
 
 
-def bench_order() -> WorkerOrder:
-    """The default store of the bench."""
+def reserved_store_order() -> WorkerOrder:
+    """The default store of the life_harness."""
     return replace(order(STORE, gpus=(), phase=OrderPhase.RESERVE), endpoint="")
 
 
-def started() -> Bench:
+def started() -> LifeHarness:
     """A node whose store was started and does not listen yet."""
-    bench = bench_with(bench_order())
-    bench.step()
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
-    bench.step()
-    bench.life.workers.started(STORE, error="")
-    bench.runs(STORE)
-    bench.step()
-    return bench
+    life_harness = life_harness_with(reserved_store_order())
+    life_harness.step()
+    life_harness.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
+    life_harness.step()
+    life_harness.life.workers.started(STORE, error="")
+    life_harness.runs(STORE)
+    life_harness.step()
+    return life_harness
 
 
 def test_a_store_starts_with_the_reservation_at_the_endpoint_that_its_node_offers() -> None:
     """It must listen before anybody is told to run; the order has no endpoint yet."""
-    bench = bench_with(bench_order())
-    assert [type(action) for action in bench.step()] == [CheckReserve]
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
-    [start] = bench.step()
+    life_harness = life_harness_with(reserved_store_order())
+    assert [type(action) for action in life_harness.step()] == [CheckReserve]
+    life_harness.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
+    [start] = life_harness.step()
     assert isinstance(start, StartWorker)
     assert (start.order.key, start.order.endpoint) == (STORE, ENDPOINT)
 
 
 def test_a_store_counts_as_running_once_it_listens() -> None:
     """A process that still gets ready keeps the gang waiting; once seen, it is not asked again."""
-    bench = started()
-    assert awaits_store(bench)
-    bench.listening_ports = frozenset({29501})
-    bench.steps(2)
-    assert store(bench) == P.RESERVING
-    bench.listening_ports = frozenset({29500})
-    bench.step()
-    assert store(bench) == P.RUNNING
-    assert not awaits_store(bench)
-    bench.listening_ports = frozenset()
-    bench.step()
-    assert store(bench) == P.RUNNING
+    life_harness = started()
+    assert awaits_store(life_harness)
+    life_harness.listening_ports = frozenset({29501})
+    life_harness.steps(2)
+    assert store(life_harness) == P.RESERVING
+    life_harness.listening_ports = frozenset({29500})
+    life_harness.step()
+    assert store(life_harness) == P.RUNNING
+    assert not awaits_store(life_harness)
+    life_harness.listening_ports = frozenset()
+    life_harness.step()
+    assert store(life_harness) == P.RUNNING
 
 
 def test_a_store_is_told_nothing_of_the_gang_s_size() -> None:
     """It is no worker; who joins is between it and them."""
-    bench = started()
-    bench.want(R.TRAINING, replace(bench_order(), worker_count=3))
-    assert not [action for action in bench.steps(2) if isinstance(action, ResizeWorker)]
+    life_harness = started()
+    life_harness.want(R.TRAINING, replace(reserved_store_order(), worker_count=3))
+    assert not [action for action in life_harness.steps(2) if isinstance(action, ResizeWorker)]
 
 
 def test_a_store_that_was_not_started_is_its_node_s_fault() -> None:
     """The gang is placed anew, free of charge."""
-    bench = bench_with(bench_order())
-    bench.step()
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
-    bench.step()
-    bench.life.workers.started(STORE, error="no space")
-    [found] = bench.life.workers.reports()
+    life_harness = life_harness_with(reserved_store_order())
+    life_harness.step()
+    life_harness.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
+    life_harness.step()
+    life_harness.life.workers.started(STORE, error="no space")
+    [found] = life_harness.life.workers.reports()
     assert found.phase == P.REFUSED
     assert found.fault == Fault.NODE
 
 
 def test_a_node_that_goes_home_stops_a_store_after_its_workers() -> None:
     """They may meet there for their last save; a store of another gang is not kept by them."""
-    bench = Bench()
-    bench.serve()
-    bench.lend()
+    life_harness = LifeHarness()
+    life_harness.serve()
+    life_harness.lend()
     worker, other = key(0), WorkerKey(JobId("j2"), 1, STORE_INDEX)
-    bench.want(R.ON_LOAN, order(worker), bench_order(), replace(bench_order(), key=other))
+    life_harness.want(
+        R.ON_LOAN, order(worker), reserved_store_order(), replace(reserved_store_order(), key=other)
+    )
     for one in (worker, STORE, other):
-        bench.runs(one)
-    bench.step()
-    bench.want(R.SERVING)
-    stops = [a.key for a in bench.steps(2) if isinstance(a, StopWorker)]
+        life_harness.runs(one)
+    life_harness.step()
+    life_harness.want(R.SERVING)
+    stops = [a.key for a in life_harness.steps(2) if isinstance(a, StopWorker)]
     assert sorted(stops) == sorted([worker, other])
-    bench.ends(worker, -15, StopReason.PREEMPT)
-    stops = [a.key for a in bench.steps(2) if isinstance(a, StopWorker)]
+    life_harness.ends(worker, -15, StopReason.PREEMPT)
+    stops = [a.key for a in life_harness.steps(2) if isinstance(a, StopWorker)]
     assert stops == [STORE]
 
 
 def test_a_stop_ends_a_store_as_any_worker() -> None:
     """The coordinator gave it up with its attempt."""
-    bench = started()
+    life_harness = started()
     stop = StopOrder(key=STORE, reason=StopReason.STALE, grace_s=10.0)
-    bench.want(R.TRAINING, stops=(stop,))
-    assert bench.step() == [StopWorker(STORE, StopReason.STALE, 10.0)]
-    bench.ends(STORE, -15, StopReason.STALE)
-    bench.step()
-    assert store(bench) == P.EXITED
+    life_harness.want(R.TRAINING, stops=(stop,))
+    assert life_harness.step() == [StopWorker(STORE, StopReason.STALE, 10.0)]
+    life_harness.ends(STORE, -15, StopReason.STALE)
+    life_harness.step()
+    assert store(life_harness) == P.EXITED
 
 
 async def test_a_store_on_a_gpu_trespasses() -> None:
@@ -212,11 +214,11 @@ async def test_a_store_on_a_gpu_trespasses() -> None:
         def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
             return set(pids) - set(owners)
 
-    house = NodeHouse(world=Machine())
-    house.runner.known = {STORE: running(STORE, 77), key(): running(key(), 78)}
-    house.machine.pids = {0: 77, 1: 78}
-    await house.turn()
-    assert [found.pid for found in house.life.trespasses] == [77]
+    harness = NodeHarness(world=Machine())
+    harness.runner.known = {STORE: running(STORE, 77), key(): running(key(), 78)}
+    harness.machine.pids = {0: 77, 1: 78}
+    await harness.turn()
+    assert [found.pid for found in harness.life.trespasses] == [77]
 
 
 def test_the_machine_knows_who_listens() -> None:

@@ -19,16 +19,16 @@ from agent.storage import accepted_settings
 from common.errors import ConfigError
 from common.model import Pool
 from common.settings import load
-from tests.agent.daemon_house import DaemonHouse
+from tests.agent.daemon_harness import DaemonHarness
 from tests.programs import ended
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> DaemonHouse:
+def harness(tmp_path: Path) -> DaemonHarness:
     """A node's files; nothing runs."""
-    directory = tmp_path / "house"
+    directory = tmp_path / "harness"
     directory.mkdir()
-    return DaemonHouse(directory, nats_url="nats://127.0.0.1:4222")
+    return DaemonHarness(directory, nats_url="nats://127.0.0.1:4222")
 
 
 DEEP = "[" * 200_000
@@ -63,9 +63,9 @@ def test_what_is_kept_is_what_was_accepted_and_nobody_else_can_read_it(tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == [accepted_settings.FILE]
 
 
-def test_a_label_that_is_none_names_the_field(house: DaemonHouse) -> None:
+def test_a_label_that_is_none_names_the_field(harness: DaemonHarness) -> None:
     """An agent does not start with labels that its coordinator would refuse."""
-    config = house.config()
+    config = harness.config()
     with config.open("a") as file:
         file.write('[labels]\nnvlink = ""\n"bad key" = "x"\n')
     with pytest.raises(ConfigError, match="labels: 'bad key' is no name of a label"):
@@ -79,9 +79,9 @@ def test_what_another_version_kept_is_no_error(tmp_path: Path) -> None:
         assert accepted_settings.kept(tmp_path) is None
 
 
-def test_every_setting_outlives_being_kept(house: DaemonHouse, tmp_path: Path) -> None:
+def test_every_setting_outlives_being_kept(harness: DaemonHarness, tmp_path: Path) -> None:
     """Also those of the server and of the access; what is there already is not written again."""
-    config = house.config(inference=True, rack="r1", kernel_log="off", job_user="somebody")
+    config = harness.config(inference=True, rack="r1", kernel_log="off", job_user="somebody")
     with config.open("a") as file:
         file.write('units = ["vllm.service"]\nengine = "tgi"\n')
         file.write('[access]\ntls_ca_path = "/etc/ssl/ca.pem"\n')
@@ -96,10 +96,10 @@ def test_every_setting_outlives_being_kept(house: DaemonHouse, tmp_path: Path) -
 
 
 def test_settings_that_cannot_be_kept_leave_what_was_kept(
-    house: DaemonHouse, tmp_path: Path
+    harness: DaemonHarness, tmp_path: Path
 ) -> None:
     """And nothing half written beside it: a full disk needs what that took."""
-    settings = load(house.config(inference=True), AgentSettings)
+    settings = load(harness.config(inference=True), AgentSettings)
     accepted_settings.keep(tmp_path, settings)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -130,10 +130,10 @@ def test_settings_that_cannot_be_kept_leave_what_was_kept(
     ],
 )
 def test_an_account_that_does_not_fit_is_found_before_the_first_worker(
-    house: DaemonHouse, name: str, uid: int, words: str
+    harness: DaemonHarness, name: str, uid: int, words: str
 ) -> None:
     """Every job would be refused here later; an agent that goes home asks for no account."""
-    config = house.config(is_root_allowed=False, job_user=name)
+    config = harness.config(is_root_allowed=False, job_user=name)
     if words:
         with pytest.raises(ConfigError, match=f"{config}: {words}"):
             checked(config, uid=uid)
@@ -142,17 +142,17 @@ def test_an_account_that_does_not_fit_is_found_before_the_first_worker(
     assert way_home(config, state_dir=None).job_user == ""
 
 
-def test_checking_a_file_finds_a_rack_by_which_no_job_can_select(house: DaemonHouse) -> None:
+def test_checking_a_file_finds_a_rack_by_which_no_job_can_select(harness: DaemonHarness) -> None:
     """`--check` exits with 2 and names the field; an agent that runs with it starts again."""
-    config = house.config(rack="bad rack")
+    config = harness.config(rack="bad rack")
     status, text = ended(main, "--check", "--config", str(config))
     assert status == 2
     assert "rack: 'bad rack' is no value of label rack" in text
     assert checked(config, uid=0).rack == "bad rack"
 
 
-def test_checking_a_file_finds_an_account_that_does_not_fit(house: DaemonHouse) -> None:
+def test_checking_a_file_finds_an_account_that_does_not_fit(harness: DaemonHarness) -> None:
     """`--check` exits with 2 and names the field."""
-    config = house.config(job_user="no-such-account-here")
+    config = harness.config(job_user="no-such-account-here")
     status, text = ended(main, "--check", "--config", str(config))
     assert (status, "job_user: there is no account" in text) == (2, True), text

@@ -10,8 +10,8 @@ from agent.workers.lost import ASK_S, LOOK_S
 from agent.workers.starters import START_TIMEOUT_S
 from common.messages import StopOrder
 from common.model import NodeRole, StopReason
-from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import key, lease, order
+from tests.agent.agent_harness import AgentHarness
+from tests.agent.life_harness import key, lease, order
 from tests.fakes import FakeClock
 from tests.tables import each_row
 
@@ -31,7 +31,7 @@ LIMITS = {
 async def test_an_agent_with_a_duty_that_gets_nowhere_feeds_no_watchdog(place: str) -> None:
     """Whatever else goes on: the duty is named, and it is over as soon as it gets on."""
     duty, limit_s = LIMITS[place]
-    async with AgentHouse(inference=True) as agent:
+    async with AgentHarness(inference=True) as agent:
         await agent.lend(ttl_s=TTL_S)
         agent.stall.begin(place)
         wanting = asyncio.create_task(agent.want(R.ON_LOAN, order(), lease=lease(ttl_s=TTL_S)))
@@ -49,7 +49,7 @@ async def test_an_agent_with_a_duty_that_gets_nowhere_feeds_no_watchdog(place: s
 
 async def test_a_worker_that_is_slow_to_start_is_no_duty_that_gets_nowhere() -> None:
     """What has a time limit of its own is given that time."""
-    async with AgentHouse() as agent:
+    async with AgentHarness() as agent:
         agent.stall.begin("start")
         await agent.want(R.TRAINING, order())
         await agent.clock.advance(2 * (START_TIMEOUT_S + ASK_S + 2 * LOOK_S))
@@ -58,7 +58,7 @@ async def test_a_worker_that_is_slow_to_start_is_no_duty_that_gets_nowhere() -> 
 
 async def test_a_stop_that_looks_through_all_processes_is_no_duty_that_gets_nowhere() -> None:
     """On a busy machine each look takes its time, until the limit that it has."""
-    async with AgentHouse() as agent:
+    async with AgentHarness() as agent:
         await agent.want(R.TRAINING, order())
         await agent.clock.advance(5.0)
         agent.stall.begin("stop")
@@ -73,7 +73,7 @@ async def test_a_stop_that_looks_through_all_processes_is_no_duty_that_gets_nowh
 
 async def test_an_agent_that_has_nothing_to_do_is_well() -> None:
     """Waiting is no duty: a day of it is nothing overdue, at home and on loan."""
-    async with AgentHouse(inference=True) as agent:
+    async with AgentHarness(inference=True) as agent:
         await agent.clock.advance(600.0)
         assert agent.node.duties.overdue() == ()
         await agent.lend(ttl_s=TTL_S)

@@ -19,11 +19,11 @@ from agent.proc.process_tree import strangers
 from agent.telemetry.collectors import CostCollector, HostCollector
 from common.messages import GpuProcess, GpuReport, WorkerPhase
 from common.model import GpuUuid, NodeRole, WorkerKey
-from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import key, order
-from tests.agent.worker_house import WorkerHouse, make_order, make_workers
+from tests.agent.agent_harness import AgentHarness
+from tests.agent.life_harness import key, order
+from tests.agent.worker_harness import WorkerHarness, make_order, make_workers
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 _LISTENERS: list[tuple[int, list[str]]] = []
 """The thread of each listener, and what it opened. A hook cannot be removed: it is made once."""
@@ -51,19 +51,22 @@ def opened() -> Generator[list[str]]:
         _LISTENERS.remove(listener)
 
 
-async def test_a_look_opens_two_files_of_each_running_worker(house: WorkerHouse) -> None:
+async def test_a_look_opens_two_files_of_each_running_worker(harness: WorkerHarness) -> None:
     """Its status, and whether its shim lives; and once the directory of all."""
-    keys = [await house.start(make_order("sleep", "600", index=index)) for index in range(3)]
-    await house.runner.statuses(keys)
+    keys = [await harness.start(make_order("sleep", "600", index=index)) for index in range(3)]
+    await harness.runner.statuses(keys)
     with opened() as paths:
-        statuses = await house.runner.statuses(keys)
+        statuses = await harness.runner.statuses(keys)
     assert [status.key for status in statuses] == keys
     files = [
         path
         for status in statuses
-        for path in (f"{house.directory(status.key)}/status.json", f"/proc/{status.shim_pid}/stat")
+        for path in (
+            f"{harness.directory(status.key)}/status.json",
+            f"/proc/{status.shim_pid}/stat",
+        )
     ]
-    assert paths == [str(house.run_dir), *files]
+    assert paths == [str(harness.run_dir), *files]
 
 
 def test_a_process_of_a_worker_costs_no_walk_to_its_ancestors(tmp_path: Path) -> None:
@@ -117,7 +120,7 @@ async def test_an_agent_at_rest_wakes_twice_a_second_and_tries_no_lock() -> None
 
     Whether the shim of a worker that runs lives shows in its status.
     """
-    async with AgentHouse(report_period_s=1.0, step_period_s=0.25) as agents:
+    async with AgentHarness(report_period_s=1.0, step_period_s=0.25) as agents:
         await agents.want(NodeRole.TRAINING, order())
         await agents.until_phase(key(), WorkerPhase.RUNNING)
         await agents.clock.advance(10.0)  # what a start changes is over

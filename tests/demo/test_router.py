@@ -20,7 +20,7 @@ from coordinator.workloads.records import LoadSeries
 from tests.demo.processes import LIMIT_S, get_json, listening, run_script
 
 
-class House:
+class Harness:
     """A router, its servers and a client in one loop, over real sockets."""
 
     def __init__(self, stack: AsyncExitStack, session: ClientSession, router: Router) -> None:
@@ -30,7 +30,7 @@ class House:
         self.url = ""
 
     async def serve(self, application: web.Application) -> TestServer:
-        """An application on a free port until the house is closed."""
+        """An application on a free port until the harness is closed."""
         site = TestServer(application)
         await site.start_server()
         self._stack.push_async_callback(site.close)
@@ -69,11 +69,11 @@ class House:
 
 
 @asynccontextmanager
-async def house(*, wait_s: float = LIMIT_S) -> AsyncIterator[House]:
+async def harness(*, wait_s: float = LIMIT_S) -> AsyncIterator[Harness]:
     """A router without nodes."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(ClientSession())
-        made = House(stack, session, Router(RouterSettings(wait_s=wait_s)))
+        made = Harness(stack, session, Router(RouterSettings(wait_s=wait_s)))
         site = await made.serve(made.router.application())
         made.url = str(site.make_url("")).rstrip("/")
         yield made
@@ -115,7 +115,7 @@ def test_the_node_with_the_fewest_requests_in_flight_is_next() -> None:
 
 async def test_requests_are_spread_over_all_routed_nodes() -> None:
     """Requests that overlap go to different nodes."""
-    async with house() as home:
+    async with harness() as home:
         for name in ("a", "b", "c"):
             await home.node(name, service_time_s=0.05)
         answers = await asyncio.gather(*(home.ask() for _ in range(6)))
@@ -124,7 +124,7 @@ async def test_requests_are_spread_over_all_routed_nodes() -> None:
 
 async def test_a_dead_node_costs_a_retry_and_no_refusal() -> None:
     """Connection refused and 503 are both retried on another node, and counted."""
-    async with house() as home:
+    async with harness() as home:
         await home.route("dead", f"http://127.0.0.1:{unused_port()}")
         full = await home.serve(full_node())
         await home.route("full", str(full.make_url("")))
@@ -137,7 +137,7 @@ async def test_a_dead_node_costs_a_retry_and_no_refusal() -> None:
 
 async def test_a_request_that_nobody_serves_in_time_is_refused() -> None:
     """With only failing nodes, or none, the client gets 503 and the refusal is counted."""
-    async with house(wait_s=0.02) as home:
+    async with harness(wait_s=0.02) as home:
         assert (await home.ask())[0] == 503
         full = await home.serve(full_node())
         await home.route("full", str(full.make_url("")))
@@ -148,7 +148,7 @@ async def test_a_request_that_nobody_serves_in_time_is_refused() -> None:
 
 async def test_a_request_waits_for_the_first_routed_node() -> None:
     """A request that came before any node is served as soon as one is routed."""
-    async with house() as home:
+    async with harness() as home:
         asked = asyncio.create_task(home.ask())
         async with asyncio.timeout(LIMIT_S):
             while (await home.stats())["in_flight"] != 1:
@@ -159,7 +159,7 @@ async def test_a_request_waits_for_the_first_routed_node() -> None:
 
 async def test_a_removed_node_ends_its_running_requests_and_gets_no_new_ones() -> None:
     """The hook `drained` says 1 while a removed node still serves, and 0 after."""
-    async with house() as home:
+    async with harness() as home:
         may_answer = asyncio.Event()
 
         async def complete(request: web.Request) -> web.Response:
@@ -185,7 +185,7 @@ async def test_a_removed_node_ends_its_running_requests_and_gets_no_new_ones() -
 
 async def test_a_route_hook_adds_a_node_and_says_what_went_wrong() -> None:
     """0 when the node is routed; 4 when the router is away or refuses the URL; 2 on bad usage."""
-    async with house() as home:
+    async with harness() as home:
         site = await home.node("a")
         await home.unroute("a")
         url = str(site.make_url(""))
@@ -200,7 +200,7 @@ async def test_a_route_hook_adds_a_node_and_says_what_went_wrong() -> None:
 async def test_the_load_driver_counts_every_request_once(tmp_path: Path) -> None:
     """Sent = answered + refused at the end, and the file holds the last figures."""
     load = LoadSeries(name="x", values=(10, 5), step_s=600)
-    async with house() as home:
+    async with harness() as home:
         await home.node("a")
         settings = LoadSettings(
             router_url=home.url, speed=12000, peak_req_per_s=400, seed=5, cycles=1
@@ -219,7 +219,7 @@ async def test_the_load_driver_counts_every_request_once(tmp_path: Path) -> None
 async def test_what_is_not_answered_with_200_was_refused() -> None:
     """A service that is away or full refuses every request, and none is lost in the counts."""
     load = LoadSeries(name="x", values=(10, 10), step_s=600)
-    async with house() as home:
+    async with harness() as home:
         full = await home.serve(full_node())
         urls = (f"http://127.0.0.1:{unused_port()}", str(full.make_url("")).rstrip("/"))
         for url in urls:

@@ -42,7 +42,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import JobEntry, NodeEntry, WorkerEntry
 from tests.builders import make_spec
-from tests.engine.house import CHAT
+from tests.engine.harness import CHAT
 
 E = TypeVar("E", bound=Event)
 

@@ -19,7 +19,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.tables import JobEntry, LoanEntry
 from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import CHAT, House, state
+from tests.engine.harness import CHAT, Harness, state
 
 STOP_S = 3.0
 SLOW = Delays(drain_s=5.0, stop_s=STOP_S, device_free_s=1.0, warm_up_s=10.0)
@@ -30,38 +30,38 @@ GRACE = STOP_S * 8
 """And of one that ignores the request to save, from the order to its end."""
 
 
-def lend(house: House, *nodes: str) -> None:
+def lend(harness: Harness, *nodes: str) -> None:
     """Lend nodes and wait until the loans have begun."""
     loans = [Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes]
-    house.decide(*loans, lend=True)
-    house.wait(6.0)
+    harness.decide(*loans, lend=True)
+    harness.wait(6.0)
 
 
-def running(house: House, *nodes: str, path: str | None = None) -> JobEntry:
+def running(harness: Harness, *nodes: str, path: str | None = None) -> JobEntry:
     """A gang that has run for `RAN_S` on whole nodes."""
-    job = house.submit(workers=(len(nodes), len(nodes)), work_s=1e6, path=path)
-    house.start(job, *nodes)
-    house.wait(RAN_S)
+    job = harness.submit(workers=(len(nodes), len(nodes)), work_s=1e6, path=path)
+    harness.start(job, *nodes)
+    harness.wait(RAN_S)
     return job
 
 
-def stop(house: House, job: JobEntry, node: str | None = None) -> None:
+def stop(harness: Harness, job: JobEntry, node: str | None = None) -> None:
     """Order a preemption; with a lent node, for its sake."""
     name = None if node is None else NodeName(node)
-    house.decide(Preempt(job_id=job.job_id, node=name, reason="test"), lend=node is not None)
+    harness.decide(Preempt(job_id=job.job_id, node=name, reason="test"), lend=node is not None)
 
 
-def call_home(house: House, *nodes: str) -> None:
+def call_home(harness: Harness, *nodes: str) -> None:
     """Order reclaims."""
     reclaims = [
         Reclaim(node=NodeName(node), service=CHAT, deadline_s=60.0, reason="load rose")
         for node in nodes
     ]
-    house.decide(*reclaims, lend=True)
+    harness.decide(*reclaims, lend=True)
 
 
 def says(
-    house: House,
+    harness: Harness,
     job: JobEntry,
     step: int,
     *,
@@ -72,7 +72,7 @@ def says(
     saved_ago_s: float = 0.0,
 ) -> None:
     """The job says that it saved a step, and at which it is by now."""
-    house.sim.handle(
+    harness.sim.handle(
         ProgressReported(
             job_id=job.job_id,
             attempt=attempt,
@@ -83,10 +83,10 @@ def says(
     )
 
 
-def gone_report(house: House, job: JobEntry, name: str, **said: Any) -> NodeReported:
+def gone_report(harness: Harness, job: JobEntry, name: str, **said: Any) -> NodeReported:
     """A node's report that its worker of a job is gone, with what it says of it; also of one that
     was given up for lost."""
-    node = house.node(name)
+    node = harness.node(name)
     there = [(worker.node, worker.key) for worker in job.workers.values()]
     there += [(ended.node, ended.key) for ended in job.ended.workers.values()]
     [key] = [key for place, key in there if place == name]
@@ -102,25 +102,25 @@ def gone_report(house: House, job: JobEntry, name: str, **said: Any) -> NodeRepo
     )
 
 
-def loan_of(house: House, node: str) -> LoanEntry:
+def loan_of(harness: Harness, node: str) -> LoanEntry:
     """The latest loan of a node."""
-    return [loan for loan in house.engine.state.loans.values() if loan.node == node][-1]
+    return [loan for loan in harness.engine.state.loans.values() if loan.node == node][-1]
 
 
-def lost(house: House, job: JobEntry) -> float:
+def lost(harness: Harness, job: JobEntry) -> float:
     """What the job lost, where the cell says the same."""
-    assert house.engine.state.counters.preemption_cost_gpu_s == pytest.approx(job.lost_gpu_s)
+    assert harness.engine.state.counters.preemption_cost_gpu_s == pytest.approx(job.lost_gpu_s)
     return job.lost_gpu_s
 
 
-def given_up(house: House) -> JobEntry:
+def given_up(harness: Harness) -> JobEntry:
     """A preempted job on the lent i0, which died before it said what became of its worker."""
-    lend(house, "i0")
-    job = running(house, "i0")
-    house.sim.nodes[NodeName("i0")].crash()
-    stop(house, job, "i0")
-    house.sim.handle(NodeSilent(node=NodeName("i0"), silent_s=20.0))
+    lend(harness, "i0")
+    job = running(harness, "i0")
+    harness.sim.nodes[NodeName("i0")].crash()
+    stop(harness, job, "i0")
+    harness.sim.handle(NodeSilent(node=NodeName("i0"), silent_s=20.0))
     dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/me", target="i0")
-    house.sim.handle(dead)
-    assert (state(job), lost(house, job)) == (JobState.PENDING, WHOLE)
+    harness.sim.handle(dead)
+    assert (state(job), lost(harness, job)) == (JobState.PENDING, WHOLE)
     return job

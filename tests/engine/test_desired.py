@@ -10,26 +10,26 @@ from coordinator.engine.state.commands import PushDesired
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.sim.run.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.run.loop import Loop
-from tests.engine.house import House
+from tests.engine.harness import Harness
 
 T0 = NodeName("t0")
 
 
 def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
     """Two gangs are ready at once: the node obeys the last order of the instant, which is whole."""
-    house = House(training=3, delays=Delays(ready_s=60.0))
+    harness = Harness(training=3, delays=Delays(ready_s=60.0))
     for name, other in (("a", "t1"), ("b", "t2")):
-        house.start(house.submit(name, workers=(2, 2), gpus_per_worker=2), "t0", other)
+        harness.start(harness.submit(name, workers=(2, 2), gpus_per_worker=2), "t0", other)
     heard: list[DesiredState] = []
-    obey = house.sim.nodes[T0].obey
+    obey = harness.sim.nodes[T0].obey
 
     def listen(desired: DesiredState) -> None:
         heard.append(desired)
         obey(desired)
 
-    house.sim.nodes[T0].obey = listen  # type: ignore[method-assign]  # somebody listens in
-    before = house.node("t0").desired.generation
-    house.wait(60.0)
+    harness.sim.nodes[T0].obey = listen  # type: ignore[method-assign]  # somebody listens in
+    before = harness.node("t0").desired.generation
+    harness.wait(60.0)
     assert [order.phase for order in heard[-1].workers] == [OrderPhase.RUN, OrderPhase.RUN]
     assert heard[-1].generation == before + 2
     assert len(heard) == 1
@@ -37,49 +37,51 @@ def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
 
 def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
     """A job starts, then is cancelled: an order made after both has the stop and not the start."""
-    house = House()
-    job = house.submit("a", gpus_per_worker=2)
-    house.toggle_deaf(T0)
-    house.start(job, "t0")
-    outcome = house.engine.handle(
-        JobCancelRequested(job_id=job.job_id, by="u"), now_s=house.sim.loop.now_s
+    harness = Harness()
+    job = harness.submit("a", gpus_per_worker=2)
+    harness.toggle_deaf(T0)
+    harness.start(job, "t0")
+    outcome = harness.engine.handle(
+        JobCancelRequested(job_id=job.job_id, by="u"), now_s=harness.sim.loop.now_s
     )
     assert PushDesired(T0) in outcome.commands
-    desired = house.engine.desired(T0)
-    assert desired.generation == house.node("t0").desired.generation
+    desired = harness.engine.desired(T0)
+    assert desired.generation == harness.node("t0").desired.generation
     assert desired.workers == ()
     assert [stop.key for stop in desired.stops] == [WorkerKey(job.job_id, 1, 0)]
 
 
 def test_a_worker_is_told_the_same_order_until_its_job_changes() -> None:
     """A node that hears of another job has nothing to do for this one, and sees it at a glance."""
-    house = House(training=2)
-    first = house.submit("a", gpus_per_worker=2)
-    house.start(first, "t0")
-    before = house.engine.desired(T0).workers
-    house.start(house.submit("b", gpus_per_worker=2), "t0")
-    after = house.engine.desired(T0).workers
+    harness = Harness(training=2)
+    first = harness.submit("a", gpus_per_worker=2)
+    harness.start(first, "t0")
+    before = harness.engine.desired(T0).workers
+    harness.start(harness.submit("b", gpus_per_worker=2), "t0")
+    after = harness.engine.desired(T0).workers
     assert len(after) == len(before) + 1
     assert after[0] is before[0]
-    house.engine.handle(JobCancelRequested(job_id=first.job_id, by="u"), now_s=house.sim.loop.now_s)
-    assert house.engine.desired(T0).workers[0] is not before[0]
+    harness.engine.handle(
+        JobCancelRequested(job_id=first.job_id, by="u"), now_s=harness.sim.loop.now_s
+    )
+    assert harness.engine.desired(T0).workers[0] is not before[0]
 
 
 def test_a_job_that_was_not_marked_has_stale_orders() -> None:
     """Whoever changes what orders say without marking the job is told by the engine's check."""
-    house = House()
-    job = house.submit("a", gpus_per_worker=2)
-    house.start(job, "t0")
-    assert house.engine.desired(T0).workers
+    harness = Harness()
+    job = harness.submit("a", gpus_per_worker=2)
+    harness.start(job, "t0")
+    assert harness.engine.desired(T0).workers
     job.attempt.endpoint = "elsewhere:1"
-    assert any("stale orders" in fault for fault in house.engine.check())
+    assert any("stale orders" in fault for fault in harness.engine.check())
 
 
 def test_a_worker_that_may_run_before_it_is_ready_runs_once_it_is() -> None:
     """Its order is the same one by then, and still has to be carried out."""
-    house = House(training=1)
-    house.start(house.submit("a", gpus_per_worker=2), "t0")
-    (order,) = house.engine.desired(T0).workers
+    harness = Harness(training=1)
+    harness.start(harness.submit("a", gpus_per_worker=2), "t0")
+    (order,) = harness.engine.desired(T0).workers
     loop, started = Loop(), list[WorkerKey]()
     spec = NodeSpec(name=T0, home_pool=Pool.TRAINING, gpu_type="H100", gpus=8)
     node = PretendNode(
@@ -107,7 +109,7 @@ def test_a_worker_that_may_run_before_it_is_ready_runs_once_it_is() -> None:
 
 def test_a_holder_that_was_not_marked_is_a_stale_tally() -> None:
     """Whoever gives GPUs away without marking the node is told by the engine's own check."""
-    house = House()
-    assert house.engine.check() == []
-    house.node("t0").gpus[0].holder = WorkerKey(JobId("x"), 1, 0)
-    assert any("stale tally" in fault for fault in house.engine.check())
+    harness = Harness()
+    assert harness.engine.check() == []
+    harness.node("t0").gpus[0].holder = WorkerKey(JobId("x"), 1, 0)
+    assert any("stale tally" in fault for fault in harness.engine.check())

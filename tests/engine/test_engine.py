@@ -32,7 +32,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from tests.builders import make_spec
-from tests.engine.house import CHAT
+from tests.engine.harness import CHAT
 from tests.policies.counted_calls import calls
 
 JOB = JobId("j1")

@@ -14,7 +14,7 @@ from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import ClusterState
 from coordinator.policies.contract.decisions import Loan, Placement, Reclaim, Resize
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 from tests.engine.scripted_nodes import BlackHole
 from tests.tables import each_row
 
@@ -83,72 +83,72 @@ def more(count: int) -> tuple[Placement, ...]:
 def test_a_growth_beyond_what_a_job_can_use_is_refused() -> None:
     """A decision of a stale picture changes nothing; up to the limit, counted with those that it
     releases, a job grows."""
-    house = House()
-    job = house.submit(workers=(1, 3), gpus_per_worker=2)
-    house.start(job, "t0")
-    house.wait(10.0)
+    harness = Harness()
+    job = harness.submit(workers=(1, 3), gpus_per_worker=2)
+    harness.start(job, "t0")
+    harness.wait(10.0)
     too_many = Resize(job_id=job.job_id, added=more(3), reason="room")
-    assert house.refusals(too_many) == ["4 workers are more than it can use"]
+    assert harness.refusals(too_many) == ["4 workers are more than it can use"]
     assert len(job.workers) == 1
-    house.decide(Resize(job_id=job.job_id, added=more(2), reason="room"))
-    house.wait(10.0)
+    harness.decide(Resize(job_id=job.job_id, added=more(2), reason="room"))
+    harness.wait(10.0)
     assert job.running_workers == 3
     [flexible, *_] = [index for index, worker in job.workers.items() if worker.is_flexible]
     swap = Resize(job_id=job.job_id, removed_workers=(flexible,), added=more(2), reason="room")
-    assert house.refusals(swap) == ["4 workers are more than it can use"]
-    assert house.engine.check() == []
+    assert harness.refusals(swap) == ["4 workers are more than it can use"]
+    assert harness.engine.check() == []
 
 
 def test_more_workers_than_a_job_can_use_are_a_fault() -> None:
     """The engine's own check tells of those that count, not of one that was told to stop."""
-    house = House()
-    job = house.submit(workers=(1, 2), gpus_per_worker=2)
-    house.start(job, "t0", flexible=("t1",))
-    house.wait(10.0)
+    harness = Harness()
+    job = harness.submit(workers=(1, 2), gpus_per_worker=2)
+    harness.start(job, "t0", flexible=("t1",))
+    harness.wait(10.0)
     assert job.running_workers == 2
     job.spec = replace(job.spec, workers=WorkerRange(min=1, max=1))
-    assert size_faults(house.engine.state) == ["job j has 2 workers, at most 1"]
+    assert size_faults(harness.engine.state) == ["job j has 2 workers, at most 1"]
     job.workers[1].order = OrderPhase.RESERVE
-    assert size_faults(house.engine.state) == []
+    assert size_faults(harness.engine.state) == []
 
 
 def test_what_is_adopted_is_counted_before_its_end_is() -> None:
     """Of no more jobs than were submitted can be said that they finished, and no more nodes come
     home than were lent."""
-    house = House()
-    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="r"), lend=True)
-    house.start(house.submit(workers=(1, 1), work_s=60.0), "t0")
-    house.wait(10.0)
-    house.lose_journal()
-    house.wait(5.0)
-    counters = house.engine.state.counters
+    harness = Harness()
+    harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="r"), lend=True)
+    harness.start(harness.submit(workers=(1, 1), work_s=60.0), "t0")
+    harness.wait(10.0)
+    harness.lose_journal()
+    harness.wait(5.0)
+    counters = harness.engine.state.counters
     assert (counters.jobs_submitted, counters.loans) == (1, 1)
     home = Reclaim(node=NodeName("i0"), service=CHAT, deadline_s=100.0, reason="r")
-    house.decide(home, lend=True)
-    house.wait(120.0)
-    counters = house.engine.state.counters
+    harness.decide(home, lend=True)
+    harness.wait(120.0)
+    counters = harness.engine.state.counters
     assert (counters.jobs_submitted, counters.jobs_finished) == (1, 1)
     assert (counters.loans, counters.reclaims) == (1, 1)
 
 
 def test_a_job_of_two_ledgers_is_one_job() -> None:
     """Each worker's node tells of it, and it was submitted once."""
-    house = House()
-    house.start(house.submit(workers=(2, 2), work_s=60.0), "t0", "t1")
-    house.wait(10.0)
-    house.lose_journal()
-    house.wait(5.0)
-    assert house.engine.state.counters.jobs_submitted == 1
+    harness = Harness()
+    harness.start(harness.submit(workers=(2, 2), work_s=60.0), "t0", "t1")
+    harness.wait(10.0)
+    harness.lose_journal()
+    harness.wait(5.0)
+    assert harness.engine.state.counters.jobs_submitted == 1
 
 
 def test_ends_of_what_never_began_are_a_fault() -> None:
     """The engine's own check tells of a counter that was left out."""
-    house = House()
-    house.submit()
-    state = house.engine.state
+    harness = Harness()
+    harness.submit()
+    state = harness.engine.state
     assert figure_faults(state) == []
     state.counters.jobs_submitted = 0
     assert "0 submitted" in figure_faults(state)[0]
     state.counters.jobs_submitted, state.counters.reclaims = 1, 1
     assert "of 0" in figure_faults(state)[0]
-    assert house.engine.check() == figure_faults(state)
+    assert harness.engine.check() == figure_faults(state)

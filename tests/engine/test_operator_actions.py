@@ -12,7 +12,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.state.events import LeaderStarted, NodeSilent, OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim
-from tests.engine.house import CHAT, House, state
+from tests.engine.harness import CHAT, Harness, state
 from tests.engine.scripted_nodes import CODE, N, Reporting, service, settings
 
 A = OperatorAction
@@ -138,83 +138,83 @@ def test_the_revocation_of_a_loan_that_is_over_changes_nothing() -> None:
 RAN_S = 100.0
 
 
-def lent(house: House, *nodes: str) -> None:
+def lent(harness: Harness, *nodes: str) -> None:
     """Nodes that are on loan."""
-    house.decide(
+    harness.decide(
         *(Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes), lend=True
     )
-    house.wait(10.0)
+    harness.wait(10.0)
 
 
-def asked(house: House, action: OperatorAction, target: str = "") -> list[Reclaim]:
+def asked(harness: Harness, action: OperatorAction, target: str = "") -> list[Reclaim]:
     """What a person's order takes back."""
     event = OperatorAsked(action=action, by="ops/ada", target=target)
     heard: list[Decision] = []
-    house.sim.hear = heard.extend
-    house.sim.handle(event)
-    house.sim.hear = None
+    harness.sim.hear = heard.extend
+    harness.sim.handle(event)
+    harness.sim.hear = None
     return [decision for decision in heard if isinstance(decision, Reclaim)]
 
 
-def loans(house: House) -> list[LoanEntry]:
+def loans(harness: Harness) -> list[LoanEntry]:
     """In the order in which they were made."""
-    return list(house.engine.state.loans.values())
+    return list(harness.engine.state.loans.values())
 
 
 def test_a_revoke_says_what_it_is_predicted_to_cost() -> None:
     """A job that saves nothing loses what it has computed; the loan bears as much."""
-    house = House()
-    lent(house, "i0")
-    job = house.submit()
-    house.start(job, "i0")
-    house.wait(RAN_S)
-    ran_s = house.sim.loop.now_s - (job.attempt.ran_at_s or 0.0)
-    [loan] = loans(house)
-    [order] = asked(house, OperatorAction.REVOKE_LOAN, loan.lease_id)
+    harness = Harness()
+    lent(harness, "i0")
+    job = harness.submit()
+    harness.start(job, "i0")
+    harness.wait(RAN_S)
+    ran_s = harness.sim.loop.now_s - (job.attempt.ran_at_s or 0.0)
+    [loan] = loans(harness)
+    [order] = asked(harness, OperatorAction.REVOKE_LOAN, loan.lease_id)
     assert order.predicted_preemptions == 1
     assert order.predicted_cost_gpu_s == pytest.approx(8 * ran_s)
     assert loan.predicted_cost_gpu_s == order.predicted_cost_gpu_s
-    house.wait(100.0)
+    harness.wait(100.0)
     assert loan.realised_preemptions == loan.predicted_preemptions
     assert loan.realised_cost_gpu_s >= loan.predicted_cost_gpu_s > 0
 
 
 def test_a_recall_counts_a_job_on_two_nodes_once() -> None:
     """The first node's order stops it; the second one costs nothing more."""
-    house = House()
-    lent(house, "i0", "i1")
-    job = house.submit(workers=(2, 2))
-    house.start(job, "i0", "i1")
-    house.wait(RAN_S)
-    orders = asked(house, OperatorAction.RECALL)
+    harness = Harness()
+    lent(harness, "i0", "i1")
+    job = harness.submit(workers=(2, 2))
+    harness.start(job, "i0", "i1")
+    harness.wait(RAN_S)
+    orders = asked(harness, OperatorAction.RECALL)
     assert [order.predicted_preemptions for order in orders] == [1, 0]
     assert orders[0].predicted_cost_gpu_s > 0
     assert orders[1].predicted_cost_gpu_s == 0.0
-    assert [loan.realised_preemptions for loan in loans(house)] == [1, 0]
+    assert [loan.realised_preemptions for loan in loans(harness)] == [1, 0]
 
 
 def test_flexible_workers_are_released_and_cost_nothing() -> None:
     """The job goes on with its base gang."""
-    house = House()
-    lent(house, "i0")
-    job = house.submit(workers=(1, 2))
-    house.start(job, "t0", flexible=("i0",))
-    house.wait(RAN_S)
-    [order] = asked(house, OperatorAction.RECALL, CHAT)
+    harness = Harness()
+    lent(harness, "i0")
+    job = harness.submit(workers=(1, 2))
+    harness.start(job, "t0", flexible=("i0",))
+    harness.wait(RAN_S)
+    [order] = asked(harness, OperatorAction.RECALL, CHAT)
     assert (order.predicted_preemptions, order.predicted_cost_gpu_s) == (0, 0.0)
     assert order.released_workers == 1
 
 
 def test_a_gang_that_has_not_run_is_no_preemption() -> None:
     """It waits again and loses nothing, as it is counted when the order is carried out."""
-    house = House()
-    lent(house, "i0")
-    job = house.submit(workers=(2, 2))
-    house.toggle_deaf(NodeName("t0"))
-    house.start(job, "i0", "t0")
-    [order] = asked(house, OperatorAction.RECALL)
+    harness = Harness()
+    lent(harness, "i0")
+    job = harness.submit(workers=(2, 2))
+    harness.toggle_deaf(NodeName("t0"))
+    harness.start(job, "i0", "t0")
+    [order] = asked(harness, OperatorAction.RECALL)
     assert order.predicted_preemptions == 0
-    assert loans(house)[0].realised_preemptions == 0
+    assert loans(harness)[0].realised_preemptions == 0
 
 
 def order(cell: Reporting, action: A) -> None:

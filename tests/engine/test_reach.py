@@ -25,7 +25,7 @@ from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import SpeedUp
 from tests.builders import make_spec
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 from tests.policies.counted_calls import calls
 from tests.policies.families import FAMILIES
 from tests.tables import each_row
@@ -96,26 +96,26 @@ def test_a_job_costs_a_policy_no_more_than_the_gpus_that_there_are(name: str) ->
 def test_a_job_is_seen_as_large_as_the_fleet_may_let_it_become() -> None:
     """Nodes that serve count as well, a node that joins lets jobs grow, and a job whose range fits
     is seen as it was submitted."""
-    house = House(training=1, inference=1)
-    _submit(house.sim, 0, most=100_000)
-    _submit(house.sim, 1, most=12)
-    house.settle()
-    seen = {job.job_id: job.workers.max for job in house.engine.snapshot().jobs}
+    harness = Harness(training=1, inference=1)
+    _submit(harness.sim, 0, most=100_000)
+    _submit(harness.sim, 1, most=12)
+    harness.settle()
+    seen = {job.job_id: job.workers.max for job in harness.engine.snapshot().jobs}
     assert seen == {"j0": 16, "j1": 12}
-    late = replace(house.report("t0", NodeRole.TRAINING), node=NodeName("late"), boot_id="other")
+    late = replace(harness.report("t0", NodeRole.TRAINING), node=NodeName("late"), boot_id="other")
     late = replace(late, gpus=tuple(GpuFact(GpuUuid(f"late-{n}"), "H100") for n in range(GPUS)))
-    house.engine.handle(late, now_s=house.sim.loop.now_s)
-    assert house.engine.check() == []
-    seen = {job.job_id: job.workers.max for job in house.engine.snapshot().jobs}
+    harness.engine.handle(late, now_s=harness.sim.loop.now_s)
+    assert harness.engine.check() == []
+    seen = {job.job_id: job.workers.max for job in harness.engine.snapshot().jobs}
     assert seen == {"j0": 24, "j1": 12}
 
 
 def test_a_multiplier_makes_no_range_longer_than_the_gpus_of_its_type() -> None:
     """A job that takes 64 workers for one is seen with no more workers of the type than fit."""
-    house = House(training=1, inference=0)
-    _submit(house.sim, 0, most=100_000, gpu=GpuRequest(worker_multiplier={"H100": 64}))
-    house.settle()
-    (job,) = house.engine.snapshot().jobs
+    harness = Harness(training=1, inference=0)
+    _submit(harness.sim, 0, most=100_000, gpu=GpuRequest(worker_multiplier={"H100": 64}))
+    harness.settle()
+    (job,) = harness.engine.snapshot().jobs
     assert job.workers == WorkerRange(min=1, max=2)  # it stays elastic
     assert job.workers_on("H100") == WorkerRange(min=64, max=65)
 

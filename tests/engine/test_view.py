@@ -13,19 +13,19 @@ from coordinator.engine.state.tables import ClusterState, JobEntry, WorkerEntry
 from coordinator.policies.contract.decisions import Allocation
 from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 from tests.engine.scripted_nodes import BlackHole
 from tests.engine.stopped_jobs import says
 
 
-def running() -> House:
+def running() -> Harness:
     """A job that has run for a while, and that something was said of since the last pass."""
-    house = House(training=1, inference=0)
-    job = house.submit("a", work_s=1e6)
-    house.start(job, "t0")
-    house.wait(5.0)
-    says(house, job, 10, total_steps=1000)
-    return house
+    harness = Harness(training=1, inference=0)
+    job = harness.submit("a", work_s=1e6)
+    harness.start(job, "t0")
+    harness.wait(5.0)
+    says(harness, job, 10, total_steps=1000)
+    return harness
 
 
 def put_to_the_policy(engine: Engine, *, now_s: float) -> ClusterSnapshot:
@@ -53,12 +53,12 @@ def test_a_question_changes_nothing_of_what_a_pass_sees() -> None:
 
 def test_who_is_rebuilt_from_a_snapshot_sees_what_the_one_that_saved_it_sees() -> None:
     """Views are not saved, so whoever saves the state makes its own anew as well."""
-    house = running()
-    put_to_the_policy(house.engine, now_s=house.engine.state.now_s + 1.1)
-    saved = house.engine.encode_state()
-    rebuilt = Engine(house.engine.settings, decode_state(saved))
-    at_s = house.engine.state.now_s + 7.3
-    seen = [put_to_the_policy(each, now_s=at_s) for each in (house.engine, rebuilt)]
+    harness = running()
+    put_to_the_policy(harness.engine, now_s=harness.engine.state.now_s + 1.1)
+    saved = harness.engine.encode_state()
+    rebuilt = Engine(harness.engine.settings, decode_state(saved))
+    at_s = harness.engine.state.now_s + 7.3
+    seen = [put_to_the_policy(each, now_s=at_s) for each in (harness.engine, rebuilt)]
     assert seen[0] == seen[1]
 
 
@@ -121,8 +121,8 @@ def test_of_two_the_one_is_released_whose_gpu_comes_free() -> None:
 
 def test_the_season_of_a_load_reaches_policies_and_outlives_a_restart() -> None:
     """Each measured load is learned, the snapshot has it, and the kept state gives it back."""
-    house, season = House(), Season()
-    engine = house.engine
+    harness, season = Harness(), Season()
+    engine = harness.engine
     for step in range(200):
         at_s, load = 600.0 * step, 10.0 + step % 7
         engine.handle(LoadMeasured(service=CHAT, load=load), now_s=at_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.demo.plan import CELL
-from tests.live.cell.house import running_cell
+from tests.live.cell.harness import running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -80,11 +80,11 @@ async def test_scripts_use_a_cell_with_the_client_alone(tmp_path: Path) -> None:
     """Submit, wait, logs, cancel, events and errors, with asyncio and without, and no module of
     ours under a name that a user's environment may have."""
     wheel = await asyncio.to_thread(unpacked_wheel, tmp_path)
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
         script = ALONE.format(
             site=sysconfig.get_path("purelib"),
             wheel=str(wheel),
-            url=house.cell.nats.url,
+            url=harness.cell.nats.url,
             cell=CELL,
         )
         # -S: the editable installation of Aryl is in a .pth file.

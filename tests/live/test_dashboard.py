@@ -18,7 +18,7 @@ from coordinator.demo.plan import CELL
 from coordinator.plain_text import duration
 from tests.cli.fake_cell import job_row, node_row
 from tests.live.browser import CHROMIUM, Browser, chromium
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 from tests.web.test_server import cell as answers
 from tests.web.test_server import site
 
@@ -39,7 +39,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[House, str]]:
+async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Harness, str]]:
     """A cell that lends, and `aryl web` of it as a process of its own; the cell and the URL."""
     directory = tmp_path_factory.mktemp("cell")
     async with (
@@ -50,9 +50,9 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
 
 
 @contextlib.asynccontextmanager
-async def served(house: House) -> AsyncIterator[str]:
+async def served(harness: Harness) -> AsyncIterator[str]:
     """`aryl web` of a cell, for the block; its URL as it prints it."""
-    options = ("--nats-url", house.cell.nats.url, "--cell", CELL)
+    options = ("--nats-url", harness.cell.nats.url, "--cell", CELL)
     web = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "coordinator.cli.main", *options,
         "--tenant", "ops", "--user", "watch", "--timeout", "2", "web", "--listen", "127.0.0.1:0",
@@ -69,10 +69,10 @@ async def served(house: House) -> AsyncIterator[str]:
 
 
 async def test_a_person_sees_the_fleet_and_nothing_comes_from_elsewhere(
-    house: tuple[House, str], browser: Browser
+    harness: tuple[Harness, str], browser: Browser
 ) -> None:
     """Every node with its role, at both sizes and in both schemes; all comes from its server."""
-    cell, url = house
+    cell, url = harness
     async with browser.page() as page:
         await page.open(url)
         nodes = (await cell.client.ask(ListNodes(), Nodes)).rows
@@ -93,10 +93,10 @@ async def test_a_person_sees_the_fleet_and_nothing_comes_from_elsewhere(
 
 
 async def test_lengths_of_time_read_as_in_the_terminal(
-    house: tuple[House, str], browser: Browser
+    harness: tuple[Harness, str], browser: Browser
 ) -> None:
     """The browser counts on from instants, in the words of `aryl top`."""
-    _, url = house
+    _, url = harness
     seconds = [0, 1, 59, 60, 61, 200, 3600, 3660, 7500, 86_400, 90_061, 349_200, -5]
     async with browser.page() as page:
         await page.open(url)
@@ -106,10 +106,10 @@ async def test_lengths_of_time_read_as_in_the_terminal(
 
 
 async def test_a_person_sees_why_a_job_waits_and_how_a_node_comes_home(
-    house: tuple[House, str], browser: Browser
+    harness: tuple[Harness, str], browser: Browser
 ) -> None:
     """A job waits for a reason, another runs on a lent node, which counts down when revoked."""
-    cell, url = house
+    cell, url = harness
     async with browser.page() as page:
         await page.open(url)
         big = await cell.submit(cell.shell("toobig", "true", worker_count=40, gpus=2))
@@ -140,10 +140,10 @@ async def test_a_person_sees_why_a_job_waits_and_how_a_node_comes_home(
 
 
 async def test_a_person_follows_a_job_by_the_keyboard_and_its_log_is_text(
-    house: tuple[House, str], browser: Browser
+    harness: tuple[Harness, str], browser: Browser
 ) -> None:
     """From its link by Enter to its time line, saves and log; markup in the log is text."""
-    cell, url = house
+    cell, url = harness
     job = await cell.submit(cell.training("told", work_s=400, save_every_s=0.5))
     log = await cell.submit(cell.shell("markup", f"echo {shlex.quote(HOSTILE)}; sleep 300"))
     async with browser.page() as page:
@@ -173,10 +173,10 @@ async def test_a_person_follows_a_job_by_the_keyboard_and_its_log_is_text(
 
 
 async def test_a_person_sees_that_no_coordinator_answers(
-    house: tuple[House, str], browser: Browser
+    harness: tuple[Harness, str], browser: Browser
 ) -> None:
     """The page says so and keeps what it shows, and is live again with the next leader."""
-    cell, url = house
+    cell, url = harness
     async with browser.page() as page:
         await page.open(url)
         await page.until_text("#link", "live")

@@ -36,7 +36,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 
 CALM_S = 20.0
 """Virtual time in which reports, stops and starts that are under way come to their end.
@@ -119,31 +119,31 @@ DELAYS = st.builds(
 )
 
 
-def perform(house: House, op: Op) -> None:
+def perform(harness: Harness, op: Op) -> None:
     """Carry out one random step."""
     if op.what in ("submit", "start", "swap", "resize", "preempt", "cancel", "loan", "reclaim"):
-        decide(house, op)
+        decide(harness, op)
     else:
-        happen(house, op, NODES[op.b % len(NODES)])
-    house.settle()
+        happen(harness, op, NODES[op.b % len(NODES)])
+    harness.settle()
 
 
-def choose(house: House, number: int, *states: JobState) -> JobEntry | None:
+def choose(harness: Harness, number: int, *states: JobState) -> JobEntry | None:
     """A job in one of the states, or now and then any job at all."""
-    jobs = list(house.engine.state.jobs.values())
+    jobs = list(harness.engine.state.jobs.values())
     fitting = jobs if number == 9 else [job for job in jobs if job.state in states]
     return fitting[number % len(fitting)] if fitting else None
 
 
-def decide(house: House, op: Op) -> None:
+def decide(harness: Harness, op: Op) -> None:
     """What a policy or a user might say, right or wrong; neither looks at what is free."""
     node = NODES[op.b % len(NODES)]
     active = (JobState.RUNNING, JobState.STARTING, JobState.RESIZING)
     match op.what:
         case "submit":
             low = 1 + op.a % 2
-            house.submit(
-                f"j{len(house.sim.decisions)}-{house.sim.loop.events}",
+            harness.submit(
+                f"j{len(harness.sim.decisions)}-{harness.sim.loop.events}",
                 workers=(low, low + op.b % 3),
                 gpus_per_worker=(8, 4, 2, 8)[op.c % 4],
                 work_s=30.0 * (1 + op.b),
@@ -153,19 +153,19 @@ def decide(house: House, op: Op) -> None:
                 exclude=("fast|slow",) if op.b == 3 else (),
                 time_limit_s=None if op.a < 5 else 20.0 * (1 + op.b),
             )
-        case "start" if job := choose(house, op.a, JobState.PENDING):
-            house.decide(any_start(house, job, op))
-        case "swap" if job := choose(house, op.a, JobState.PENDING):
+        case "start" if job := choose(harness, op.a, JobState.PENDING):
+            harness.decide(any_start(harness, job, op))
+        case "swap" if job := choose(harness, op.a, JobState.PENDING):
             # on the node that another job is told to leave: it is the nominee until that is gone
-            victims = [worker.key.job_id for _, worker in house.workers_on(node)]
+            victims = [worker.key.job_id for _, worker in harness.workers_on(node)]
             stops = [Preempt(job_id=name, reason="random") for name in dict.fromkeys(victims)]
-            house.decide(*stops, any_start(house, job, op))
-        case "resize" if job := choose(house, op.a, JobState.RUNNING):
+            harness.decide(*stops, any_start(harness, job, op))
+        case "resize" if job := choose(harness, op.a, JobState.RUNNING):
             added = (Placement(node=node, worker_count=1 + op.c % 2, is_flexible=True),)
             removed = tuple(
                 i for i, worker in job.workers.items() if worker.is_flexible or op.c > 8
             )
-            house.decide(
+            harness.decide(
                 Resize(
                     job_id=job.job_id,
                     added=added if op.c % 3 else (),
@@ -173,24 +173,24 @@ def decide(house: House, op: Op) -> None:
                     reason="random",
                 )
             )
-        case "preempt" if job := choose(house, op.a, *active):
-            house.decide(Preempt(job_id=job.job_id, node=node, reason="random"))
-        case "cancel" if job := choose(house, op.a, *JobState):
-            house.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
+        case "preempt" if job := choose(harness, op.a, *active):
+            harness.decide(Preempt(job_id=job.job_id, node=node, reason="random"))
+        case "cancel" if job := choose(harness, op.a, *JobState):
+            harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
         case "loan":
-            house.decide(Loan(node=node, service=CHAT, reason="random"), lend=True)
+            harness.decide(Loan(node=node, service=CHAT, reason="random"), lend=True)
         case "reclaim":
             reclaim = Reclaim(node=node, service=CHAT, deadline_s=30.0, reason="random")
-            house.decide(reclaim, lend=True)
+            harness.decide(reclaim, lend=True)
         case _:
             pass
 
 
-def any_start(house: House, job: JobEntry, op: Op) -> Start:
+def any_start(harness: Harness, job: JobEntry, op: Op) -> Start:
     """The base gang on one or two nodes, most often on nodes that might take it."""
     wild = op.c == 9
     roles = (NodeRole.TRAINING, NodeRole.ON_LOAN)
-    known = house.engine.state.nodes
+    known = harness.engine.state.nodes
     names = [name for name, node in known.items() if wild or node.role in roles] or list(NODES)
     base = job.spec.workers.min
     first = base if op.c % 2 else max(1, base // 2)
@@ -208,23 +208,23 @@ def any_start(house: House, job: JobEntry, op: Op) -> Start:
     )
 
 
-def happen(house: House, op: Op, node: NodeName) -> None:
+def happen(harness: Harness, op: Op, node: NodeName) -> None:
     """What the world does by itself."""
-    pretend = house.sim.nodes[node]
+    pretend = harness.sim.nodes[node]
     match op.what:
         case "wait":
-            house.wait((1.0, 3.0, 8.0, 2.0, 40.0)[op.a % 5])
+            harness.wait((1.0, 3.0, 8.0, 2.0, 40.0)[op.a % 5])
         case "crash":
             pretend.crash()
         case "boot" if not pretend.is_up:
-            house.deaf.discard(node)
+            harness.deaf.discard(node)
             pretend.boot()
         case "silent":
-            house.sim.handle(NodeSilent(node=node, silent_s=20.0))
+            harness.sim.handle(NodeSilent(node=node, silent_s=20.0))
         case "deaf":
-            house.toggle_deaf(node)
+            harness.toggle_deaf(node)
         case "amnesia":
-            house.lose_journal()
+            harness.lose_journal()
         case "fail":
             for key in pretend.keys(WorkerPhase.RUNNING)[:1]:
                 pretend.exited(key, 1)
@@ -242,14 +242,14 @@ def happen(house: House, op: Op, node: NodeName) -> None:
                 deadline_s=later_s,
                 in_s=begins_s,
             )
-            house.sim.handle(asked)
+            harness.sim.handle(asked)
         case _:
             pass
 
 
-def no_gpu_holds_two_exclusive_workers(house: House) -> None:
+def no_gpu_holds_two_exclusive_workers(harness: Harness) -> None:
     """On the nodes themselves: no two processes on one GPU, not even while one is ending."""
-    for node in house.sim.nodes.values():
+    for node in harness.sim.nodes.values():
         on_gpu: dict[str, WorkerKey] = {}
         if not node.is_up:
             continue
@@ -265,11 +265,11 @@ class Placed:
     def __init__(self) -> None:
         self._seen: set[WorkerKey] = set()
 
-    def nothing_starts_on_a_node_that_its_job_may_not_use(self, house: House) -> None:
+    def nothing_starts_on_a_node_that_its_job_may_not_use(self, harness: Harness) -> None:
         """A worker that is new has a node with the label that its job requires, and none with one
         that it excludes.
         """
-        state = house.engine.state
+        state = harness.engine.state
         for job in state.live():
             for worker in job.workers.values():
                 node = state.nodes.get(worker.node)
@@ -287,11 +287,11 @@ class Gangs:
     A base worker is one whose order is not flexible; a gang has as many as its job's minimum.
     """
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
         self._were_ready: dict[tuple[JobId, int], set[WorkerKey]] = {}
         self._adopted: set[tuple[JobId, int]] = set()
-        for node in house.sim.nodes.values():
+        for node in harness.sim.nodes.values():
             node.report_soon = partial(self._changed, node.report_soon)  # type: ignore[method-assign]  # a tap, not a mock
 
     def _changed(self, report_soon: Callable[[], None]) -> None:
@@ -299,7 +299,7 @@ class Gangs:
         self.start_whole()
 
     def _orders(self, *phases: WorkerPhase) -> list[WorkerOrder]:
-        nodes = self._house.sim.nodes.values()
+        nodes = self._harness.sim.nodes.values()
         return [order for node in nodes if node.is_up for order in node.orders(*phases)]
 
     def forget(self) -> None:
@@ -328,7 +328,7 @@ class Gangs:
     def tear(self) -> None:
         """One worker of each attempt fails, just now."""
         torn = [min(order.key for order in orders) for orders in self._running().values()]
-        for node in self._house.sim.nodes.values():
+        for node in self._harness.sim.nodes.values():
             for key in node.keys(WorkerPhase.RUNNING):
                 if key in torn:
                     node.exited(key, 1)
@@ -350,22 +350,22 @@ class Windows:
     A worker is new on a node when an event gives it to its job; by then the window was ordered.
     """
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
         self._known = self._workers()
         self._begin_at_s = self._instants()
 
     def _workers(self) -> dict[WorkerKey, NodeName]:
-        jobs = self._house.engine.state.live()
+        jobs = self._harness.engine.state.live()
         return {worker.key: worker.node for job in jobs for worker in job.workers.values()}
 
     def _instants(self) -> dict[NodeName, float]:
-        state = self._house.engine.state
+        state = self._harness.engine.state
         return {name: window.at_s for name, window in state.windows.items()}
 
     def watch(self) -> None:
         """Look after each event from now on, of the engine that there is."""
-        engine = self._house.engine
+        engine = self._harness.engine
         real = engine.handle
 
         def handle(event: Event, *, now_s: float) -> Outcome:
@@ -379,7 +379,7 @@ class Windows:
         """Its time limit ends a new worker on a training node, with its grace, before the node is
         drained; a job without a time limit gets none there.
         """
-        state, before = self._house.engine.state, self._known
+        state, before = self._harness.engine.state, self._known
         self._known = self._workers()
         for key, name in self._known.items():
             at_s = self._begin_at_s.get(name)
@@ -394,31 +394,31 @@ class Windows:
         self._begin_at_s = self._instants()
 
 
-def calm_down(house: House) -> None:
+def calm_down(harness: Harness) -> None:
     """No more faults: every node is there and hears, and time for what is under way."""
-    for name, node in house.sim.nodes.items():
-        if name in house.deaf:
-            house.toggle_deaf(name)
+    for name, node in harness.sim.nodes.items():
+        if name in harness.deaf:
+            harness.toggle_deaf(name)
         if not node.is_up:
             node.boot()
         node.report_soon()
-    house.wait(CALM_S)
+    harness.wait(CALM_S)
 
 
-def no_attempt_runs_beside_a_newer_one(house: House) -> None:
+def no_attempt_runs_beside_a_newer_one(harness: Harness) -> None:
     """Two attempts of one job never compute at the same time."""
     running: dict[JobId, set[int]] = {}
-    for node in house.sim.nodes.values():
+    for node in harness.sim.nodes.values():
         for order in node.orders(WorkerPhase.RUNNING) if node.is_up else ():
             running.setdefault(order.key.job_id, set()).add(order.key.attempt)
     assert all(len(attempts) == 1 for attempts in running.values()), running
 
 
-def no_cancelled_job_computes(house: House) -> None:
+def no_cancelled_job_computes(harness: Harness) -> None:
     """A cancel that is over has ended every worker: what may run on a silent node is waited for."""
-    known = house.engine.state.jobs
+    known = harness.engine.state.jobs
     over = {name for name, job in known.items() if job.state == JobState.CANCELLED}
-    for node in house.sim.nodes.values():
+    for node in harness.sim.nodes.values():
         for order in node.orders(WorkerPhase.RUNNING, WorkerPhase.STOPPING) if node.is_up else ():
             is_reserved = order.phase == OrderPhase.RESERVE
             assert is_reserved or order.key.job_id not in over, f"{order.key} runs"
@@ -432,22 +432,22 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
 
     A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
     """
-    house = House(delays=delays, gang_ready_timeout_s=30.0)
-    gangs, placed, windows = Gangs(house), Placed(), Windows(house)
+    harness = Harness(delays=delays, gang_ready_timeout_s=30.0)
+    gangs, placed, windows = Gangs(harness), Placed(), Windows(harness)
     windows.watch()
     for op in ops:
         if op.what == "amnesia":
             gangs.forget()
-        perform(house, op)
+        perform(harness, op)
         if op.what == "amnesia":  # with its orders, and in a new engine
-            windows = Windows(house)
+            windows = Windows(harness)
             windows.watch()
-        no_gpu_holds_two_exclusive_workers(house)
-        no_attempt_runs_beside_a_newer_one(house)
-        no_cancelled_job_computes(house)
-        placed.nothing_starts_on_a_node_that_its_job_may_not_use(house)
+        no_gpu_holds_two_exclusive_workers(harness)
+        no_attempt_runs_beside_a_newer_one(harness)
+        no_cancelled_job_computes(harness)
+        placed.nothing_starts_on_a_node_that_its_job_may_not_use(harness)
     gangs.tear()
-    calm_down(house)
+    calm_down(harness)
     gangs.are_whole_or_absent()
 
 
@@ -456,22 +456,22 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
 def test_a_journal_replays_to_identical_decisions_and_state(ops: list[Op]) -> None:
     """What entered the engine, entered again, gives the same bytes."""
     journal: list[tuple[float, Event, Outcome]] = []
-    house = House()
-    real = house.engine.handle
+    harness = Harness()
+    real = harness.engine.handle
 
     def recording(event: Event, *, now_s: float) -> Outcome:
         outcome = real(event, now_s=now_s)
         journal.append((now_s, event, outcome))
         return outcome
 
-    start_state = house.engine.encode_state()
-    house.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
+    start_state = harness.engine.encode_state()
+    harness.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
     for op in ops:
-        perform(house, op)
-    again = Engine(house.engine.settings, decode_state(start_state))
-    again.policy = house.engine.policy
+        perform(harness, op)
+    again = Engine(harness.engine.settings, decode_state(start_state))
+    again.policy = harness.engine.policy
     for now_s, event, outcome in journal:
-        house.script(outcome)
+        harness.script(outcome)
         record = Record(
             number=1,
             after=0,
@@ -481,4 +481,4 @@ def test_a_journal_replays_to_identical_decisions_and_state(ops: list[Op]) -> No
             decisions=outcome.decisions,
         )
         assert replay(again, record), decision_bytes(outcome.decisions)
-    assert again.encode_state() == house.engine.encode_state()
+    assert again.encode_state() == harness.engine.encode_state()

@@ -19,7 +19,7 @@ from coordinator.policies.contract.decisions import (
 )
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words, yes_or_no
-from tests.engine.house import House, start
+from tests.engine.harness import Harness, start
 
 NODES = ("t0", "t1")
 DELAYS = Delays(report_s=0.5, ready_s=1.0, start_s=2.0, suspend_s=0.5, resume_s=0.5, stop_s=3.0)
@@ -56,18 +56,18 @@ class Play:
     """One random life."""
 
     def __init__(self, *, has_delays: bool) -> None:
-        self.house = House(inference=0, delays=DELAYS if has_delays else None)
-        self.house.wait(2.0)
+        self.harness = Harness(inference=0, delays=DELAYS if has_delays else None)
+        self.harness.wait(2.0)
         names = [f"j{number}" for number in range(6)]
         for number, name in enumerate(names):
-            self.house.submit(name, gpus_per_worker=(4, 8, 4)[number % 3], work_s=200.0)
+            self.harness.submit(name, gpus_per_worker=(4, 8, 4)[number % 3], work_s=200.0)
         jobs = self.jobs()
-        self.house.decide(start(jobs[0], "t0"), start(jobs[1], "t1"))
-        self.house.wait(5.0)
+        self.harness.decide(start(jobs[0], "t0"), start(jobs[1], "t1"))
+        self.harness.wait(5.0)
 
     def jobs(self) -> list[JobEntry]:
         """All jobs, by id."""
-        return [job for _, job in sorted(self.house.engine.state.jobs.items())]
+        return [job for _, job in sorted(self.harness.engine.state.jobs.items())]
 
     def do(self, what: str, one: int, other: int, is_packed: bool) -> None:
         """One step."""
@@ -79,17 +79,17 @@ class Play:
             case "cancel":
                 event = JobCancelRequested(job_id=job.job_id, by="test")
                 if other == 0:
-                    self.house.sim.handle(event)
+                    self.harness.sim.handle(event)
             case "crash":
-                self.house.sim.nodes[NodeName(node)].crash()
-                self.house.wait(1.0)
-                self.house.sim.nodes[NodeName(node)].boot()
+                self.harness.sim.nodes[NodeName(node)].crash()
+                self.harness.wait(1.0)
+                self.harness.sim.nodes[NodeName(node)].boot()
             case "lose_journal":
-                self.house.lose_journal()
+                self.harness.lose_journal()
             case "deaf":
-                self.house.toggle_deaf(NodeName(node))
+                self.harness.toggle_deaf(NodeName(node))
             case _:
-                self.house.decide(*self.decisions(what, job, host, node, is_packed=is_packed))
+                self.harness.decide(*self.decisions(what, job, host, node, is_packed=is_packed))
 
     def decisions(
         self, what: str, job: JobEntry, host: JobEntry, node: str, *, is_packed: bool
@@ -122,14 +122,14 @@ class Play:
 
     def end(self) -> None:
         """Let everybody end under decisions that share nothing."""
-        for name in list(self.house.deaf):
-            self.house.toggle_deaf(name)
+        for name in list(self.harness.deaf):
+            self.harness.toggle_deaf(name)
         for round_number in range(60):
             if all(job.state in FINAL_JOB_STATES for job in self.jobs()):
                 return
             waiting = [job for job in self.jobs() if not job.workers]
-            self.house.decide(*(start(job, NODES[round_number % 2]) for job in waiting))
-            self.house.wait(60.0)
+            self.harness.decide(*(start(job, NODES[round_number % 2]) for job in waiting))
+            self.harness.wait(60.0)
         raise AssertionError([(job.job_id, job.state, job.workers) for job in self.jobs()])
 
 
@@ -142,8 +142,8 @@ def test_random_lives_keep_the_books_and_end(
     play = Play(has_delays=has_delays)
     for what, one, other, is_packed, seconds in life:
         play.do(what, one, other, is_packed)
-        play.house.wait(seconds)
+        play.harness.wait(seconds)
     play.end()
-    held = [slot for node in NODES for slot in play.house.node(node).gpus if slot.holder]
+    held = [slot for node in NODES for slot in play.harness.node(node).gpus if slot.holder]
     assert not held
-    assert not play.house.engine.state.shared_nodes
+    assert not play.harness.engine.state.shared_nodes

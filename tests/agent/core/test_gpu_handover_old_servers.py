@@ -15,7 +15,7 @@ from agent.settings import ServerSettings
 from agent.telemetry.gpu_attribution import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess
 from common.model import GpuUuid, LeaseId, NodeRole
-from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
+from tests.agent.life_harness import SERVER, LifeHarness, lease, page, two_gpus
 
 R, H = NodeRole, HookKind
 GPU = GpuUuid("GPU-0")
@@ -45,7 +45,7 @@ class Kin:
         return pids - {ENGINE, CHILD, MATE}
 
 
-class House(Bench):
+class Harness(LifeHarness):
     """A node that serves, with its agent's own eye for strangers.
 
     Args:
@@ -147,201 +147,205 @@ class House(Bench):
 def test_no_server_is_started_beside_its_old_one_because_of_a_stranger() -> None:
     """A stranger sends the node home at once; what is left of the stopped server is waited for all
     the same, and is no stranger."""
-    house = House(ends_s=8.0)
-    house.until_stop()
-    house.on[1].add(STRANGER)
-    house.go(7)
-    assert (house.role(), house.memory.left_behind) == (R.VACATING, [STRANGER])
-    house.go(10)
-    assert house.started_beside == {STRANGER}
-    assert (house.role(), house.told()) == (R.SERVING, {STRANGER})
+    harness = Harness(ends_s=8.0)
+    harness.until_stop()
+    harness.on[1].add(STRANGER)
+    harness.go(7)
+    assert (harness.role(), harness.memory.left_behind) == (R.VACATING, [STRANGER])
+    harness.go(10)
+    assert harness.started_beside == {STRANGER}
+    assert (harness.role(), harness.told()) == (R.SERVING, {STRANGER})
 
 
 def test_an_old_server_that_does_not_end_is_given_its_time_beside_a_stranger_too() -> None:
     """Then it is started beside both: that it had its time is no matter of who else is there."""
-    house = House(ends_s=1000.0)
-    house.until_stop()
-    house.on[1].add(STRANGER)
-    house.go(int(FREE_S))
-    assert house.role() == R.VACATING
-    assert house.memory.left_behind == [STRANGER]
-    house.go(8)
-    assert house.role() == R.SERVING
-    assert house.memory.left_behind == [ENGINE, CHILD, STRANGER]
+    harness = Harness(ends_s=1000.0)
+    harness.until_stop()
+    harness.on[1].add(STRANGER)
+    harness.go(int(FREE_S))
+    assert harness.role() == R.VACATING
+    assert harness.memory.left_behind == [STRANGER]
+    harness.go(8)
+    assert harness.role() == R.SERVING
+    assert harness.memory.left_behind == [ENGINE, CHILD, STRANGER]
 
 
 def test_a_turn_back_names_the_stranger_and_not_what_is_left_of_the_server() -> None:
     """Whoever looks for the one that is to blame must not find the other."""
-    house = House(ends_s=8.0)
-    house.until_stop()
-    house.on[1].add(STRANGER)
-    house.go(3)
-    assert house.why() == f"GPU GPU-1 is used by process {STRANGER}, which is not the server's"
+    harness = Harness(ends_s=8.0)
+    harness.until_stop()
+    harness.on[1].add(STRANGER)
+    harness.go(3)
+    assert harness.why() == f"GPU GPU-1 is used by process {STRANGER}, which is not the server's"
 
 
 def test_what_looks_at_the_gpus_for_a_moment_ends_no_loan() -> None:
     """A diagnostic that is seen at the very time of a stop, at each loan with another pid: its end
     is waited for, and the server is stopped once, and started when the node comes home."""
-    house = House()
+    harness = Harness()
     for loan in range(3):
-        house.hooks.clear()
-        house.want(R.ON_LOAN, lease=lease(f"l1-{loan}"))
-        while H.STOP not in house.hooks:
-            house.go(1, f"l1-{loan}")
-        house.on[1].add(100 + loan)
-        house.go(1, f"l1-{loan}")
-        assert house.role() == R.DRAINING, "nobody else's GPU is lent"
-        house.on[1].discard(100 + loan)
-        house.go(2, f"l1-{loan}")
-        assert (house.role(), house.hooks, house.why()) == (R.ON_LOAN, [H.UNROUTE, H.STOP], "")
-        house.want(R.SERVING)
-        house.go(5)
-        assert house.role() == R.SERVING
-        assert house.hooks == [H.UNROUTE, H.STOP, H.START, H.ROUTE]
+        harness.hooks.clear()
+        harness.want(R.ON_LOAN, lease=lease(f"l1-{loan}"))
+        while H.STOP not in harness.hooks:
+            harness.go(1, f"l1-{loan}")
+        harness.on[1].add(100 + loan)
+        harness.go(1, f"l1-{loan}")
+        assert harness.role() == R.DRAINING, "nobody else's GPU is lent"
+        harness.on[1].discard(100 + loan)
+        harness.go(2, f"l1-{loan}")
+        assert (harness.role(), harness.hooks, harness.why()) == (
+            R.ON_LOAN,
+            [H.UNROUTE, H.STOP],
+            "",
+        )
+        harness.want(R.SERVING)
+        harness.go(5)
+        assert harness.role() == R.SERVING
+        assert harness.hooks == [H.UNROUTE, H.STOP, H.START, H.ROUTE]
 
 
 def test_no_server_is_stopped_beside_somebody_who_may_stay() -> None:
     """Its stop waits until he has gone, or is a stranger: then the drain turns back."""
-    house = House()
-    house.want(R.ON_LOAN, lease=lease())
-    house.go(2)
+    harness = Harness()
+    harness.want(R.ON_LOAN, lease=lease())
+    harness.go(2)
     for pid in range(100, 104):
-        house.on[1] = {ENGINE, CHILD, pid}
-        house.go(1)
-        assert (house.role(), house.hooks) == (R.DRAINING, [H.UNROUTE])
-        assert f"process {pid} stays" in house.life.detail
-    house.go(2)
-    assert (house.role(), house.hooks) == (R.SERVING, [H.UNROUTE, H.ROUTE])
-    assert "process 103" in house.why()
+        harness.on[1] = {ENGINE, CHILD, pid}
+        harness.go(1)
+        assert (harness.role(), harness.hooks) == (R.DRAINING, [H.UNROUTE])
+        assert f"process {pid} stays" in harness.life.detail
+    harness.go(2)
+    assert (harness.role(), harness.hooks) == (R.SERVING, [H.UNROUTE, H.ROUTE])
+    assert "process 103" in harness.why()
 
 
 def test_a_crash_loop_beside_a_server_ends_the_loan_before_the_stop() -> None:
     """None of its processes stays, and the drain waits for none of them for ever."""
-    house = House()
-    house.want(R.ON_LOAN, lease=lease())
-    began_at_s, pid = house.now_s, 100
-    while house.memory.turned_back is None or house.role() != R.SERVING:
-        assert house.now_s < began_at_s + 3 * STREAM_RATIO * AFTER_S
-        house.on[1].discard(pid)
+    harness = Harness()
+    harness.want(R.ON_LOAN, lease=lease())
+    began_at_s, pid = harness.now_s, 100
+    while harness.memory.turned_back is None or harness.role() != R.SERVING:
+        assert harness.now_s < began_at_s + 3 * STREAM_RATIO * AFTER_S
+        harness.on[1].discard(pid)
         pid += 1
-        house.on[1].add(pid)
-        house.go(1)
-    assert house.hooks == [H.UNROUTE, H.ROUTE]
-    assert "is used by process" in house.why()
-    assert house.told(), "and it is not lent again meanwhile"
+        harness.on[1].add(pid)
+        harness.go(1)
+    assert harness.hooks == [H.UNROUTE, H.ROUTE]
+    assert "is used by process" in harness.why()
+    assert harness.told(), "and it is not lent again meanwhile"
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_server_that_could_not_be_stopped_is_no_stranger(is_known: bool) -> None:
     """Its stop command failed until the time was over. Once that is mended its node can be lent,
     whether it missed a health check meanwhile or not, and whoever can tell the server's."""
-    house = House(stop_error="Access denied", is_known=is_known)
-    house.until_stop()
-    house.go(40)
-    assert (house.role(), house.why()) == (R.SERVING, "stop command: Access denied")
-    assert (house.memory.left_behind, house.told()) == ([], set())
-    house.is_healthy = False
-    house.step()
-    assert house.told() == set()
-    house.is_healthy = True
-    house.step()
-    house.stop_error = ""
-    house.until_stop("l1-2")
-    house.go(3, "l1-2")
-    assert house.role() == R.ON_LOAN
+    harness = Harness(stop_error="Access denied", is_known=is_known)
+    harness.until_stop()
+    harness.go(40)
+    assert (harness.role(), harness.why()) == (R.SERVING, "stop command: Access denied")
+    assert (harness.memory.left_behind, harness.told()) == ([], set())
+    harness.is_healthy = False
+    harness.step()
+    assert harness.told() == set()
+    harness.is_healthy = True
+    harness.step()
+    harness.stop_error = ""
+    harness.until_stop("l1-2")
+    harness.go(3, "l1-2")
+    assert harness.role() == R.ON_LOAN
 
 
 @pytest.mark.parametrize("ended_by", ["the time", "an order"])
 def test_a_server_that_could_not_be_stopped_and_hangs_is_no_stranger(ended_by: str) -> None:
     """It answers nobody until the way home is out of time and it is started: its processes are as
     before, and its own."""
-    house = House(stop_error="Access denied")
-    house.until_stop()
-    house.is_healthy, house.page = False, None
+    harness = Harness(stop_error="Access denied")
+    harness.until_stop()
+    harness.is_healthy, harness.page = False, None
     if ended_by == "an order":
-        house.want(R.SERVING)
-    house.go(60)
-    assert (house.role(), house.started_beside) == (R.SERVING, {ENGINE, CHILD})
-    assert (house.memory.left_behind, house.told()) == ([], set())
+        harness.want(R.SERVING)
+    harness.go(60)
+    assert (harness.role(), harness.started_beside) == (R.SERVING, {ENGINE, CHILD})
+    assert (harness.memory.left_behind, harness.told()) == ([], set())
 
 
 @pytest.mark.parametrize("stranger", [(), (STRANGER,)])
 def test_what_outlives_the_server_is_learnt_once(stranger: tuple[int, ...]) -> None:
     """Whoever it belongs to: its node is not lent again as long as it is there, also if its agent
     restarts, and with a stranger beside it that had sent the node home before."""
-    house = House(MATE)
-    house.until_stop()
-    house.on[1] |= set(stranger)
-    house.go(2 * int(FREE_S))
-    assert (house.role(), house.told()) == (R.SERVING, {MATE, *stranger})
+    harness = Harness(MATE)
+    harness.until_stop()
+    harness.on[1] |= set(stranger)
+    harness.go(2 * int(FREE_S))
+    assert (harness.role(), harness.told()) == (R.SERVING, {MATE, *stranger})
     said = f"trespass: process {MATE} on GPU-1, seen there while the server was stopped"
-    assert said in house.life.detail
-    house.on[1].discard(STRANGER)
-    house.restart()
+    assert said in harness.life.detail
+    harness.on[1].discard(STRANGER)
+    harness.restart()
     for _ in range(2):
-        house.step()
-        assert house.told() == {MATE}
-    house.on[1].discard(MATE)
-    house.step()
-    assert house.told() == set()
-    house.until_stop("l1-2")
-    house.go(3, "l1-2")
-    assert house.role() == R.ON_LOAN
+        harness.step()
+        assert harness.told() == {MATE}
+    harness.on[1].discard(MATE)
+    harness.step()
+    assert harness.told() == set()
+    harness.until_stop("l1-2")
+    harness.go(3, "l1-2")
+    assert harness.role() == R.ON_LOAN
 
 
 def test_a_drain_that_turned_back_is_over_for_an_agent_that_restarts_too() -> None:
     """It was killed before the node was routed to again, and the stranger has gone meanwhile: what
     was told of the loan stays true."""
-    house = House()
-    house.page = page(running=1)
-    house.want(R.ON_LOAN, lease=lease())
-    house.go(3)
-    house.on[1].add(STRANGER)
-    while not house.why():
-        house.go(1)
-    why = house.why()
-    assert house.role() == R.DRAINING
-    house.restart()
-    house.on[1].discard(STRANGER)
-    house.page = page()
-    house.go(10)
-    assert (house.role(), house.why()) == (R.SERVING, why)
-    assert set(house.hooks) == {H.UNROUTE, H.ROUTE}
+    harness = Harness()
+    harness.page = page(running=1)
+    harness.want(R.ON_LOAN, lease=lease())
+    harness.go(3)
+    harness.on[1].add(STRANGER)
+    while not harness.why():
+        harness.go(1)
+    why = harness.why()
+    assert harness.role() == R.DRAINING
+    harness.restart()
+    harness.on[1].discard(STRANGER)
+    harness.page = page()
+    harness.go(10)
+    assert (harness.role(), harness.why()) == (R.SERVING, why)
+    assert set(harness.hooks) == {H.UNROUTE, H.ROUTE}
 
 
 @pytest.mark.parametrize("is_healthy", [True, False])
 def test_an_agent_that_restarts_knows_the_strangers_of_before(is_healthy: bool) -> None:
     """At its first look, which it reports: its node would be lent by it. One that came since is
     judged as ever, and a boot ends them all."""
-    house = House(STRANGER)
-    assert house.told() == {STRANGER}
-    house.restart()
-    house.is_healthy = is_healthy
-    house.on[0].add(STRANGER + 1)
-    house.step()
-    assert house.told() == {STRANGER}
-    house.is_healthy = True
-    house.steps(2)
-    assert house.told() == {STRANGER, STRANGER + 1}
-    house.restart(boot_id="boot-2")
-    assert (house.memory.strangers, house.memory.left_behind) == ([], [])
+    harness = Harness(STRANGER)
+    assert harness.told() == {STRANGER}
+    harness.restart()
+    harness.is_healthy = is_healthy
+    harness.on[0].add(STRANGER + 1)
+    harness.step()
+    assert harness.told() == {STRANGER}
+    harness.is_healthy = True
+    harness.steps(2)
+    assert harness.told() == {STRANGER, STRANGER + 1}
+    harness.restart(boot_id="boot-2")
+    assert (harness.memory.strangers, harness.memory.left_behind) == ([], [])
 
 
 def test_a_sample_of_before_the_stop_does_not_end_the_loan() -> None:
     """It shows who was beside the server, which may have ended with it."""
-    house = House()
-    house.until_stop()
-    assert house.stopped_at_s is not None
-    seen = Facts(now_s=house.now_s, sampled_at_s=house.stopped_at_s, trespassers=((1, GPU),))
-    assert not is_beside(seen, since_s=house.stopped_at_s)
-    later = msgspec.structs.replace(seen, sampled_at_s=house.stopped_at_s + 0.1)
-    assert is_beside(later, since_s=house.stopped_at_s)
+    harness = Harness()
+    harness.until_stop()
+    assert harness.stopped_at_s is not None
+    seen = Facts(now_s=harness.now_s, sampled_at_s=harness.stopped_at_s, trespassers=((1, GPU),))
+    assert not is_beside(seen, since_s=harness.stopped_at_s)
+    later = msgspec.structs.replace(seen, sampled_at_s=harness.stopped_at_s + 0.1)
+    assert is_beside(later, since_s=harness.stopped_at_s)
 
 
 def test_units_that_are_not_the_servers_are_told_in_the_reason() -> None:
     """An operator looks there why no stranger is ever seen, or why the node is where it is."""
-    house = House()
-    house.life.step(Facts(now_s=house.now_s, unknown_server="server.units: no process"))
-    assert "server.units: no process" in house.life.detail
-    house.step()
-    assert "server.units" not in house.life.detail
+    harness = Harness()
+    harness.life.step(Facts(now_s=harness.now_s, unknown_server="server.units: no process"))
+    assert "server.units: no process" in harness.life.detail
+    harness.step()
+    assert "server.units" not in harness.life.detail

@@ -25,7 +25,7 @@ from common.messages import (
 )
 from common.model import GpuUuid, NodeRole, Pool
 from coordinator.service.nodes.report_folding import facts_of
-from tests.agent.bench import SERVER, Bench, key, order, settings
+from tests.agent.life_harness import SERVER, LifeHarness, key, order, settings
 from tests.tables import each_row
 
 R = NodeRole
@@ -87,7 +87,7 @@ class Nobody:
         return pids
 
 
-class House:
+class Harness:
     """What a node concludes of its one GPU from samples a second apart."""
 
     def __init__(self, role: NodeRole) -> None:
@@ -108,21 +108,21 @@ class House:
 @pytest.mark.parametrize("role", [R.TRAINING, R.ON_LOAN])
 def test_a_gpu_in_use_without_a_worker_is_a_trespass_that_nobody_can_name(role: NodeRole) -> None:
     """Once it lasts, as what has just left shows for a moment; until it is idle, or a worker's."""
-    house = House(role)
+    harness = Harness(role)
     busy = seen(busy_ratio=0.9, used=30)
-    assert [house.saw(busy) for _ in range(3)] == [[], [], [UNTOLD_PID]]
-    assert house.memory.strangers == [], "no process to look for after a restart"
-    assert house.saw(busy, is_held=True) == []
-    assert [house.saw(busy) for _ in range(3)] == [[], [], [UNTOLD_PID]]
-    assert house.saw(seen()) == []
-    assert house.saw(busy) == []
+    assert [harness.saw(busy) for _ in range(3)] == [[], [], [UNTOLD_PID]]
+    assert harness.memory.strangers == [], "no process to look for after a restart"
+    assert harness.saw(busy, is_held=True) == []
+    assert [harness.saw(busy) for _ in range(3)] == [[], [], [UNTOLD_PID]]
+    assert harness.saw(seen()) == []
+    assert harness.saw(busy) == []
 
 
 @each_row("role", [R.SERVING, R.DRAINING, R.VACATING, R.WARMING])
 def test_a_servers_gpu_is_no_trespass(role: NodeRole) -> None:
     """It is in use by the server, as far as anybody can tell."""
-    house = House(role)
-    assert [house.saw(seen(busy_ratio=0.9)) for _ in range(5)] == [[]] * 5
+    harness = Harness(role)
+    assert [harness.saw(seen(busy_ratio=0.9)) for _ in range(5)] == [[]] * 5
 
 
 def test_a_trespass_without_a_process_is_told_as_such() -> None:
@@ -181,12 +181,12 @@ def test_a_worker_is_never_given_the_whole_of_a_gpu_in_mig_mode(
     is_mig: bool | None, phase: WorkerPhase, why: str
 ) -> None:
     """Its order was made before the mode was changed: it is refused, and not the job's fault."""
-    bench = Bench(inference=False)
-    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
-    bench.life.step(
+    life_harness = LifeHarness(inference=False)
+    life_harness.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    life_harness.life.step(
         Facts(now_s=1.0, gpus=(parted(is_mig), parted(False, index=1)), sampled_at_s=1.0)
     )
-    [report] = bench.life.workers.reports()
+    [report] = life_harness.life.workers.reports()
     assert (report.phase, report.error) == (phase, why)
     assert report.fault == (Fault.NODE if why else Fault.NONE)
     assert report.key == key()

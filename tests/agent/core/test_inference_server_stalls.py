@@ -15,8 +15,8 @@ from agent.telemetry.sample import NO_SERVER, NodeSampler, Sample
 from common.clock import SystemClock
 from common.messages import GpuHealth, GpuReport, InferenceReport
 from common.model import NodeRole
-from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
-from tests.agent.bench import settings as agent_settings
+from tests.agent.life_harness import SERVER, LifeHarness, lease, page, two_gpus
+from tests.agent.life_harness import settings as agent_settings
 from tests.agent.page_server import PageServer, make_pages
 from tests.tables import each_row
 
@@ -24,42 +24,42 @@ R, H = NodeRole, HookKind
 CLOCK = SystemClock()
 
 
-def draining(*, unread_page_timeout_s: float = 60.0) -> Bench:
+def draining(*, unread_page_timeout_s: float = 60.0) -> LifeHarness:
     """A node that drains, with 48 requests in flight."""
-    bench = Bench(unread_page_timeout_s=unread_page_timeout_s)
-    bench.serve()
-    bench.page = page(running=8, waiting=40)
-    bench.want(R.ON_LOAN, lease=lease(ttl_s=1000.0))
-    bench.steps(2)
-    assert (bench.role(), bench.hooks) == (R.DRAINING, [H.UNROUTE])
-    return bench
+    harness = LifeHarness(unread_page_timeout_s=unread_page_timeout_s)
+    harness.serve()
+    harness.page = page(running=8, waiting=40)
+    harness.want(R.ON_LOAN, lease=lease(ttl_s=1000.0))
+    harness.steps(2)
+    assert (harness.role(), harness.hooks) == (R.DRAINING, [H.UNROUTE])
+    return harness
 
 
 def test_a_page_and_a_health_check_that_are_both_late_show_no_rest() -> None:
     """The server has its requests still; what it waits for is told, and its end is waited for."""
-    bench = draining()
-    bench.page, bench.is_healthy = None, False
-    bench.steps(20)
-    assert (bench.role(), bench.hooks) == (R.DRAINING, [H.UNROUTE])
-    assert "metrics page, which cannot be read" in bench.life.detail
-    bench.page = page(running=8, waiting=40)
-    bench.steps(1)
-    assert "48 requests" in bench.life.detail
-    bench.page = page(success=58)
-    bench.steps(SAMPLES_AT_REST)
-    assert bench.hooks == [H.UNROUTE, H.STOP]
+    harness = draining()
+    harness.page, harness.is_healthy = None, False
+    harness.steps(20)
+    assert (harness.role(), harness.hooks) == (R.DRAINING, [H.UNROUTE])
+    assert "metrics page, which cannot be read" in harness.life.detail
+    harness.page = page(running=8, waiting=40)
+    harness.steps(1)
+    assert "48 requests" in harness.life.detail
+    harness.page = page(success=58)
+    harness.steps(SAMPLES_AT_REST)
+    assert harness.hooks == [H.UNROUTE, H.STOP]
 
 
 def test_a_drain_whose_page_stays_unread_turns_back_without_a_stop() -> None:
     """At its limit the server is routed again as it is, and the reason is told."""
-    bench = draining(unread_page_timeout_s=30.0)
-    bench.page, bench.is_healthy = None, False
-    bench.steps(28)
-    assert bench.role() == R.DRAINING
-    bench.steps(6)
-    assert (bench.role(), bench.hooks) == (R.SERVING, [H.UNROUTE, H.ROUTE])
-    assert bench.memory.lease is None
-    turned_back = bench.memory.turned_back
+    harness = draining(unread_page_timeout_s=30.0)
+    harness.page, harness.is_healthy = None, False
+    harness.steps(28)
+    assert harness.role() == R.DRAINING
+    harness.steps(6)
+    assert (harness.role(), harness.hooks) == (R.SERVING, [H.UNROUTE, H.ROUTE])
+    assert harness.memory.lease is None
+    turned_back = harness.memory.turned_back
     assert turned_back is not None
     assert "could not be read for 30 s" in turned_back.reason
 
@@ -74,16 +74,16 @@ def test_a_server_is_stopped_only_after_two_readable_pages_in_a_row_without_requ
     looks: list[tuple[InferenceReport | None, bool]],
 ) -> None:
     """Whatever its health check says, and whatever cannot be read in between."""
-    bench = draining()
+    harness = draining()
     before: list[InferenceReport | None] = []
     for seen, is_healthy in looks:
-        bench.page, bench.is_healthy = seen, is_healthy
-        bench.step()
+        harness.page, harness.is_healthy = seen, is_healthy
+        harness.step()
         before.append(seen)
         is_at_rest = len(before) >= SAMPLES_AT_REST and all(
             one is not None and one.running_count == 0 for one in before[-SAMPLES_AT_REST:]
         )
-        if H.STOP in bench.hooks:
+        if H.STOP in harness.hooks:
             assert is_at_rest
             return
 

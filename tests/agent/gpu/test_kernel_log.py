@@ -93,7 +93,7 @@ class ScriptedReader:
         self.is_closed = True
 
 
-class House:
+class Harness:
     """A follower whose logs are scripted, one for each time that it opens one."""
 
     def __init__(self, *readers: ScriptedReader | OSError) -> None:
@@ -128,8 +128,8 @@ def entry(number: int, message: str = "") -> Entry:
 async def test_what_was_there_before_is_no_news() -> None:
     """An XID of before the agent began is not told again at each of its starts."""
     old = Entry(place="p0", message=XID79, is_old=True)
-    house = House(ScriptedReader([old, entry(1, XID13), entry(2, "noise")], None))
-    async with house.running() as log:
+    harness = Harness(ScriptedReader([old, entry(1, XID13), entry(2, "noise")], None))
+    async with harness.running() as log:
         assert log.take() == (XidLine(GPU0, 13),)
         assert log.take() == ()
         assert (log.error, log.child_pid) == ("", 4711)
@@ -138,26 +138,29 @@ async def test_what_was_there_before_is_no_news() -> None:
 async def test_a_reader_that_dies_is_followed_by_one_that_goes_on_behind_it() -> None:
     """The reason is told until there is another reader, and nothing is lost or read twice."""
     first = ScriptedReader([entry(1, XID79), entry(2)], EOFError("journalctl ended with -9"))
-    house = House(first, ScriptedReader([entry(3, XID13)], None))
-    async with house.running() as log:
+    harness = Harness(first, ScriptedReader([entry(3, XID13)], None))
+    async with harness.running() as log:
         assert (log.error, log.child_pid) == ("journalctl ended with -9", None)
         assert first.is_closed
-        await house.clock.advance(1.0)
+        await harness.clock.advance(1.0)
         assert log.error == ""
         assert log.take() == (XidLine(GPU0, 79), XidLine(GPU0, 13))
-    assert house.places == ["", "p2"]
+    assert harness.places == ["", "p2"]
 
 
 async def test_readers_that_cannot_be_opened_are_tried_less_and_less() -> None:
     """1, 2, 4 s ... at most 60 s apart; one that gave an entry begins that anew."""
     failures = [OSError(13, "Permission denied") for _ in range(8)]
     ended = ScriptedReader([entry(1)], ProtocolError("no line of a journal"))
-    house = House(*failures, ended, ScriptedReader([], None))
-    async with house.running() as log:
-        began_at_s, tries_s = house.clock.now_s(), [0.0]
+    harness = Harness(*failures, ended, ScriptedReader([], None))
+    async with harness.running() as log:
+        began_at_s, tries_s = harness.clock.now_s(), [0.0]
         for count in range(2, 11):
-            await house.clock.advance_until(lambda n=count: len(house.places) == n, limit_s=61.0)  # type: ignore[misc]  # a loop variable
-            tries_s.append(house.clock.now_s() - began_at_s)
+            await harness.clock.advance_until(
+                lambda n=count: len(harness.places) == n,  # type: ignore[misc]  # a loop variable
+                limit_s=61.0,
+            )
+            tries_s.append(harness.clock.now_s() - began_at_s)
             if count < 9:
                 assert "Permission denied" in log.error
         gaps = [later - earlier for earlier, later in itertools.pairwise(tries_s)]
@@ -167,7 +170,7 @@ async def test_readers_that_cannot_be_opened_are_tried_less_and_less() -> None:
 async def test_a_storm_keeps_neither_memory_nor_the_loop() -> None:
     """Of ten thousand XIDs the first ones wait for a report, and others have their turns."""
     storm = ScriptedReader([entry(number, XID79) for number in range(10_000)], None)
-    house = House(storm)
+    harness = Harness(storm)
     turns = 0
 
     async def others() -> None:
@@ -177,7 +180,7 @@ async def test_a_storm_keeps_neither_memory_nor_the_loop() -> None:
             await asyncio.sleep(0)
 
     bystander = asyncio.create_task(others())
-    async with house.running() as log:
+    async with harness.running() as log:
         await bystander
         assert turns >= 100
         assert len(log.take()) == MAX_PENDING_XIDS
@@ -185,8 +188,8 @@ async def test_a_storm_keeps_neither_memory_nor_the_loop() -> None:
 
 async def test_a_defect_of_the_follower_shows() -> None:
     """An error that nobody foresaw is raised where the collector reports it."""
-    house = House(ScriptedReader([], ZeroDivisionError("a defect")))
-    house.log.start()
-    await house.clock.settle()
+    harness = Harness(ScriptedReader([], ZeroDivisionError("a defect")))
+    harness.log.start()
+    await harness.clock.settle()
     with pytest.raises(ZeroDivisionError):
-        house.log.start()
+        harness.log.start()

@@ -34,7 +34,7 @@ from agent.telemetry.collectors import CostCollector, build_collectors
 from agent.telemetry.page_fetch import page_fetcher
 from common.clock import SystemClock
 from common.errors import ProtocolError
-from tests.agent.worker_house import is_alive
+from tests.agent.worker_harness import is_alive
 from tests.fakeclock import FakeClock
 from tests.tables import each_row
 

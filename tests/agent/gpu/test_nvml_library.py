@@ -66,7 +66,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return library
 
 
-class House:
+class Harness:
     """A fleet as a file, in front of which a library and a fake stand alike."""
 
     def __init__(self, directory: Path, libraries: Callable[[str], Path]) -> None:
@@ -175,8 +175,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, libraries: Callable[[str], Path]) -> House:
-    return House(tmp_path, libraries)
+def harness(tmp_path: Path, libraries: Callable[[str], Path]) -> Harness:
+    return Harness(tmp_path, libraries)
 
 
 @pytest.fixture(params=["fake", "library"])
@@ -188,12 +188,12 @@ def below(request: pytest.FixtureRequest) -> str:
 
 
 async def until(
-    reader: GpuReader, house: House, fact: Callable[[tuple[GpuReport, ...]], bool]
+    reader: GpuReader, harness: Harness, fact: Callable[[tuple[GpuReport, ...]], bool]
 ) -> tuple[GpuReport, ...]:
     """The first sample of which it is true."""
     async with CLOCK.timeout(LIMIT_S):
         while True:
-            house.look()
+            harness.look()
             try:
                 gpus = await reader.sample()
             except Unavailable:
@@ -208,28 +208,28 @@ def pids(gpu: GpuReport) -> list[int] | None:
 
 
 async def first(
-    reader: GpuReader, house: House, *, known: Callable[[GpuReport], bool] = lambda _: True
+    reader: GpuReader, harness: Harness, *, known: Callable[[GpuReport], bool] = lambda _: True
 ) -> tuple[GpuReport, ...]:
     """A sample in which GPU 0 is as it should be before anything is judged."""
-    return await until(reader, house, lambda gpus: known(gpus[0]))
+    return await until(reader, harness, lambda gpus: known(gpus[0]))
 
 
 # --- the contract ------------------------------------------------------------------------------
 
 
 async def test_a_gpu_is_told_in_si_units(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is on it, how busy, how full, how warm; a neighbour is idle. Nothing is left unread."""
-    house.script(GPUS)
-    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
-        async with house.reader(below, monkeypatch) as reader:
+    harness.script(GPUS)
+    with harness.holder(harness.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+        async with harness.reader(below, monkeypatch) as reader:
             idle, busy = await until(
                 reader,
-                house,
+                harness,
                 lambda gpus: gpus[0].health is GpuHealth.OK and bool(gpus[1].processes),
             )
-    assert [gpu.uuid for gpu in (idle, busy)] == [house.uuid(0), house.uuid(1)]
+    assert [gpu.uuid for gpu in (idle, busy)] == [harness.uuid(0), harness.uuid(1)]
     assert (idle.processes, idle.gpu_busy_ratio, idle.memory_used_bytes) == ((), 0.0, 0)
     assert (idle.power_w, idle.temperature_c, idle.is_mig) == (40.0, 30.0, False)
     assert (pids(busy), busy.gpu_busy_ratio, busy.memory_used_bytes) == ([pid], 0.5, 3 * GIB)
@@ -240,7 +240,7 @@ async def test_a_gpu_is_told_in_si_units(
 
 
 async def test_a_value_that_no_gpu_can_have_is_not_known(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drivers write 2**32 - 1 and worse; no such value is told, and the GPU is well."""
     garbage = {
@@ -256,11 +256,11 @@ async def test_a_value_that_no_gpu_can_have_is_not_known(
         f'kind = "reading"\ngpu = 0\ncall = "{call}"\nvalue = {value}'
         for call, value in garbage.items()
     ]
-    house.script(GPUS, *faults)
-    async with house.reader(below, monkeypatch) as reader:
-        odd, sound = await first(reader, house)
+    harness.script(GPUS, *faults)
+    async with harness.reader(below, monkeypatch) as reader:
+        odd, sound = await first(reader, harness)
     assert odd == GpuReport(
-        uuid=house.uuid(0),
+        uuid=harness.uuid(0),
         index=0,
         gpu_type=sound.gpu_type,
         memory_total_bytes=80 * GIB,
@@ -294,7 +294,7 @@ def test_one_value_with_an_error_costs_that_value_alone(call: str, field: str, c
 
 
 async def test_processes_that_are_not_told_are_not_nobody(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list is unknown and the GPU is well; how busy it is shows that somebody is there.
 
@@ -304,30 +304,30 @@ async def test_processes_that_are_not_told_are_not_nobody(
         f'kind = "error"\ngpu = {gpu}\ncall = "processes"\nvalue = {code}'
         for gpu, code in enumerate((3, 4, 13))
     ]
-    house.script(GPUS.replace("count = 2", "count = 4"), *untold)
-    given = ",".join(house.uuid(gpu) for gpu in range(len(untold)))
-    with house.holder(given, busy_ratio=0.9, memory_bytes=3 * GIB):
-        async with house.reader(below, monkeypatch) as reader:
-            gpus = await first(reader, house, known=lambda gpu: gpu.gpu_busy_ratio == 0.9)
+    harness.script(GPUS.replace("count = 2", "count = 4"), *untold)
+    given = ",".join(harness.uuid(gpu) for gpu in range(len(untold)))
+    with harness.holder(given, busy_ratio=0.9, memory_bytes=3 * GIB):
+        async with harness.reader(below, monkeypatch) as reader:
+            gpus = await first(reader, harness, known=lambda gpu: gpu.gpu_busy_ratio == 0.9)
     assert [gpu.health for gpu in gpus] == [GpuHealth.OK] * 4
     assert [gpu.processes for gpu in gpus] == [None, None, None, ()]
     assert [gpu.gpu_busy_ratio for gpu in gpus] == [0.9, 0.9, 0.9, 0.0]
 
 
 async def test_a_gpu_of_which_nothing_can_be_read_is_faulty(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named, as UUID and name come first, and why is told."""
     calls = ("utilization", "memory", "temperature", "power", "power_limit", "ecc", "throttle")
     all_calls = (*calls, "processes", "mig")
-    house.script(
+    harness.script(
         GPUS,
         *(f'kind = "error"\ngpu = 0\ncall = "{call}"\nvalue = 999' for call in all_calls),
     )
-    async with house.reader(below, monkeypatch) as reader:
-        faulty, sound = await first(reader, house)
+    async with harness.reader(below, monkeypatch) as reader:
+        faulty, sound = await first(reader, harness)
     assert (faulty.health, sound.health) == (GpuHealth.FAULTY, GpuHealth.OK)
-    assert faulty.uuid == house.uuid(0)
+    assert faulty.uuid == harness.uuid(0)
     assert "GPU 0 is faulty" in reader.error
     assert "memory: Unknown Error" in reader.error
 
@@ -336,30 +336,32 @@ async def test_a_gpu_of_which_nothing_can_be_read_is_faulty(
     ("fault", "health"), [("lost", GpuHealth.LOST), ("hang", GpuHealth.UNRESPONSIVE)]
 )
 async def test_a_gpu_that_goes_keeps_its_name(
-    house: House, below: str, fault: str, health: GpuHealth, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, fault: str, health: GpuHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lost or hanging, one GPU of two: the other one is read on."""
-    house.script(GPUS, f'kind = "{fault}"\ngpu = 1\nat_s = {LATER_S}')
-    async with house.reader(below, monkeypatch, gpu_deadline_s=SHORT_S) as reader:
-        await until(reader, house, lambda gpus: len(gpus) == 2)
-        house.ahead_s = LATER_S
+    harness.script(GPUS, f'kind = "{fault}"\ngpu = 1\nat_s = {LATER_S}')
+    async with harness.reader(below, monkeypatch, gpu_deadline_s=SHORT_S) as reader:
+        await until(reader, harness, lambda gpus: len(gpus) == 2)
+        harness.ahead_s = LATER_S
         there, gone = await until(
-            reader, house, lambda gpus: gpus[1].health == health and gpus[0].health is GpuHealth.OK
+            reader,
+            harness,
+            lambda gpus: gpus[1].health == health and gpus[0].health is GpuHealth.OK,
         )
     assert (there.health, there.gpu_busy_ratio) == (GpuHealth.OK, 0.0)
-    assert (gone.uuid, gone.gpu_busy_ratio, gone.processes) == (house.uuid(1), None, None)
+    assert (gone.uuid, gone.gpu_busy_ratio, gone.processes) == (harness.uuid(1), None, None)
 
 
 async def test_an_xid_is_told_once(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event reaches the GPU's report, one report, and not that of its neighbour."""
-    house.script(GPUS, f'kind = "xid"\ngpu = 1\nvalue = 79\nat_s = {LATER_S}')
-    async with house.reader(below, monkeypatch) as reader:
-        await until(reader, house, lambda gpus: len(gpus) == 2)
-        house.ahead_s = LATER_S
-        told = await until(reader, house, lambda gpus: any(gpu.xids for gpu in gpus))
-        house.look()
+    harness.script(GPUS, f'kind = "xid"\ngpu = 1\nvalue = 79\nat_s = {LATER_S}')
+    async with harness.reader(below, monkeypatch) as reader:
+        await until(reader, harness, lambda gpus: len(gpus) == 2)
+        harness.ahead_s = LATER_S
+        told = await until(reader, harness, lambda gpus: any(gpu.xids for gpu in gpus))
+        harness.look()
         again = await reader.sample()
     assert [gpu.xids for gpu in told] == [(), (79,)]
     assert [gpu.xids for gpu in again] == [(), ()]
@@ -367,18 +369,18 @@ async def test_an_xid_is_told_once(
 
 @pytest.mark.parametrize("driver", ["470.82", "535.54", "535.98"])
 async def test_an_older_driver_tells_what_it_can(
-    house: House, below: str, driver: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its older calls: without version 3 of the process lists, or with one of wider records,
     each process has its own pid and memory, and no GPU is faulty."""
-    house.script(GPUS, driver=driver)
-    uuid = house.uuid(0)
+    harness.script(GPUS, driver=driver)
+    uuid = harness.uuid(0)
     with (
-        house.holder(uuid, busy_ratio=0.25, memory_bytes=3 * GIB) as one,
-        house.holder(uuid, busy_ratio=0.25, memory_bytes=5 * GIB) as other,
+        harness.holder(uuid, busy_ratio=0.25, memory_bytes=3 * GIB) as one,
+        harness.holder(uuid, busy_ratio=0.25, memory_bytes=5 * GIB) as other,
     ):
-        async with house.reader(below, monkeypatch) as reader:
-            gpu, _ = await first(reader, house, known=lambda gpu: gpu.gpu_busy_ratio == 0.5)
+        async with harness.reader(below, monkeypatch) as reader:
+            gpu, _ = await first(reader, harness, known=lambda gpu: gpu.gpu_busy_ratio == 0.5)
     assert {process.pid: process.memory_used_bytes for process in gpu.processes or ()} == {
         one: 3 * GIB,
         other: 5 * GIB,
@@ -389,17 +391,17 @@ async def test_an_older_driver_tells_what_it_can(
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_mig_instances_are_seen_and_their_gpu_is_no_whole_one(
-    house: House, below: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """UUID, profile, ids, memory and processes of each; who may not ask for all processes of the
     GPU is told those of its instances. Only what is not in MIG mode can be given out whole."""
     untold = [] if is_told else ['kind = "error"\ngpu = 0\ncall = "processes"\nvalue = 4']
-    house.script(PARTED, *untold)
-    assert house.fleet is not None
-    small, large = house.fleet.parts_of("n1", 0)
-    with house.holder(large.uuid, busy_ratio=0.9, memory_bytes=2 * GIB) as pid:
-        async with house.reader(below, monkeypatch) as reader:
-            gpus = await first(reader, house, known=lambda gpu: pids(gpu) == [pid])
+    harness.script(PARTED, *untold)
+    assert harness.fleet is not None
+    small, large = harness.fleet.parts_of("n1", 0)
+    with harness.holder(large.uuid, busy_ratio=0.9, memory_bytes=2 * GIB) as pid:
+        async with harness.reader(below, monkeypatch) as reader:
+            gpus = await first(reader, harness, known=lambda gpu: pids(gpu) == [pid])
     parted = gpus[0]
     assert (parted.health, parted.is_mig, parted.gpu_busy_ratio) == (GpuHealth.OK, True, None)
     assert [part.uuid for part in parted.mig] == [small.uuid, large.uuid]
@@ -417,41 +419,41 @@ async def test_mig_instances_are_seen_and_their_gpu_is_no_whole_one(
     assert reader.error == ""
 
 
-async def test_both_say_the_same(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_say_the_same(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one fleet every field is alike, from the pretence and through the real pynvml."""
-    house.script(PARTED.replace("gpu = [", 'gpu = [{count = 1, model = "L4", memory_bytes = 8},'))
-    samples = [await _one_sample(house, below, monkeypatch) for below in ("fake", "library")]
+    harness.script(PARTED.replace("gpu = [", 'gpu = [{count = 1, model = "L4", memory_bytes = 8},'))
+    samples = [await _one_sample(harness, below, monkeypatch) for below in ("fake", "library")]
     assert samples[0] == samples[1]
     assert [gpu.is_mig for gpu in samples[0]] == [False, True, True]
 
 
 async def _one_sample(
-    house: House, below: str, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, below: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[GpuReport, ...]:
-    async with house.reader(below, monkeypatch) as reader:
-        return await first(reader, house)
+    async with harness.reader(below, monkeypatch) as reader:
+        return await first(reader, harness)
 
 
 async def test_a_driver_that_does_not_fit_its_library_is_no_gpu(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an upgrade without a reboot: it is told why, and a later start finds the GPUs."""
-    house.script(GPUS)
-    house.state_path.write_text("init !18\n")
-    async with house.reader("library", monkeypatch) as reader:
+    harness.script(GPUS)
+    harness.state_path.write_text("init !18\n")
+    async with harness.reader("library", monkeypatch) as reader:
         with pytest.raises(Unavailable, match="mismatch"):
             await reader.sample()
-        assert len(await until(reader, house, lambda gpus: len(gpus) == 2)) == 2
+        assert len(await until(reader, harness, lambda gpus: len(gpus) == 2)) == 2
 
 
 # --- other programs ----------------------------------------------------------------------------
 
 
-def run(house: House, *command: str) -> str:
+def run(harness: Harness, *command: str) -> str:
     """What a program prints that finds the library where NVML's would be."""
     done = subprocess.run(
         [str(PROGRAMS / command[0]), *command[1:]],
-        env={**os.environ, **house.environment(), "TERM": "dumb", "COLUMNS": "120"},
+        env={**os.environ, **harness.environment(), "TERM": "dumb", "COLUMNS": "120"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -461,23 +463,23 @@ def run(house: House, *command: str) -> str:
     return done.stdout
 
 
-def test_gpustat_shows_the_fleet(house: House) -> None:
+def test_gpustat_shows_the_fleet(harness: Harness) -> None:
     """A program of others reads names, load, memory and processes from the same description."""
-    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
-        house.script(GPUS)
-        found = json.loads(run(house, "gpustat", "--json"))
+    with harness.holder(harness.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+        harness.script(GPUS)
+        found = json.loads(run(harness, "gpustat", "--json"))
     idle, busy = found["gpus"]
-    assert (idle["uuid"], idle["utilization.gpu"], idle["processes"]) == (house.uuid(0), 0, [])
+    assert (idle["uuid"], idle["utilization.gpu"], idle["processes"]) == (harness.uuid(0), 0, [])
     assert (busy["name"], busy["utilization.gpu"]) == ("NVIDIA A100-SXM4-80GB", 50)
     assert (busy["memory.used"], busy["memory.total"]) == (3 * 1024, 80 * 1024)
     assert [(one["pid"], one["gpu_memory_usage"]) for one in busy["processes"]] == [(pid, 3 * 1024)]
 
 
-def test_nvitop_shows_the_fleet(house: House) -> None:
+def test_nvitop_shows_the_fleet(harness: Harness) -> None:
     """Another one, which asks for more."""
-    with house.holder(house.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
-        house.script(GPUS)
-        shown = run(house, "nvitop", "-1")
+    with harness.holder(harness.uuid(1), busy_ratio=0.5, memory_bytes=3 * GIB) as pid:
+        harness.script(GPUS)
+        shown = run(harness, "nvitop", "-1")
     assert "A100-SXM4-80GB" in shown
     assert "3072MiB / 80.00GiB" in shown
     assert str(pid) in shown

@@ -77,7 +77,7 @@ class ModelProcess:
             self._ended.set()
 
 
-class House:
+class Harness:
     """A reader on a fake clock, and every child that it has started."""
 
     def __init__(self, ends_at: str = "close_input") -> None:
@@ -130,31 +130,31 @@ class House:
 
 async def test_an_answer_is_the_sample() -> None:
     """What the child says within the deadline is what the node says."""
-    house = House()
-    assert await house.sample(gpu(0), gpu(1)) == (gpu(0), gpu(1))
-    assert house.reader.error == ""
-    await house.reader.close()
+    harness = Harness()
+    assert await harness.sample(gpu(0), gpu(1)) == (gpu(0), gpu(1))
+    assert harness.reader.error == ""
+    await harness.reader.close()
 
 
 async def test_a_node_whose_only_gpu_is_lost_unseen_tells_its_index_until_silence() -> None:
     """The reader has no name for it, and that is no failure of the reader."""
-    house = House()
-    task = await house.ask()
-    house.children[-1].answer(error="GPU 0 was never seen", lost_indices=(0,))
+    harness = Harness()
+    task = await harness.ask()
+    harness.children[-1].answer(error="GPU 0 was never seen", lost_indices=(0,))
     assert await task == ()
-    assert list(house.reader.lost_indices) == [0]
-    assert house.reader.error == "GPU 0 was never seen"
+    assert list(harness.reader.lost_indices) == [0]
+    assert harness.reader.error == "GPU 0 was never seen"
     with pytest.raises(Unavailable):
-        await house.sample_unanswered()
-    assert not list(house.reader.lost_indices)
-    await house.reader.close()
+        await harness.sample_unanswered()
+    assert not list(harness.reader.lost_indices)
+    await harness.reader.close()
 
 
 async def test_silence_is_unresponsive_and_says_nothing_else() -> None:
     """Without an answer a GPU keeps its name; a stale busy share or memory is never repeated."""
-    house = House()
-    await house.sample(gpu(0))
-    assert await house.sample_unanswered() == (
+    harness = Harness()
+    await harness.sample(gpu(0))
+    assert await harness.sample_unanswered() == (
         GpuReport(
             uuid=GpuUuid("GPU-0"),
             index=0,
@@ -164,235 +164,235 @@ async def test_silence_is_unresponsive_and_says_nothing_else() -> None:
             processes=None,
         ),
     )
-    assert "1 s" in house.reader.error
-    await house.reader.close()
+    assert "1 s" in harness.reader.error
+    await harness.reader.close()
 
 
 async def test_a_silent_child_is_waited_for_before_anything_is_done_to_it() -> None:
     """Short of the restart limit a hanging child gets no signal, and its recovery is seen."""
-    house = House()
-    await house.sample(gpu(0))
-    await house.sample_unanswered()
-    await house.clock.advance(RESTART_AFTER_S - 2 * DEADLINE_S)
-    assert house.children[0].signals == []
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    assert len(house.children) == 1
-    await house.reader.close()
+    harness = Harness()
+    await harness.sample(gpu(0))
+    await harness.sample_unanswered()
+    await harness.clock.advance(RESTART_AFTER_S - 2 * DEADLINE_S)
+    assert harness.children[0].signals == []
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    assert len(harness.children) == 1
+    await harness.reader.close()
 
 
 async def test_events_of_a_late_answer_are_in_the_next_report() -> None:
     """An XID that came with an answer nobody waited for is still reported, and once."""
-    house = House()
-    await house.sample(gpu(0))
-    await house.sample_unanswered()
-    house.children[0].answer(gpu(0, xids=(79,)))
-    await house.clock.settle()
-    (late,) = await house.sample(gpu(0, xids=(31,)))
+    harness = Harness()
+    await harness.sample(gpu(0))
+    await harness.sample_unanswered()
+    harness.children[0].answer(gpu(0, xids=(79,)))
+    await harness.clock.settle()
+    (late,) = await harness.sample(gpu(0, xids=(31,)))
     assert late.xids == (79, 31)
-    (after,) = await house.sample(gpu(0))
+    (after,) = await harness.sample(gpu(0))
     assert after.xids == ()
-    await house.reader.close()
+    await harness.reader.close()
 
 
 async def test_a_child_stuck_for_long_is_replaced_in_steps() -> None:
     """Closing its input comes first, then SIGTERM, and SIGKILL only when both did not help."""
-    house = House(ends_at="SIGKILL")
-    await house.sample(gpu(0))
-    await house.sample_unanswered()
-    await house.clock.advance(RESTART_AFTER_S - DEADLINE_S)
-    stuck = house.children[0]
+    harness = Harness(ends_at="SIGKILL")
+    await harness.sample(gpu(0))
+    await harness.sample_unanswered()
+    await harness.clock.advance(RESTART_AFTER_S - DEADLINE_S)
+    stuck = harness.children[0]
     assert stuck.signals == ["close_input"]
-    await house.clock.advance(END_GRACE_S)
+    await harness.clock.advance(END_GRACE_S)
     assert stuck.signals == ["close_input", "SIGTERM"]
-    await house.clock.advance(END_GRACE_S)
+    await harness.clock.advance(END_GRACE_S)
     assert stuck.signals == ["close_input", "SIGTERM", "SIGKILL"]
-    assert len(house.children) == 1
-    await house.clock.advance(BACKOFF_S)
-    assert len(house.children) == 2
-    house.children[1].ends_at = "close_input"
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    await house.reader.close()
+    assert len(harness.children) == 1
+    await harness.clock.advance(BACKOFF_S)
+    assert len(harness.children) == 2
+    harness.children[1].ends_at = "close_input"
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    await harness.reader.close()
 
 
-async def pause_before_the_end(house: House) -> float:
+async def pause_before_the_end(harness: Harness) -> float:
     """Seconds that the present child, which says nothing, is given until it is asked to end."""
-    asked_at_s = house.clock.now_s()
-    task = await house.ask()
-    child = house.children[-1]
+    asked_at_s = harness.clock.now_s()
+    task = await harness.ask()
+    child = harness.children[-1]
     while not child.signals:
-        await house.clock.advance(1.0)
+        await harness.clock.advance(1.0)
     await asyncio.gather(task, return_exceptions=True)
-    return house.clock.now_s() - asked_at_s
+    return harness.clock.now_s() - asked_at_s
 
 
 async def test_a_child_that_has_never_answered_is_given_longer_than_the_one_before_it() -> None:
     """However slowly a starved machine starts it, or a driver opens, one gets there in the end; and
     once one has answered, silence is a hang again."""
-    house = House()
+    harness = Harness()
     given_s: list[float] = []
     for _ in range(4):
-        given_s.append(await pause_before_the_end(house))
-        await house.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
+        given_s.append(await pause_before_the_end(harness))
+        await harness.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
     assert given_s == [
         RESTART_AFTER_S, 2 * RESTART_AFTER_S, MAX_RESTART_AFTER_S, MAX_RESTART_AFTER_S
     ]  # fmt: skip
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    assert await pause_before_the_end(house) == RESTART_AFTER_S
-    await house.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
-    assert await pause_before_the_end(house) == RESTART_AFTER_S
-    await house.reader.close()
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    assert await pause_before_the_end(harness) == RESTART_AFTER_S
+    await harness.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
+    assert await pause_before_the_end(harness) == RESTART_AFTER_S
+    await harness.reader.close()
 
 
 async def test_a_child_that_ends_by_itself_makes_none_of_its_followers_wait_longer() -> None:
     """A crash says nothing of how long an answer takes."""
-    house = House()
+    harness = Harness()
     for _ in range(3):
-        task = await house.ask()
-        house.children[-1].crash()
+        task = await harness.ask()
+        harness.children[-1].crash()
         await asyncio.gather(task, return_exceptions=True)
-        await house.clock.advance(4 * BACKOFF_S)
-    assert await pause_before_the_end(house) == RESTART_AFTER_S
-    await house.reader.close()
+        await harness.clock.advance(4 * BACKOFF_S)
+    assert await pause_before_the_end(harness) == RESTART_AFTER_S
+    await harness.reader.close()
 
 
 async def test_a_child_that_even_sigkill_does_not_end_is_left_behind() -> None:
     """A process that the kernel holds does not keep the node from a new reader."""
-    house = House(ends_at="never")
-    await house.sample(gpu(0))
-    await house.sample_unanswered()
-    await house.clock.advance(RESTART_AFTER_S + 3 * END_GRACE_S + BACKOFF_S)
-    assert len(house.children) == 2
-    house.children[1].ends_at = "close_input"
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    await house.reader.close()
+    harness = Harness(ends_at="never")
+    await harness.sample(gpu(0))
+    await harness.sample_unanswered()
+    await harness.clock.advance(RESTART_AFTER_S + 3 * END_GRACE_S + BACKOFF_S)
+    assert len(harness.children) == 2
+    harness.children[1].ends_at = "close_input"
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    await harness.reader.close()
 
 
 async def test_a_crash_is_said_at_once_and_healed_after_the_backoff() -> None:
     """A child that ends makes its GPUs unresponsive without waiting for a deadline."""
-    house = House()
-    await house.sample(gpu(0))
-    task = await house.ask()
-    house.children[0].crash()
+    harness = Harness()
+    await harness.sample(gpu(0))
+    task = await harness.ask()
+    harness.children[0].crash()
     assert [report.health for report in await task] == [GpuHealth.UNRESPONSIVE]
-    assert "ended" in house.reader.error
-    assert (await house.reader.sample())[0].health is GpuHealth.UNRESPONSIVE
-    await house.clock.advance(BACKOFF_S)
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    await house.reader.close()
+    assert "ended" in harness.reader.error
+    assert (await harness.reader.sample())[0].health is GpuHealth.UNRESPONSIVE
+    await harness.clock.advance(BACKOFF_S)
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    await harness.reader.close()
 
 
 async def test_crash_after_crash_waits_longer_each_time() -> None:
     """The pause doubles up to its limit, and is short again after a good answer."""
-    house = House()
-    house.start_failures = [OSError(f"no memory, try {number}") for number in range(4)]
+    harness = Harness()
+    harness.start_failures = [OSError(f"no memory, try {number}") for number in range(4)]
     with pytest.raises(Unavailable, match="no memory"):
-        await house.reader.sample()
-    await house.clock.advance(11 * BACKOFF_S)
-    pauses_s = [later - earlier for earlier, later in pairwise(house.starts_at_s)]
+        await harness.reader.sample()
+    await harness.clock.advance(11 * BACKOFF_S)
+    pauses_s = [later - earlier for earlier, later in pairwise(harness.starts_at_s)]
     assert pauses_s == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 4 * BACKOFF_S]
-    await house.sample(gpu(0))
-    crashed_at_s = house.clock.now_s()
-    house.children[-1].crash()
-    await house.ask()
-    await house.clock.advance(BACKOFF_S)
-    assert house.starts_at_s[5:] == [crashed_at_s + BACKOFF_S]
-    await house.reader.close()
+    await harness.sample(gpu(0))
+    crashed_at_s = harness.clock.now_s()
+    harness.children[-1].crash()
+    await harness.ask()
+    await harness.clock.advance(BACKOFF_S)
+    assert harness.starts_at_s[5:] == [crashed_at_s + BACKOFF_S]
+    await harness.reader.close()
 
 
 async def test_a_child_that_cannot_start_is_tried_again() -> None:
     """No fork, no memory: the reader says so and goes on trying."""
-    house = House()
-    house.start_failures.append(OSError("out of processes"))
+    harness = Harness()
+    harness.start_failures.append(OSError("out of processes"))
     with pytest.raises(Unavailable, match="out of processes"):
-        await house.reader.sample()
-    await house.clock.advance(BACKOFF_S)
-    assert await house.sample(gpu(0)) == (gpu(0),)
-    await house.reader.close()
+        await harness.reader.sample()
+    await harness.clock.advance(BACKOFF_S)
+    assert await harness.sample(gpu(0)) == (gpu(0),)
+    await harness.reader.close()
 
 
 async def test_a_gpu_that_a_new_child_does_not_find_is_lost() -> None:
     """What one child saw is not forgotten with it: the next one's shorter list means a loss."""
-    house = House()
-    await house.sample(gpu(0), gpu(1))
-    task = await house.ask()
-    house.children[0].crash()
+    harness = Harness()
+    await harness.sample(gpu(0), gpu(1))
+    task = await harness.ask()
+    harness.children[0].crash()
     await task
-    await house.clock.advance(BACKOFF_S)
-    reports = await house.sample(gpu(0))
+    await harness.clock.advance(BACKOFF_S)
+    reports = await harness.sample(gpu(0))
     assert [report.health for report in reports] == [GpuHealth.OK, GpuHealth.LOST]
     assert reports[1].uuid == "GPU-1"
-    await house.reader.close()
+    await harness.reader.close()
 
 
 async def test_an_error_of_the_library_is_not_no_gpus() -> None:
     """When NVML as a whole fails, known GPUs stay in the report and the reason is told."""
-    house = House()
-    await house.sample(gpu(0))
-    reports = await house.sample(error="NVML: Driver Not Loaded")
+    harness = Harness()
+    await harness.sample(gpu(0))
+    reports = await harness.sample(error="NVML: Driver Not Loaded")
     assert [report.health for report in reports] == [GpuHealth.UNRESPONSIVE]
-    assert house.reader.error == "NVML: Driver Not Loaded"
-    await house.reader.close()
+    assert harness.reader.error == "NVML: Driver Not Loaded"
+    await harness.reader.close()
 
 
 async def test_a_node_that_never_saw_a_gpu_says_why() -> None:
     """Before the first answer there is nothing to report, so the sample is an error."""
-    house = House()
+    harness = Harness()
     with pytest.raises(Unavailable, match="did not answer"):
-        await house.sample_unanswered()
-    await house.reader.close()
+        await harness.sample_unanswered()
+    await harness.reader.close()
 
 
 async def test_a_child_that_talks_nonsense_is_replaced() -> None:
     """After a payload that is no sample the stream cannot be trusted any more."""
-    house = House()
-    await house.sample(gpu(0))
-    task = await house.ask()
-    house.children[0].answer_bytes(b"\xc1")
+    harness = Harness()
+    await harness.sample(gpu(0))
+    task = await harness.ask()
+    harness.children[0].answer_bytes(b"\xc1")
     assert (await task)[0].health is GpuHealth.UNRESPONSIVE
-    await house.clock.advance(BACKOFF_S)
-    assert len(house.children) == 2
-    await house.reader.close()
+    await harness.clock.advance(BACKOFF_S)
+    assert len(harness.children) == 2
+    await harness.reader.close()
 
 
 async def test_closing_ends_the_child_and_the_reader() -> None:
     """A closed reader leaves no child, answers no sample, and may be closed again."""
-    house = House()
-    await house.sample(gpu(0))
-    await house.reader.close()
-    await house.reader.close()
-    assert house.children[0].signals == ["close_input"]
-    assert house.reader.child_pid is None
+    harness = Harness()
+    await harness.sample(gpu(0))
+    await harness.reader.close()
+    await harness.reader.close()
+    assert harness.children[0].signals == ["close_input"]
+    assert harness.reader.child_pid is None
     with pytest.raises(Unavailable, match="closed"):
-        await house.reader.sample()
+        await harness.reader.sample()
 
 
 async def test_a_child_whose_start_is_interrupted_is_ended_in_good_order() -> None:
     """It runs already when the reader is closed: it is waited for and asked, not left or killed."""
-    house = House()
-    house.may_start.clear()
-    sampling = await house.ask()
-    closing = asyncio.create_task(house.reader.close())
-    await house.clock.settle()
-    house.may_start.set()
+    harness = Harness()
+    harness.may_start.clear()
+    sampling = await harness.ask()
+    closing = asyncio.create_task(harness.reader.close())
+    await harness.clock.settle()
+    harness.may_start.set()
     await closing
-    assert [child.signals for child in house.children] == [["close_input"]]
-    await house.clock.advance(DEADLINE_S)
+    assert [child.signals for child in harness.children] == [["close_input"]]
+    await harness.clock.advance(DEADLINE_S)
     with pytest.raises(Unavailable):
         await sampling
 
 
 async def test_a_start_that_fails_while_the_reader_is_closed_is_nobodys_business() -> None:
     """There is no child to end, and closing says nothing of it."""
-    house = House()
-    house.may_start.clear()
-    house.start_failures.append(OSError("out of processes"))
-    sampling = await house.ask()
-    closing = asyncio.create_task(house.reader.close())
-    await house.clock.settle()
-    house.may_start.set()
+    harness = Harness()
+    harness.may_start.clear()
+    harness.start_failures.append(OSError("out of processes"))
+    sampling = await harness.ask()
+    closing = asyncio.create_task(harness.reader.close())
+    await harness.clock.settle()
+    harness.may_start.set()
     await closing
-    assert house.children == []
-    await house.clock.advance(DEADLINE_S)
+    assert harness.children == []
+    await harness.clock.advance(DEADLINE_S)
     with pytest.raises(Unavailable):
         await sampling
 

@@ -18,7 +18,7 @@ from agent.proc import sessions
 from agent.proc.commands import ended, left_behind, started
 from agent.proc.process_tree import name_of, thread_states
 from common.clock import SystemClock
-from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.agent.worker_harness import PATIENCE_S, is_alive
 from tests.fakes import FakeClock
 
 # --- who may not be ended -----------------------------------------------------------------------

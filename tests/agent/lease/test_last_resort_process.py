@@ -16,10 +16,10 @@ from agent.lease import last_resort_process
 from agent.lease.last_resort import KEEPER
 from agent.proc.process_tree import has_lock
 from common.clock import SystemClock
-from tests.agent.last_resort_keeper import KeeperHouse, Look, make_keeper_house
+from tests.agent.last_resort_keeper import KeeperHarness, Look, make_keeper_harness
 
 pytestmark = pytest.mark.slow
-house = pytest.fixture(make_keeper_house)
+harness = pytest.fixture(make_keeper_harness)
 
 
 class Gate:
@@ -48,106 +48,112 @@ async def gate(tmp_path: Path) -> AsyncGenerator[Gate, None]:
     gate.close()
 
 
-def due_now(house: KeeperHouse, words: str) -> str:
+def due_now(harness: KeeperHarness, words: str) -> str:
     """Orders to say some words in a file now."""
-    argv = ["sh", "-c", f"echo {words} >> {house.mark}"]
+    argv = ["sh", "-c", f"echo {words} >> {harness.mark}"]
     now_s = SystemClock().now_s()
     return json.dumps({"boot_id": last_resort_process.boot_id(), "fire_at_s": now_s, "argv": argv})
 
 
 async def test_what_is_armed_while_the_command_runs_stays_armed(
-    house: KeeperHouse, gate: Gate
+    harness: KeeperHarness, gate: Gate
 ) -> None:
     """The node was lent anew before the way home of its last loan had ended."""
-    resort = house.new_resort(f"echo fired >> {house.mark}; {gate.waiting}")
+    resort = harness.new_resort(f"echo fired >> {harness.mark}; {gate.waiting}")
     await resort.arm(0.0)
-    await house.until(lambda: house.fired_count == 1, "the command runs")
+    await harness.until(lambda: harness.fired_count == 1, "the command runs")
     await resort.arm(0.0)  # the same command: only the instant tells it from what is done
     gate.open(2)
-    await house.until(lambda: not house.keepers(), "the keeper left")
-    assert house.fired_count == 2
-    assert not house.path.exists()
+    await harness.until(lambda: not harness.keepers(), "the keeper left")
+    assert harness.fired_count == 2
+    assert not harness.path.exists()
 
 
 async def test_what_is_disarmed_while_the_command_runs_is_done(
-    house: KeeperHouse, gate: Gate
+    harness: KeeperHarness, gate: Gate
 ) -> None:
     """The keeper then finds nothing to remove, and leaves without a word."""
-    await house.new_resort(f"echo fired >> {house.mark}; {gate.waiting}").arm(0.0)
-    await house.until(lambda: house.fired_count == 1, "the command runs")
-    await house.resort.disarm()
+    await harness.new_resort(f"echo fired >> {harness.mark}; {gate.waiting}").arm(0.0)
+    await harness.until(lambda: harness.fired_count == 1, "the command runs")
+    await harness.resort.disarm()
     gate.open(1)
-    await house.until(lambda: not house.keepers(), "the keeper left")
-    assert house.fired_count == 1
-    assert house.path.with_name(f"{house.path.name}.log").read_text() == ""
+    await harness.until(lambda: not harness.keepers(), "the keeper left")
+    assert harness.fired_count == 1
+    assert harness.path.with_name(f"{harness.path.name}.log").read_text() == ""
 
 
-def put(house: KeeperHouse, text: str) -> None:
+def put(harness: KeeperHarness, text: str) -> None:
     """Another file in the place of the keeper's, as whoever arms puts it there."""
-    new = house.path.with_name("new")
+    new = harness.path.with_name("new")
     new.write_text(text)
-    new.replace(house.path)
+    new.replace(harness.path)
 
 
 async def test_a_keeper_goes_where_its_directory_goes(tmp_path: Path) -> None:
     """Its lock does: whoever arms in the new place finds it taken, and must find a keeper."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
-    async with asynccontextmanager(make_keeper_house)(old) as house:
-        await house.resort.arm(600.0)
-        lock = house.path.with_name(f"{house.path.name}.lock")
-        await house.until(lambda: any(has_lock(pid, lock) for pid in house.keepers()), "it is kept")
+    async with asynccontextmanager(make_keeper_harness)(old) as harness:
+        await harness.resort.arm(600.0)
+        lock = harness.path.with_name(f"{harness.path.name}.lock")
+        await harness.until(
+            lambda: any(has_lock(pid, lock) for pid in harness.keepers()), "it is kept"
+        )
         old.rename(new)
-        moved = KeeperHouse(new)
+        moved = KeeperHarness(new)
         await moved.resort.arm(0.0)
-        await house.until(lambda: not house.keepers(), "the keeper left")
+        await harness.until(lambda: not harness.keepers(), "the keeper left")
         assert (moved.fired_count, moved.keepers()) == (1, [])
 
 
-async def start_keeper(house: KeeperHouse) -> asyncio.subprocess.Process:
+async def start_keeper(harness: KeeperHarness) -> asyncio.subprocess.Process:
     """A keeper as an agent starts it, and not detached."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(KEEPER), str(house.path)
+        sys.executable, "-I", "-S", str(KEEPER), str(harness.path)
     )
 
 
-async def begun(house: KeeperHouse, look: Look, keeper: asyncio.subprocess.Process) -> None:
+async def begun(harness: KeeperHarness, look: Look, keeper: asyncio.subprocess.Process) -> None:
     """Return when the keeper looks; one that has left does so no more."""
-    await house.until(lambda: look.is_begun() or keeper.returncode is not None, "the keeper looks")
+    await harness.until(
+        lambda: look.is_begun() or keeper.returncode is not None, "the keeper looks"
+    )
     assert keeper.returncode is None, "the keeper left without a look"
 
 
-async def test_a_keeper_that_leaves_looks_again_when_its_lock_is_free(house: KeeperHouse) -> None:
+async def test_a_keeper_that_leaves_looks_again_when_its_lock_is_free(
+    harness: KeeperHarness,
+) -> None:
     """Who armed before that saw the lock taken and started no other one; who arms after it sees
     the lock free."""
-    first = Look(house.path, 1)
-    keeper = await start_keeper(house)
-    await begun(house, first, keeper)
-    assert last_resort_process.take_lock(str(house.path)) is None
-    last = Look(house.path, 2)
+    first = Look(harness.path, 1)
+    keeper = await start_keeper(harness)
+    await begun(harness, first, keeper)
+    assert last_resort_process.take_lock(str(harness.path)) is None
+    last = Look(harness.path, 2)
     first.answer("")
-    await begun(house, last, keeper)
-    lock_fd = last_resort_process.take_lock(str(house.path))
+    await begun(harness, last, keeper)
+    lock_fd = last_resort_process.take_lock(str(harness.path))
     assert lock_fd is not None
     os.close(lock_fd)
-    put(house, due_now(house, "fired"))
-    last.answer(due_now(house, "armed"))
+    put(harness, due_now(harness, "fired"))
+    last.answer(due_now(harness, "armed"))
     assert await keeper.wait() == 0
-    assert house.fired_count == 1
+    assert harness.fired_count == 1
 
 
 async def test_what_is_armed_between_the_last_look_and_the_end_stays_armed(
-    house: KeeperHouse,
+    harness: KeeperHarness,
 ) -> None:
     """A keeper removes the order that it looked at, and no other one that has come since."""
-    first = Look(house.path, 1)
-    keeper = await start_keeper(house)
-    await begun(house, first, keeper)
-    second = Look(house.path, 2)
-    done = due_now(house, "done")
+    first = Look(harness.path, 1)
+    keeper = await start_keeper(harness)
+    await begun(harness, first, keeper)
+    second = Look(harness.path, 2)
+    done = due_now(harness, "done")
     first.answer(done)
-    await begun(house, second, keeper)
-    put(house, due_now(house, "fired"))
+    await begun(harness, second, keeper)
+    put(harness, due_now(harness, "fired"))
     second.answer(done)
     assert await keeper.wait() == 0
-    assert house.fired_count == 1
+    assert harness.fired_count == 1

@@ -15,7 +15,7 @@ from agent.hooks.running_command import CommandRecord, end_left
 from agent.proc import sessions
 from agent.proc.sessions import LOOK_S
 from common.clock import SystemClock
-from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.agent.worker_harness import PATIENCE_S, is_alive
 from tests.fakes import FakeClock
 
 FORKS = "sleep 1000 <&- >&- & echo $!; read -r word; sleep 1000 <&- >&- & echo $!; wait"

@@ -18,7 +18,7 @@ from common.failure_rules import read_rules
 from common.failures import RetryClass
 from common.messages import WorkerOrder
 from common.model import JobId, WorkerKey
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order
+from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, make_harness, make_order
 from tests.tables import each_row
 
 UNIT = unit_name(WorkerKey(JobId("job-1"), 2, 0))
@@ -148,9 +148,9 @@ def unit_group(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, unit_group: Path) -> AsyncGenerator[WorkerHouse, None]:
+async def harness(tmp_path: Path, unit_group: Path) -> AsyncGenerator[WorkerHarness, None]:
     """A run directory whose shims are in the group of that unit."""
-    async for made in make_house(tmp_path / "workers"):
+    async for made in make_harness(tmp_path / "workers"):
         made.runner = ShimRunner(
             made.run_dir, clock=made.clock, starter=UnitStarter(unit_group), is_root_allowed=True
         )
@@ -169,12 +169,12 @@ async def house(tmp_path: Path, unit_group: Path) -> AsyncGenerator[WorkerHouse,
     indirect=["unit_group"],
 )
 async def test_a_worker_that_the_kernel_ends_for_its_memory_says_so(
-    house: WorkerHouse, program: str, exit_code: int, said: str, retry: RetryClass
+    harness: WorkerHarness, program: str, exit_code: int, said: str, retry: RetryClass
 ) -> None:
     """A real kill of the worker, or of a rank below its launcher, at its own limit or at one of
     all around it; the shim lives to tell it."""
-    key = await house.start(make_order(sys.executable, "-c", program, job_id=JOB))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(sys.executable, "-c", program, job_id=JOB))
+    status = await harness.until_exited(key)
     assert status.exit_code == exit_code
     assert status.error.startswith(said)
     found = read_rules().classify(b"", exit_code=exit_code, error=status.error)
@@ -183,9 +183,9 @@ async def test_a_worker_that_the_kernel_ends_for_its_memory_says_so(
 
 @pytest.mark.slow
 async def test_a_worker_that_somebody_kills_is_not_told_as_out_of_memory(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """The same signal in the same group, and the kernel has nothing to do with it."""
-    key = await house.start(make_order("/bin/sh", "-c", "kill -9 $$", job_id=JOB))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order("/bin/sh", "-c", "kill -9 $$", job_id=JOB))
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.error) == (-9, "")

@@ -18,10 +18,10 @@ from agent.shim.pause import (
 )
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, NodeRole, StopReason, WorkerKey
-from tests.agent.bench import Bench, key, order
-from tests.agent.worker_house import (
+from tests.agent.life_harness import LifeHarness, key, order
+from tests.agent.worker_harness import (
     PATIENCE_S,
-    WorkerHouse,
+    WorkerHarness,
     make_order,
     make_workers,
     talker,
@@ -89,67 +89,71 @@ def shared(*, suspended: bool, worker: WorkerKey | None = None) -> WorkerOrder:
     return given if worker is None else structs.replace(given, key=worker)
 
 
-def running(bench: Bench) -> None:
+def running(life_harness: LifeHarness) -> None:
     """Bring the default worker to running."""
-    bench.want(NodeRole.TRAINING, order(phase=OrderPhase.RUN))
-    bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
-    bench.step()
-    bench.life.workers.started(key(), error="")
-    bench.runs(key())
-    bench.step()
+    life_harness.want(NodeRole.TRAINING, order(phase=OrderPhase.RUN))
+    life_harness.step()
+    life_harness.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
+    life_harness.step()
+    life_harness.life.workers.started(key(), error="")
+    life_harness.runs(key())
+    life_harness.step()
 
 
-def phase(bench: Bench, worker: WorkerKey) -> WorkerPhase:
+def phase(life_harness: LifeHarness, worker: WorkerKey) -> WorkerPhase:
     """What the node says of a worker."""
-    return {report.key: report for report in bench.life.workers.reports()}[worker].phase
+    return {report.key: report for report in life_harness.life.workers.reports()}[worker].phase
 
 
 def test_a_turn_is_given_on_only_when_it_was_left() -> None:
     """The newcomer starts when the other is seen suspended, though it was not told to stop."""
-    bench = Bench(inference=False)
-    running(bench)
-    bench.want(
+    life_harness = LifeHarness(inference=False)
+    running(life_harness)
+    life_harness.want(
         NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER)
     )  # fmt: skip
-    assert bench.steps(3) == [PauseWorker(key(), is_suspended=True)]
-    assert phase(bench, OTHER) == P.RESERVING
-    bench.runs(key(), phase=P.SUSPENDED)
-    bench.step()
-    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
-    assert [type(action) for action in bench.step()] == [StartWorker]
-    assert phase(bench, key()) == P.SUSPENDED
+    assert life_harness.steps(3) == [PauseWorker(key(), is_suspended=True)]
+    assert phase(life_harness, OTHER) == P.RESERVING
+    life_harness.runs(key(), phase=P.SUSPENDED)
+    life_harness.step()
+    life_harness.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
+    assert [type(action) for action in life_harness.step()] == [StartWorker]
+    assert phase(life_harness, key()) == P.SUSPENDED
 
 
 def test_a_suspended_worker_goes_on_when_the_other_has_left() -> None:
     """Both orders change in one desired state; the GPU has one that computes at every instant."""
-    bench = Bench(inference=False)
-    running(bench)
-    bench.want(NodeRole.TRAINING, shared(suspended=True))
-    bench.step()
-    bench.runs(key(), phase=P.SUSPENDED)
-    bench.want(NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER))
-    bench.step()
-    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
-    bench.step()
-    bench.life.workers.started(OTHER, error="")
-    bench.runs(OTHER)
-    bench.step()
-    bench.want(NodeRole.TRAINING, shared(suspended=False), shared(suspended=True, worker=OTHER))
-    assert bench.steps(3) == [PauseWorker(OTHER, is_suspended=True)]
-    bench.runs(OTHER, phase=P.SUSPENDED)
-    assert bench.steps(3) == [PauseWorker(key(), is_suspended=False)]
+    life_harness = LifeHarness(inference=False)
+    running(life_harness)
+    life_harness.want(NodeRole.TRAINING, shared(suspended=True))
+    life_harness.step()
+    life_harness.runs(key(), phase=P.SUSPENDED)
+    life_harness.want(
+        NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER)
+    )
+    life_harness.step()
+    life_harness.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
+    life_harness.step()
+    life_harness.life.workers.started(OTHER, error="")
+    life_harness.runs(OTHER)
+    life_harness.step()
+    life_harness.want(
+        NodeRole.TRAINING, shared(suspended=False), shared(suspended=True, worker=OTHER)
+    )
+    assert life_harness.steps(3) == [PauseWorker(OTHER, is_suspended=True)]
+    life_harness.runs(OTHER, phase=P.SUSPENDED)
+    assert life_harness.steps(3) == [PauseWorker(key(), is_suspended=False)]
 
 
 def test_an_agent_that_starts_again_tells_nobody_what_is_so() -> None:
     """A suspended worker that should be is left alone."""
-    bench = Bench(inference=False)
-    running(bench)
-    bench.want(NodeRole.TRAINING, shared(suspended=True))
-    bench.step()
-    bench.runs(key(), phase=P.SUSPENDED)
-    bench.step()
-    again = Bench(inference=False, memory=bench.memory)
+    life_harness = LifeHarness(inference=False)
+    running(life_harness)
+    life_harness.want(NodeRole.TRAINING, shared(suspended=True))
+    life_harness.step()
+    life_harness.runs(key(), phase=P.SUSPENDED)
+    life_harness.step()
+    again = LifeHarness(inference=False, memory=life_harness.memory)
     again.runs(key(), phase=P.SUSPENDED)
     assert not [action for action in again.steps(3) if isinstance(action, PauseWorker)]
     assert phase(again, key()) == P.SUSPENDED
@@ -175,7 +179,7 @@ for line in hear:
 """
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
 def is_stopped(pid: int) -> bool:
@@ -185,41 +189,41 @@ def is_stopped(pid: int) -> bool:
 
 @pytest.mark.slow
 async def test_a_silent_worker_is_stopped_with_its_children_and_goes_on(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """SIGSTOP to the last descendant, SIGCONT, and the same processes count on."""
     order = make_order("sh", "-c", "sleep 600 & echo child $!; wait")
-    given = await house.start(order)
-    await house.until_said(given, "child ")
-    child = int(house.log(given).split("child ")[1].split()[0])
-    pid = (await house.status(given)).pid
-    await house.runner.pause(given, is_suspended=True)
-    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    given = await harness.start(order)
+    await harness.until_said(given, "child ")
+    child = int(harness.log(given).split("child ")[1].split()[0])
+    pid = (await harness.status(given)).pid
+    await harness.runner.pause(given, is_suspended=True)
+    await harness.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
     # The kernel stops a process when it runs next, which on a busy machine is soon, not at once.
-    await house.until(lambda: is_stopped(pid) and is_stopped(child), "both are stopped")
-    await house.runner.pause(given, is_suspended=False)
-    await house.until_status(given, lambda s: s.phase == P.RUNNING, "running")
-    await house.until(lambda: not is_stopped(pid) and not is_stopped(child), "both go on")
+    await harness.until(lambda: is_stopped(pid) and is_stopped(child), "both are stopped")
+    await harness.runner.pause(given, is_suspended=False)
+    await harness.until_status(given, lambda s: s.phase == P.RUNNING, "running")
+    await harness.until(lambda: not is_stopped(pid) and not is_stopped(child), "both go on")
 
 
 @pytest.mark.slow
-async def test_a_worker_that_speaks_is_asked_and_never_frozen(house: WorkerHouse) -> None:
+async def test_a_worker_that_speaks_is_asked_and_never_frozen(harness: WorkerHarness) -> None:
     """So that it can move what it has on the device to the host (Gandiva, section 3.1)."""
     words = (word.replace('type="hello"', 'type="hello", suspends=True') for word in talker(POLITE))
-    given = await house.start(make_order(*words))
-    pid = (await house.status(given)).pid
-    await house.runner.resize(given, 5)
-    await house.until_said(given, "heard resize")  # so that its hello was heard
-    await house.runner.pause(given, is_suspended=True)
-    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    given = await harness.start(make_order(*words))
+    pid = (await harness.status(given)).pid
+    await harness.runner.resize(given, 5)
+    await harness.until_said(given, "heard resize")  # so that its hello was heard
+    await harness.runner.pause(given, is_suspended=True)
+    await harness.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
     assert not is_stopped(pid)
-    await house.runner.pause(given, is_suspended=False)
-    await house.until_said(given, "heard resume")
-    await house.until_status(given, lambda s: s.phase == P.RUNNING, "running")
+    await harness.runner.pause(given, is_suspended=False)
+    await harness.until_said(given, "heard resume")
+    await harness.until_status(given, lambda s: s.phase == P.RUNNING, "running")
 
 
 @pytest.mark.slow
-async def test_a_frozen_worker_can_still_save_when_it_is_stopped(house: WorkerHouse) -> None:
+async def test_a_frozen_worker_can_still_save_when_it_is_stopped(harness: WorkerHarness) -> None:
     """A stop thaws it first: it is asked, and leaves by itself."""
     body = """
 for line in hear:
@@ -228,28 +232,30 @@ for line in hear:
         log("saves")
         sys.exit(0)
 """
-    given = await house.start(make_order(*talker("log('up')\n" + body)))
-    await house.until_said(given, "up")
-    pid = (await house.status(given)).pid
-    await house.runner.pause(given, is_suspended=True)
-    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
-    await house.until(lambda: is_stopped(pid), "it is stopped")
-    await house.runner.stop(given, StopReason.PREEMPT, PATIENCE_S)
-    status = await house.until_exited(given)
+    given = await harness.start(make_order(*talker("log('up')\n" + body)))
+    await harness.until_said(given, "up")
+    pid = (await harness.status(given)).pid
+    await harness.runner.pause(given, is_suspended=True)
+    await harness.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    await harness.until(lambda: is_stopped(pid), "it is stopped")
+    await harness.runner.stop(given, StopReason.PREEMPT, PATIENCE_S)
+    status = await harness.until_exited(given)
     assert status.exit_code == 0
-    assert "saves" in house.log(given)
+    assert "saves" in harness.log(given)
 
 
 @pytest.mark.slow
-async def test_another_runner_finds_a_worker_suspended_and_resumes_it(house: WorkerHouse) -> None:
+async def test_another_runner_finds_a_worker_suspended_and_resumes_it(
+    harness: WorkerHarness,
+) -> None:
     """An agent that starts again adopts it as it is."""
-    given = await house.start(make_order(*talker(COUNTER)))
-    await house.until_said(given, "3")
-    await house.runner.pause(given, is_suspended=True)
-    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
-    house.runner = house.new_runner()
-    assert await house.runner.adopt() == (given,)
-    assert (await house.status(given)).phase == P.SUSPENDED
-    said = len(house.log(given))
-    await house.runner.pause(given, is_suspended=False)
-    await house.until(lambda: len(house.log(given)) > said, "it counts on")
+    given = await harness.start(make_order(*talker(COUNTER)))
+    await harness.until_said(given, "3")
+    await harness.runner.pause(given, is_suspended=True)
+    await harness.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    harness.runner = harness.new_runner()
+    assert await harness.runner.adopt() == (given,)
+    assert (await harness.status(given)).phase == P.SUSPENDED
+    said = len(harness.log(given))
+    await harness.runner.pause(given, is_suspended=False)
+    await harness.until(lambda: len(harness.log(given)) > said, "it counts on")

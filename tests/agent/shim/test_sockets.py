@@ -26,7 +26,7 @@ from agent.shim.sockets import (
 from agent.workers.directory import make_directory
 from agent.workers.record import SHIM_LOST
 from agent.workers.spec import Account
-from tests.agent.worker_house import kill, make_house, make_order
+from tests.agent.worker_harness import kill, make_harness, make_order
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -77,19 +77,19 @@ def test_a_folder_lets_nobody_else_in(worker: Path, monkeypatch: pytest.MonkeyPa
 async def test_the_folder_of_a_shim_that_was_killed_goes_with_its_worker(tmp_path: Path) -> None:
     """No more than a shim that ends in good order does it leave anything where all can see it."""
     deep = tmp_path.joinpath(*["d" * 60] * 3)
-    async for house in make_house(deep):
-        key = await house.start(make_order("sh", "-c", "echo $ARYL_CONTROL_SOCKET; sleep 600"))
-        await house.until_said(key, "job.sock")
-        used = Path(house.log(key).strip()).parent
-        shim_pid = house.raw(key)["shim_pid"]
+    async for harness in make_harness(deep):
+        key = await harness.start(make_order("sh", "-c", "echo $ARYL_CONTROL_SOCKET; sleep 600"))
+        await harness.until_said(key, "job.sock")
+        used = Path(harness.log(key).strip()).parent
+        shim_pid = harness.raw(key)["shim_pid"]
         assert isinstance(shim_pid, int)
         kill(shim_pid)
-        status = await house.until_exited(key)
+        status = await harness.until_exited(key)
         assert status.error.startswith(SHIM_LOST)
         assert used.is_dir()
-        await house.runner.forget(key)
+        await harness.runner.forget(key)
         assert not used.exists()
-        assert not house.directory(key).exists()
+        assert not harness.directory(key).exists()
 
 
 def test_a_folder_is_named_before_it_is_made(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from agent.workers.runner import WorkerStatus
 from common.errors import Unavailable
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason
-from tests.agent.worker_house import (
+from tests.agent.worker_harness import (
     PATIENCE_S,
-    WorkerHouse,
+    WorkerHarness,
     is_alive,
-    make_house,
+    make_harness,
     make_order,
     make_workers,
     rss_bytes,
@@ -51,17 +51,17 @@ SILENT = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready", flush=Tr
 DEAF = (sys.executable, "-c", f"import signal, time; {SILENT} time.sleep(600)")
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
-async def test_a_job_saves_on_request_and_leaves(house: WorkerHouse, tmp_path: Path) -> None:
+async def test_a_job_saves_on_request_and_leaves(harness: WorkerHarness, tmp_path: Path) -> None:
     """Request, working, saved, released: exit 0, and the shim has seen the checkpoint itself."""
     path = tmp_path / "checkpoint"
     path.write_text("step 1")
-    key = await house.start(make_order(*talker(SAVE), checkpoint=path))
-    await house.until_said(key, "ready")
-    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(*talker(SAVE), checkpoint=path))
+    await harness.until_said(key, "ready")
+    await harness.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await harness.until_exited(key)
     assert status.exit_code == 0
     assert status.stop_reason == StopReason.PREEMPT
     assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=True)
@@ -72,19 +72,19 @@ async def test_a_job_saves_on_request_and_leaves(house: WorkerHouse, tmp_path: P
     assert status.save_over_at_s is not None
     assert status.save_over_at_s == pytest.approx(status.saved_at_s, abs=0.5)
     assert status.save_over_at_s <= status.ended_at_s + 0.001  # as stages are rounded
-    assert '"checkpoint_request"' in house.log(key)
+    assert '"checkpoint_request"' in harness.log(key)
 
 
 async def test_a_checkpoint_that_is_not_newer_is_not_verified(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """A job that claims the save it had made before the request earns no credit."""
     path = tmp_path / "checkpoint"
     path.write_text("step 1")
-    key = await house.start(make_order(*talker(LIE), checkpoint=path))
-    await house.until_said(key, "ready")
-    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(*talker(LIE), checkpoint=path))
+    await harness.until_said(key, "ready")
+    await harness.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await harness.until_exited(key)
     assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=False)
 
 
@@ -93,7 +93,7 @@ async def test_a_checkpoint_that_is_not_newer_is_not_verified(
     [("step-9.pt", "weights", True), ("step-9.pt.tmp", "weights", False), ("step-9.pt", "", False)],
 )
 async def test_a_periodic_save_is_verified_by_its_newest_file(
-    house: WorkerHouse, tmp_path: Path, name: str, content: str, is_verified: bool
+    harness: WorkerHarness, tmp_path: Path, name: str, content: str, is_verified: bool
 ) -> None:
     """In a checkpoint directory a save counts when it is whole, named as such and newer."""
     (tmp_path / "saves").mkdir()
@@ -106,21 +106,21 @@ say(type="progress", step=9)
 hear.readline()
 """
     order = make_order(*talker(body), workdir=tmp_path, checkpoint="saves")
-    key = await house.start(order)
-    await house.runner.resize(key, 7)  # answers the first readline
+    key = await harness.start(order)
+    await harness.runner.resize(key, 7)  # answers the first readline
     if is_verified:
-        status = await house.until_status(
+        status = await harness.until_status(
             key, lambda s: s.checkpoint is not None and s.checkpoint.is_verified, "verified"
         )
     else:
-        await house.until_status(key, lambda s: s.checkpoint is not None, "saved")
-        await house.runner.stop(key, StopReason.CANCEL, 0.0)
-        status = await house.until_exited(key)  # an exit waits for the look at the last save
+        await harness.until_status(key, lambda s: s.checkpoint is not None, "saved")
+        await harness.runner.stop(key, StopReason.CANCEL, 0.0)
+        status = await harness.until_exited(key)  # an exit waits for the look at the last save
     assert status.checkpoint == Checkpoint(step=9, path=f"saves/{name}", is_verified=is_verified)
 
 
 async def test_a_save_outside_the_configured_path_is_not_verified(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The next attempt looks at the configured path; a save elsewhere does not help it."""
     elsewhere = tmp_path / "elsewhere"
@@ -129,72 +129,72 @@ open("{elsewhere}", "w").write("weights")
 say(type="checkpoint", stage="saved", step=9, path="{elsewhere}")
 """
     (tmp_path / "saves").mkdir()
-    key = await house.start(make_order(*talker(body), checkpoint=tmp_path / "saves"))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(*talker(body), checkpoint=tmp_path / "saves"))
+    status = await harness.until_exited(key)
     assert status.checkpoint == Checkpoint(step=9, path=str(elsewhere), is_verified=False)
 
 
-async def test_a_job_that_ignores_its_grace_is_killed(house: WorkerHouse) -> None:
+async def test_a_job_that_ignores_its_grace_is_killed(harness: WorkerHarness) -> None:
     """Signal first, SIGKILL at the end of the grace; both are on record."""
-    key = await house.start(make_order(*DEAF))
-    await house.until_said(key, "ready")
-    await house.runner.stop(key, StopReason.PREEMPT, 0.3)
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(*DEAF))
+    await harness.until_said(key, "ready")
+    await harness.runner.stop(key, StopReason.PREEMPT, 0.3)
+    status = await harness.until_exited(key)
     assert status.exit_code == -9
     assert set(status.stop_stages_s) == {"signalled", "killed"}
-    assert house.raw(key)["exit_signal"] == "SIGKILL"
+    assert harness.raw(key)["exit_signal"] == "SIGKILL"
 
 
-async def test_the_signal_reaches_the_main_process_only(house: WorkerHouse) -> None:
+async def test_the_signal_reaches_the_main_process_only(harness: WorkerHarness) -> None:
     """Data loaders must not die before the process that saves (production note, pain 7)."""
     script = """
 sh -c 'trap "echo child signalled" USR1; echo child; while :; do sleep 0.05; done' &
 trap 'echo main signalled; exit 4' USR1
 while :; do sleep 0.05; done
 """
-    key = await house.start(make_order("sh", "-c", script, signal_name="SIGUSR1"))
-    await house.until_said(key, "child")
-    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
-    assert (await house.until_exited(key)).exit_code == 4
-    assert "main signalled" in house.log(key)
-    assert "child signalled" not in house.log(key)
+    key = await harness.start(make_order("sh", "-c", script, signal_name="SIGUSR1"))
+    await harness.until_said(key, "child")
+    await harness.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    assert (await harness.until_exited(key)).exit_code == 4
+    assert "main signalled" in harness.log(key)
+    assert "child signalled" not in harness.log(key)
 
 
-async def test_what_a_worker_leaves_behind_is_killed(house: WorkerHouse) -> None:
+async def test_what_a_worker_leaves_behind_is_killed(harness: WorkerHarness) -> None:
     """A worker has ended when its last descendant has, in whichever session that hid."""
     script = "sleep 600 & echo $!; setsid sleep 600 & echo $!; setsid sh -c 'sleep 600 & echo $!'"
-    key = await house.start(make_order("sh", "-c", script + "; sleep 0.2; exit 5"))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order("sh", "-c", script + "; sleep 0.2; exit 5"))
+    status = await harness.until_exited(key)
     assert status.exit_code == 5
-    left = [int(word) for word in house.log(key).split()]
+    left = [int(word) for word in harness.log(key).split()]
     assert len(left) == 3
     assert [pid for pid in left if is_alive(pid)] == []
 
 
-async def test_a_resize_reaches_the_job_once(house: WorkerHouse) -> None:
+async def test_a_resize_reaches_the_job_once(harness: WorkerHarness) -> None:
     """A repeated order is not a second resize, and a late connection misses nothing."""
     body = 'log("up"); [log(line.strip()) for line in hear]'
-    key = await house.start(make_order(*talker(body), workers=(2, 8)))
-    await house.runner.resize(key, 4)
-    await house.runner.resize(key, 4)
-    await house.until_said(key, '"worker_count":4')
-    await house.runner.resize(key, 3)
-    await house.until_said(key, '"worker_count":3')
-    assert re.findall(r'"worker_count":(\d)', house.log(key)) == ["4", "3"]
+    key = await harness.start(make_order(*talker(body), workers=(2, 8)))
+    await harness.runner.resize(key, 4)
+    await harness.runner.resize(key, 4)
+    await harness.until_said(key, '"worker_count":4')
+    await harness.runner.resize(key, 3)
+    await harness.until_said(key, '"worker_count":3')
+    assert re.findall(r'"worker_count":(\d)', harness.log(key)) == ["4", "3"]
 
 
-async def test_a_grace_can_be_shortened_and_the_first_reason_stays(house: WorkerHouse) -> None:
+async def test_a_grace_can_be_shortened_and_the_first_reason_stays(harness: WorkerHarness) -> None:
     """A reclaim that becomes urgent does not wait for the grace it had granted."""
-    key = await house.start(make_order(*DEAF))
-    await house.until_said(key, "ready")
-    await house.runner.stop(key, StopReason.PREEMPT, 600.0)
-    await house.until_status(key, lambda s: s.stop_stage == "signalled", "signalled")
-    await house.runner.stop(key, StopReason.CANCEL, 0.0)
-    status = await house.until_exited(key)
+    key = await harness.start(make_order(*DEAF))
+    await harness.until_said(key, "ready")
+    await harness.runner.stop(key, StopReason.PREEMPT, 600.0)
+    await harness.until_status(key, lambda s: s.stop_stage == "signalled", "signalled")
+    await harness.runner.stop(key, StopReason.CANCEL, 0.0)
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.stop_reason) == (-9, StopReason.PREEMPT)
 
 
-async def test_garbage_is_counted_and_changes_nothing(house: WorkerHouse) -> None:
+async def test_garbage_is_counted_and_changes_nothing(harness: WorkerHarness) -> None:
     """Neither the job nor anybody at the agent's socket can disturb a shim with nonsense."""
     body = r"""
 for junk in [b"\xff\n", b"[1]\n", b'{"type":"no"}\n', b'{"type":"progress","step":-1}\n',
@@ -205,32 +205,32 @@ for junk in [b"\xff\n", b"[1]\n", b'{"type":"no"}\n', b'{"type":"progress","step
 say(type="progress", step=1)
 hear.readline()
 """
-    key = await house.start(make_order(*talker(body)))
-    await house.until_status(key, lambda s: s.progress is not None, "progress after the junk")
+    key = await harness.start(make_order(*talker(body)))
+    await harness.until_status(key, lambda s: s.progress is not None, "progress after the junk")
     with (
-        short_path(house.directory(key)) as directory,
+        short_path(harness.directory(key)) as directory,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control,
     ):
         for junk in (b"", b"{", b'{"op":"stop"}', b'{"op":"stop","grace_s":"x"}', b'{"op":1}'):
             control.sendto(junk, str(directory / shim_files.CONTROL_SOCKET))
-    status = await house.until_status(key, lambda s: s.garbage_count >= 14, "14 counted")
+    status = await harness.until_status(key, lambda s: s.garbage_count >= 14, "14 counted")
     assert (status.garbage_count, status.phase) == (14, WorkerPhase.RUNNING)
     assert status.checkpoint is None
 
 
-async def test_a_job_that_does_not_read_blocks_nothing(house: WorkerHouse) -> None:
+async def test_a_job_that_does_not_read_blocks_nothing(harness: WorkerHarness) -> None:
     """A shim goes on taking orders while its messages pile up unread, then hangs up."""
-    key = await house.start(make_order(*talker('log("up"); time.sleep(600)')))
-    await house.until_said(key, "up")
+    key = await harness.start(make_order(*talker('log("up"); time.sleep(600)')))
+    await harness.until_said(key, "up")
     for count in range(4000):  # more than the kernel and the shim keep for one who is behind
         while True:
             try:
-                await house.runner.resize(key, count % 7 + 2)
+                await harness.runner.resize(key, count % 7 + 2)
                 break
             except Unavailable:
-                await house.clock.sleep(0.001)
-    await house.runner.stop(key, StopReason.PREEMPT, 600.0)
-    status = await house.until_exited(key)
+                await harness.clock.sleep(0.001)
+    await harness.runner.stop(key, StopReason.PREEMPT, 600.0)
+    status = await harness.until_exited(key)
     assert status.exit_code == -15
     assert "requested" not in status.stop_stages_s  # too far behind is the same as not connected
 
@@ -238,53 +238,55 @@ async def test_a_job_that_does_not_read_blocks_nothing(house: WorkerHouse) -> No
 async def test_a_long_directory_is_no_obstacle(tmp_path: Path) -> None:
     """Unix sockets have short names; directories need not, and nothing stays in /tmp."""
     deep = tmp_path.joinpath(*["d" * 60] * 3)
-    async for house in make_house(deep):
-        key = await house.start(make_order(*talker("log(link.getpeername()); hear.readline()")))
-        await house.until_said(key, "job.sock")
-        used = Path(house.log(key).split()[0])
+    async for harness in make_harness(deep):
+        key = await harness.start(make_order(*talker("log(link.getpeername()); hear.readline()")))
+        await harness.until_said(key, "job.sock")
+        used = Path(harness.log(key).split()[0])
         assert len(os.fsencode(used)) <= 107
-        await house.runner.stop(key, StopReason.CANCEL, PATIENCE_S)
-        await house.until_exited(key)
+        await harness.runner.stop(key, StopReason.CANCEL, PATIENCE_S)
+        await harness.until_exited(key)
         assert not used.parent.exists()
 
 
-async def test_a_shim_ends_with_its_worker(house: WorkerHouse) -> None:
+async def test_a_shim_ends_with_its_worker(harness: WorkerHarness) -> None:
     """Nothing but files is left of a worker that ended."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    shim_pid = house.raw(key)["shim_pid"]
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
-    await house.until(lambda: not is_alive(shim_pid), "the shim has ended")
-    left = {path.name for path in house.directory(key).iterdir()}
+    await harness.until(lambda: not is_alive(shim_pid), "the shim has ended")
+    left = {path.name for path in harness.directory(key).iterdir()}
     assert left == {"lock", "shim.log", "spec.json", "status.json", "worker.log"}
-    assert (house.directory(key) / "shim.log").read_text() == ""
+    assert (harness.directory(key) / "shim.log").read_text() == ""
 
 
 async def test_a_job_that_asked_for_it_is_stopped_when_no_agent_is_heard(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """stop_after_s is kept by the shim itself, because nobody else may be left."""
     alone = make_order("sleep", "600", stop_after_s=0.3)
     watched = make_order("sleep", "600", job_id="job-2", stop_after_s=600.0)
-    await house.runner.start(alone, endpoint="")
-    await house.runner.start(watched, endpoint="")
-    path = house.directory(alone.key)
+    await harness.runner.start(alone, endpoint="")
+    await harness.runner.start(watched, endpoint="")
+    path = harness.directory(alone.key)
     # Looked at past the runner: its own looks tell the shim that there is an agent.
-    await house.until(lambda: house.raw(alone.key)["phase"] == "exited", f"{path} ended")
-    status = await house.status(alone.key)
+    await harness.until(lambda: harness.raw(alone.key)["phase"] == "exited", f"{path} ended")
+    status = await harness.status(alone.key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
     assert "stop_after_s" in status.detail
-    assert (await house.status(watched.key)).phase == WorkerPhase.RUNNING
+    assert (await harness.status(watched.key)).phase == WorkerPhase.RUNNING
 
 
-async def test_a_shutdown_of_the_machine_gives_the_worker_its_grace(house: WorkerHouse) -> None:
+async def test_a_shutdown_of_the_machine_gives_the_worker_its_grace(harness: WorkerHarness) -> None:
     """SIGTERM to the shim, which is what PID 1 sends, is a stop with the job's own grace."""
-    key = await house.start(make_order("sh", "-c", "trap 'exit 6' TERM; echo up; sleep 600 & wait"))
-    await house.until_said(key, "up")
-    shim_pid = house.raw(key)["shim_pid"]
+    key = await harness.start(
+        make_order("sh", "-c", "trap 'exit 6' TERM; echo up; sleep 600 & wait")
+    )
+    await harness.until_said(key, "up")
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
     os.kill(shim_pid, signal.SIGTERM)
-    status = await house.until_exited(key)
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.stop_reason) == (6, StopReason.PREEMPT)
 
 
@@ -304,50 +306,54 @@ def test_a_log_is_cut_with_a_note_and_its_end_is_kept(tmp_path: Path) -> None:
     assert Path(path).read_text().endswith("more")
 
 
-async def test_the_log_of_a_worker_that_ends_is_cut_too(house: WorkerHouse, tmp_path: Path) -> None:
+async def test_the_log_of_a_worker_that_ends_is_cut_too(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
     """It may write much and end before its shim looks at its log again; the last words are kept."""
-    house.log_max_bytes = 10_000
-    house.runner = house.new_runner()
+    harness.log_max_bytes = 10_000
+    harness.runner = harness.new_runner()
     script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exit 3"
-    key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
+    key = await harness.start(make_order("sh", "-c", script, workdir=tmp_path))
     (tmp_path / "go").touch()
-    assert (await house.until_exited(key)).exit_code == 3
-    files = [house.directory(key) / name for name in (shim_files.LOG_FILE, shim_files.OLD_LOG_FILE)]
+    assert (await harness.until_exited(key)).exit_code == 3
+    files = [
+        harness.directory(key) / name for name in (shim_files.LOG_FILE, shim_files.OLD_LOG_FILE)
+    ]
     assert sum(file.stat().st_size for file in files if file.exists()) <= 20_000
-    assert house.log(key).startswith("[aryl: log cut at 10000 bytes")
-    assert b"99999\n100000\nthe end\n" in await house.runner.log_tail(key, 200)
+    assert harness.log(key).startswith("[aryl: log cut at 10000 bytes")
+    assert b"99999\n100000\nthe end\n" in await harness.runner.log_tail(key, 200)
 
 
 async def test_the_log_of_a_worker_whose_shim_was_lost_is_cut_too(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Nobody looks at it until the agent finds the shim dead; the last words are kept, and are
     there for whoever asks once the worker is forgotten."""
-    house.log_max_bytes = 10_000
-    house.runner = house.new_runner()
+    harness.log_max_bytes = 10_000
+    harness.runner = harness.new_runner()
     script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exec sleep 600"
-    key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
-    shim_pid = house.raw(key)["shim_pid"]
+    key = await harness.start(make_order("sh", "-c", script, workdir=tmp_path))
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
     os.kill(shim_pid, signal.SIGKILL)
-    await house.until(lambda: shim_files.start_ticks(shim_pid) == 0, "the shim is dead")
+    await harness.until(lambda: shim_files.start_ticks(shim_pid) == 0, "the shim is dead")
     (tmp_path / "go").touch()
-    await house.until_said(key, "the end")
-    path = house.directory(key) / shim_files.LOG_FILE
+    await harness.until_said(key, "the end")
+    path = harness.directory(key) / shim_files.LOG_FILE
     assert path.stat().st_size > 500_000
-    assert (await house.until_exited(key)).error == "shim lost"
+    assert (await harness.until_exited(key)).error == "shim lost"
     assert path.stat().st_size <= 10_000
-    assert house.log(key).startswith("[aryl: log cut at 10000 bytes")
-    assert house.log(key).endswith("99999\n100000\nthe end\n")
+    assert harness.log(key).startswith("[aryl: log cut at 10000 bytes")
+    assert harness.log(key).endswith("99999\n100000\nthe end\n")
 
 
-async def test_a_shim_is_small(house: WorkerHouse) -> None:
+async def test_a_shim_is_small(harness: WorkerHarness) -> None:
     """At most 12 MB resident, while its worker talks to it."""
     body = 'say(type="progress", step=1, loss=0.1); hear.readline()'
-    key = await house.start(make_order(*talker(body)))
-    status: WorkerStatus = await house.until_status(key, lambda s: s.progress is not None, "talk")
+    key = await harness.start(make_order(*talker(body)))
+    status: WorkerStatus = await harness.until_status(key, lambda s: s.progress is not None, "talk")
     assert status.phase == WorkerPhase.RUNNING
-    assert rss_bytes(house.raw(key)["shim_pid"]) <= 12 * 1024 * 1024
+    assert rss_bytes(harness.raw(key)["shim_pid"]) <= 12 * 1024 * 1024
 
 
 async def test_a_wrong_call_says_how_it_is_called(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agent.storage.ledger import exclusive
 from agent.storage.node_lock import HELD_UP_S, LOOK_S, WATCH_S, Heartbeat, Holder, end_if_hung
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.agent.worker_harness import PATIENCE_S, is_alive
 from tests.fakes import FakeClock
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ asyncio.run(hold(pathlib.Path(sys.argv[1])))
 """Holds a node and beats, until a file says that its event loop is to block."""
 
 
-class HolderHouse:
+class HolderHarness:
     """A node that a process of its own holds."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -107,17 +107,17 @@ class HolderHouse:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[HolderHouse]:
+async def harness(tmp_path: Path) -> AsyncGenerator[HolderHarness]:
     """A process that holds a node and beats."""
-    house = HolderHouse(tmp_path)
+    harness = HolderHarness(tmp_path)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLD, str(tmp_path), env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    house.pid = process.pid
+    harness.pid = process.pid
     try:
-        await house.until(lambda: node_lock.read(tmp_path) is not None, "it holds the node")
-        await house.until_beats()
-        yield house
+        await harness.until(lambda: node_lock.read(tmp_path) is not None, "it holds the node")
+        await harness.until_beats()
+        yield harness
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -125,44 +125,44 @@ async def house(tmp_path: Path) -> AsyncGenerator[HolderHouse]:
 
 
 @pytest.mark.slow
-async def test_a_holder_that_beats_is_never_ended(house: HolderHouse) -> None:
+async def test_a_holder_that_beats_is_never_ended(harness: HolderHarness) -> None:
     """However old the node's lease is: an agent that is alive brings its node home by itself."""
-    assert "is alive" in await house.judge()
-    assert is_alive(house.pid)
+    assert "is alive" in await harness.judge()
+    assert is_alive(harness.pid)
 
 
 @pytest.mark.slow
-async def test_a_stopped_holder_is_ended_and_the_node_is_free(house: HolderHouse) -> None:
+async def test_a_stopped_holder_is_ended_and_the_node_is_free(harness: HolderHarness) -> None:
     """Not before it was silent for as long as it may be."""
-    await house.stop()
-    beat_at_s = house.said().beat_at_s
-    assert await house.judge() == ""
+    await harness.stop()
+    beat_at_s = harness.said().beat_at_s
+    assert await harness.judge() == ""
     assert node_lock.monotonic_s() - beat_at_s >= PATIENT_S
-    await house.until(house.is_free, "the kernel has closed the lock of the dead")
+    await harness.until(harness.is_free, "the kernel has closed the lock of the dead")
 
 
 @pytest.mark.slow
-async def test_a_holder_whose_event_loop_is_blocked_is_ended(house: HolderHouse) -> None:
+async def test_a_holder_whose_event_loop_is_blocked_is_ended(harness: HolderHarness) -> None:
     """It is not stopped, and may even use a core: what counts is that its loop does not turn."""
-    (house.state_dir / "block").touch()
-    assert await house.judge() == ""
+    (harness.state_dir / "block").touch()
+    assert await harness.judge() == ""
 
 
 @pytest.mark.slow
 async def test_a_holder_that_was_stopped_for_long_and_goes_on_is_not_ended(
-    house: HolderHouse,
+    harness: HolderHarness,
 ) -> None:
     """Its last beat is older than it may be, but it is watched first, and beats again."""
-    await house.stop()
-    silent_since_s = house.said().beat_at_s
-    await house.until(
+    await harness.stop()
+    silent_since_s = harness.said().beat_at_s
+    await harness.until(
         lambda: node_lock.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
     )
-    judging = asyncio.create_task(house.judge())
+    judging = asyncio.create_task(harness.judge())
     await asyncio.sleep(0)  # the first look is taken
-    house.go_on()
+    harness.go_on()
     assert "is alive" in await judging
-    assert is_alive(house.pid)
+    assert is_alive(harness.pid)
 
 
 class HeldUpClock(SystemClock):
@@ -171,8 +171,8 @@ class HeldUpClock(SystemClock):
     As it is when a machine is suspended, or when somebody stops a whole container.
     """
 
-    def __init__(self, house: HolderHouse) -> None:
-        self._house = house
+    def __init__(self, harness: HolderHarness) -> None:
+        self._harness = harness
         self._looks = 0
         self._jump_s = 0.0
 
@@ -185,20 +185,20 @@ class HeldUpClock(SystemClock):
         if self._looks == watch - 2:
             self._jump_s = 3600.0
         if self._looks == watch:
-            self._house.go_on()
+            self._harness.go_on()
         await super().sleep(delay_s)
 
 
 @pytest.mark.slow
-async def test_a_watcher_that_was_held_up_begins_to_watch_anew(house: HolderHouse) -> None:
+async def test_a_watcher_that_was_held_up_begins_to_watch_anew(harness: HolderHarness) -> None:
     """What held it up may have held up the holder, which is given its time to beat again."""
-    await house.stop()
-    silent_since_s = house.said().beat_at_s
-    await house.until(
+    await harness.stop()
+    silent_since_s = harness.said().beat_at_s
+    await harness.until(
         lambda: node_lock.monotonic_s() - silent_since_s > PATIENT_S, "it was silent for too long"
     )
-    assert "is alive" in await house.judge(clock=HeldUpClock(house))
-    assert is_alive(house.pid)
+    assert "is alive" in await harness.judge(clock=HeldUpClock(harness))
+    assert is_alive(harness.pid)
 
 
 class ThenClock(SystemClock):
@@ -249,34 +249,34 @@ async def test_a_lock_that_outlives_its_holder_is_waited_for(tmp_path: Path, say
 @pytest.mark.slow
 @pytest.mark.parametrize("is_word_gone", [False, True])
 async def test_a_holder_that_ends_while_it_is_watched_is_watched_no_longer(
-    house: HolderHouse, is_word_gone: bool
+    harness: HolderHarness, is_word_gone: bool
 ) -> None:
     """It is neither alive nor worth the patience that one has with the living."""
-    await house.stop()
+    await harness.stop()
 
     def end() -> None:
         if is_word_gone:
-            node_lock.path_in(house.state_dir).unlink()
-        os.kill(house.pid, signal.SIGKILL)
+            node_lock.path_in(harness.state_dir).unlink()
+        os.kill(harness.pid, signal.SIGKILL)
 
     async with CLOCK.timeout(PATIENCE_S):
-        found = await end_if_hung(house.state_dir, patience_s=1e6, clock=ThenClock(end))
+        found = await end_if_hung(harness.state_dir, patience_s=1e6, clock=ThenClock(end))
     assert found is None
-    assert house.is_free()
+    assert harness.is_free()
 
 
 @pytest.mark.slow
 async def test_a_holder_that_waits_for_a_disk_is_not_ended(
-    house: HolderHouse, tmp_path: Path
+    harness: HolderHarness, tmp_path: Path
 ) -> None:
     """No signal would reach it, and a slow disk is no fault of the agent's."""
-    await house.stop()
-    thread = tmp_path / "proc" / str(house.pid) / "task" / "7"
+    await harness.stop()
+    thread = tmp_path / "proc" / str(harness.pid) / "task" / "7"
     thread.mkdir(parents=True)
     (thread / "stat").write_text("7 (a (name) D) D 1 7 7 0")
     with pytest.raises(Unavailable, match="waits for a disk"):
-        await end_if_hung(house.state_dir, patience_s=0.0, clock=CLOCK, proc=tmp_path / "proc")
-    assert is_alive(house.pid)
+        await end_if_hung(harness.state_dir, patience_s=0.0, clock=CLOCK, proc=tmp_path / "proc")
+    assert is_alive(harness.pid)
 
 
 def say(state_dir: Path, said: Holder) -> None:
@@ -288,32 +288,32 @@ def say(state_dir: Path, said: Holder) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("boot", ["", "another-boot"])
 async def test_a_process_that_only_has_the_pid_is_never_ended(
-    house: HolderHouse, boot: str
+    harness: HolderHarness, boot: str
 ) -> None:
     """A pid is used again."""
-    await house.stop()
-    said = house.said()
+    await harness.stop()
+    said = harness.said()
     boot = boot or said.boot_id
-    say(house.state_dir, msgspec.structs.replace(said, start_ticks=1, boot_id=boot))
-    assert "does not say which" in await house.judge()
-    assert is_alive(house.pid)
+    say(harness.state_dir, msgspec.structs.replace(said, start_ticks=1, boot_id=boot))
+    assert "does not say which" in await harness.judge()
+    assert is_alive(harness.pid)
 
 
 @pytest.mark.slow
 async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_never_ended(
-    house: HolderHouse,
+    harness: HolderHarness,
 ) -> None:
     """Machines boot alike, so that number and start may be another's by chance; whoever holds the
     node now, and has not said so yet, does not make that one its holder."""
     bystander = await asyncio.create_subprocess_exec("sleep", "1000")
     try:
-        await house.stop()
+        await harness.stop()
         ticks = start_ticks(bystander.pid)
         old = msgspec.structs.replace(
-            house.said(), boot_id="another-boot", pid=bystander.pid, start_ticks=ticks
+            harness.said(), boot_id="another-boot", pid=bystander.pid, start_ticks=ticks
         )
-        say(house.state_dir, old)
-        assert "does not say which" in await house.judge()
+        say(harness.state_dir, old)
+        assert "does not say which" in await harness.judge()
         assert is_alive(bystander.pid)
     finally:
         bystander.kill()
@@ -321,24 +321,26 @@ async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_nev
 
 
 @pytest.mark.slow
-async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(house: HolderHouse) -> None:
+async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(
+    harness: HolderHarness,
+) -> None:
     """A container masks the file, for it or for whoever looks; the lock that it has is of now."""
-    await house.stop()
-    say(house.state_dir, msgspec.structs.replace(house.said(), boot_id="masked"))
-    assert await house.judge() == ""
-    await house.until(house.is_free, "the kernel has closed the lock of the dead")
+    await harness.stop()
+    say(harness.state_dir, msgspec.structs.replace(harness.said(), boot_id="masked"))
+    assert await harness.judge() == ""
+    await harness.until(harness.is_free, "the kernel has closed the lock of the dead")
 
 
 @pytest.mark.slow
-async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) -> None:
+async def test_without_a_word_of_the_holder_nobody_is_ended(harness: HolderHarness) -> None:
     """A file that is gone, empty or rubbish names no process."""
-    await house.stop()
+    await harness.stop()
     for text in ("", "rubbish", "a b c d e"):
-        node_lock.path_in(house.state_dir).write_text(text)
-        assert "does not say which" in await house.judge()
-    node_lock.path_in(house.state_dir).unlink()
-    assert "does not say which" in await house.judge()
-    assert is_alive(house.pid)
+        node_lock.path_in(harness.state_dir).write_text(text)
+        assert "does not say which" in await harness.judge()
+    node_lock.path_in(harness.state_dir).unlink()
+    assert "does not say which" in await harness.judge()
+    assert is_alive(harness.pid)
 
 
 @pytest.mark.slow

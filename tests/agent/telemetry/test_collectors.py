@@ -26,7 +26,7 @@ from agent.telemetry.page_fetch import MAX_PAGE_BYTES, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport
-from tests.agent.bench import SERVER
+from tests.agent.life_harness import SERVER
 from tests.agent.page_server import LIMIT_S, PageServer, make_pages
 from tests.fakeclock import FakeClock
 from tests.tables import each_row

@@ -29,7 +29,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
 from common.model import NodeRole
-from tests.agent.bench import SERVER, Bench, lease, page
+from tests.agent.life_harness import SERVER, LifeHarness, lease, page
 from tests.agent.page_server import LIMIT_S, VLLM
 from tests.tables import each_row
 
@@ -293,17 +293,17 @@ async def test_the_load_of_several_servers_is_the_sum_and_one_unread_leaves_it_u
 
 def test_a_page_of_which_a_value_was_dropped_shows_no_rest() -> None:
     """What stands for it may be wrong: the server is not stopped, and the reason is told."""
-    bench = Bench()
-    bench.serve()
-    bench.page = page()
-    bench.is_page_whole = False
-    bench.want(NodeRole.ON_LOAN, lease=lease(ttl_s=1000.0))
-    bench.steps(10)
-    assert bench.hooks == [HookKind.UNROUTE]
-    assert "values that are no counts" in bench.life.detail
-    bench.is_page_whole = True
-    bench.steps(SAMPLES_AT_REST)
-    assert bench.hooks == [HookKind.UNROUTE, HookKind.STOP]
+    harness = LifeHarness()
+    harness.serve()
+    harness.page = page()
+    harness.is_page_whole = False
+    harness.want(NodeRole.ON_LOAN, lease=lease(ttl_s=1000.0))
+    harness.steps(10)
+    assert harness.hooks == [HookKind.UNROUTE]
+    assert "values that are no counts" in harness.life.detail
+    harness.is_page_whole = True
+    harness.steps(SAMPLES_AT_REST)
+    assert harness.hooks == [HookKind.UNROUTE, HookKind.STOP]
 
 
 # --- settings, and what --probe shows ------------------------------------------------------------

@@ -18,8 +18,8 @@ from common.messages import (
 )
 from common.model import Checkpoint, GpuUuid, NodeRole, Pool
 from common.telemetry import GpuProcess
-from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import key, order, two_gpus
+from tests.agent.agent_harness import AgentHarness
+from tests.agent.life_harness import key, order, two_gpus
 from tests.agent.models import running
 
 OOM = Failure(reason="oom", title="out of memory", retry=RetryClass.NEVER, line="x" * 300)
@@ -97,14 +97,14 @@ def test_what_is_too_long_goes_without_what_is_missed_least(
 
 async def test_the_words_of_one_worker_silence_no_node() -> None:
     """Its coordinator would drop each report, and give all of its jobs up."""
-    async with AgentHouse() as house:
-        await house.want(NodeRole.TRAINING, order())
-        await house.until(lambda: house.phase(key()) == WorkerPhase.RUNNING)
+    async with AgentHarness() as harness:
+        await harness.want(NodeRole.TRAINING, order())
+        await harness.until(lambda: harness.phase(key()) == WorkerPhase.RUNNING)
         ended = structs.replace(
             running(key()), phase=WorkerPhase.EXITED, exit_code=3, error="e" * 1_200_000
         )
-        house.runner.known[key()] = ended
-        await house.until(lambda: house.phase(key()) == WorkerPhase.EXITED)
-        [worker] = house.report.workers
+        harness.runner.known[key()] = ended
+        await harness.until(lambda: harness.phase(key()) == WorkerPhase.EXITED)
+        [worker] = harness.report.workers
         assert worker.exit_code == 3
-        assert "cut to 1000000" in house.report.detail
+        assert "cut to 1000000" in harness.report.detail

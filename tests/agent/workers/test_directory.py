@@ -20,12 +20,12 @@ from agent.workers.spec import Account
 from agent.workers.starters import SHIM_LOG, shim_argv
 from common.clock import SystemClock
 from common.messages import WorkerOrder
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_order, make_workers
+from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, make_order, make_workers
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 ORDER = make_order("true")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
 class Starter:
@@ -166,14 +166,14 @@ def test_a_shim_of_root_gives_nothing_away_for_a_job(tmp_path: Path) -> None:
     assert "a job has had access already" in done.stderr
 
 
-async def test_a_directory_is_removed_however_deep_it_is(house: WorkerHouse) -> None:
+async def test_a_directory_is_removed_however_deep_it_is(harness: WorkerHarness) -> None:
     """A job may nest directories without end, and its agent forgets it all the same."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    with contextlib.chdir(house.directory(key)):
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    with contextlib.chdir(harness.directory(key)):
         nest()
-    await house.runner.forget(key)
-    assert not house.directory(key).exists()
+    await harness.runner.forget(key)
+    assert not harness.directory(key).exists()
 
 
 def nest(link: Path = Path("nowhere")) -> None:

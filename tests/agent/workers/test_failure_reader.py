@@ -24,15 +24,15 @@ from common.failures import Failure, RetryClass
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason
-from tests.agent.bench import Bench, key, order, settings
-from tests.agent.worker_house import WorkerHouse, kill, make_order, talker
+from tests.agent.life_harness import LifeHarness, key, order, settings
+from tests.agent.worker_harness import WorkerHarness, kill, make_order, talker
 from tests.fakeclock import FakeClock
 
 LIMIT_S = 60.0
 """A test that waits this long has failed; nothing here is timed."""
 
 
-class ReadingHouse(WorkerHouse):
+class ReadingHarness(WorkerHarness):
     """Workers whose logs are read."""
 
     def new_runner(self) -> ShimRunner:
@@ -47,13 +47,13 @@ class ReadingHouse(WorkerHouse):
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[ReadingHouse, None]:
+async def harness(tmp_path: Path) -> AsyncGenerator[ReadingHarness, None]:
     """A run directory with a runner that reads logs."""
-    house = ReadingHouse(tmp_path / "workers")
+    harness = ReadingHarness(tmp_path / "workers")
     try:
-        yield house
+        yield harness
     finally:
-        await asyncio.shield(house.close())
+        await asyncio.shield(harness.close())
 
 
 def shell(script: str) -> tuple[str, ...]:
@@ -61,24 +61,24 @@ def shell(script: str) -> tuple[str, ...]:
     return ("sh", "-c", script)
 
 
-async def test_a_worker_that_fails_is_told_with_what_its_log_says(house: ReadingHouse) -> None:
+async def test_a_worker_that_fails_is_told_with_what_its_log_says(harness: ReadingHarness) -> None:
     """Standard error is part of the log; the root cause is found under what comes after it."""
     script = "echo 'RuntimeError: CUDA out of memory. Tried' >&2; echo bye; exit 3"
-    worker = await house.start(make_order(*shell(script)))
-    status = await house.until_exited(worker)
+    worker = await harness.start(make_order(*shell(script)))
+    status = await harness.until_exited(worker)
     assert status.failure is not None
     assert (status.exit_code, status.failure.reason) == (3, "gpu_out_of_memory")
     assert status.failure.retry == RetryClass.NEVER
     assert status.failure.line == "RuntimeError: CUDA out of memory. Tried"
 
 
-async def test_a_worker_that_succeeds_has_no_failure(house: ReadingHouse) -> None:
+async def test_a_worker_that_succeeds_has_no_failure(harness: ReadingHarness) -> None:
     """Whatever it wrote."""
-    worker = await house.start(make_order(*shell("echo SyntaxError: not really")))
-    assert (await house.until_exited(worker)).failure is None
+    worker = await harness.start(make_order(*shell("echo SyntaxError: not really")))
+    assert (await harness.until_exited(worker)).failure is None
 
 
-async def test_a_worker_that_was_told_to_stop_has_no_failure(house: ReadingHouse) -> None:
+async def test_a_worker_that_was_told_to_stop_has_no_failure(harness: ReadingHarness) -> None:
     """Its end was an order, whatever the signal made it say."""
     body = """
 import signal
@@ -89,22 +89,22 @@ signal.signal(signal.SIGTERM, leave)
 log("up")
 time.sleep(60)
 """
-    worker = await house.start(make_order(*talker(body), grace_s=5.0))
-    await house.until_said(worker, "up")
-    await house.runner.stop(worker, StopReason.PREEMPT, 1.0)
-    status = await house.until_exited(worker)
+    worker = await harness.start(make_order(*talker(body), grace_s=5.0))
+    await harness.until_said(worker, "up")
+    await harness.runner.stop(worker, StopReason.PREEMPT, 1.0)
+    status = await harness.until_exited(worker)
     assert (status.stop_reason, status.failure) == (StopReason.PREEMPT, None)
 
 
-async def test_a_lost_supervisor_is_its_node_s_fault(house: ReadingHouse) -> None:
+async def test_a_lost_supervisor_is_its_node_s_fault(harness: ReadingHarness) -> None:
     """Nothing in the log says why a shim died, so nothing is read there."""
-    worker = await house.start(make_order(*shell("echo SyntaxError; sleep 60")))
-    await house.until_said(worker, "SyntaxError")
-    record = house.raw(worker)
+    worker = await harness.start(make_order(*shell("echo SyntaxError; sleep 60")))
+    await harness.until_said(worker, "SyntaxError")
+    record = harness.raw(worker)
     shim = record["shim_pid"]
     assert isinstance(shim, int)
     kill(shim)
-    status = await house.until_exited(worker)
+    status = await harness.until_exited(worker)
     assert status.error.startswith("shim lost")
     assert status.fault == Fault.SHIM_LOST
     assert status.failure is None
@@ -121,26 +121,26 @@ async def test_a_log_that_cannot_be_read_is_its_worker_s_loss_alone(tmp_path: Pa
     assert reader.unread_count == 1
 
 
-async def test_a_log_is_read_once(house: ReadingHouse) -> None:
+async def test_a_log_is_read_once(harness: ReadingHarness) -> None:
     """The statuses of ended workers are asked for again and again until they are forgotten."""
-    worker = await house.start(make_order(*shell("echo SyntaxError: x; exit 1")))
-    first = (await house.until_exited(worker)).failure
-    (house.directory(worker) / shim_files.LOG_FILE).write_text("CUDA out of memory")
+    worker = await harness.start(make_order(*shell("echo SyntaxError: x; exit 1")))
+    first = (await harness.until_exited(worker)).failure
+    (harness.directory(worker) / shim_files.LOG_FILE).write_text("CUDA out of memory")
     assert first is not None
-    assert (await house.status(worker)).failure == first
-    await house.runner.forget(worker)
-    again = await house.start(make_order(*shell("echo CUDA out of memory; exit 1")))
-    found = (await house.until_exited(again)).failure
+    assert (await harness.status(worker)).failure == first
+    await harness.runner.forget(worker)
+    again = await harness.start(make_order(*shell("echo CUDA out of memory; exit 1")))
+    found = (await harness.until_exited(again)).failure
     assert found is not None
     assert found.reason == "gpu_out_of_memory"
 
 
-async def test_only_the_end_of_a_large_log_is_read(house: ReadingHouse) -> None:
+async def test_only_the_end_of_a_large_log_is_read(harness: ReadingHarness) -> None:
     """A cause that lies farther back is not looked for: the cost of a failure is bounded."""
     lines = TAIL_BYTES // 4
     script = f"echo SyntaxError: x; yes abc | head -n {lines + 1}; exit 1"
-    worker = await house.start(make_order(*shell(script)))
-    found = (await house.until_exited(worker)).failure
+    worker = await harness.start(make_order(*shell(script)))
+    found = (await harness.until_exited(worker)).failure
     assert found is not None
     assert found.reason == "no_signature"
 
@@ -296,19 +296,19 @@ def test_the_rules_of_a_site_are_read_from_the_agent_s_settings(tmp_path: Path) 
 
 def test_a_failure_is_reported_and_outlives_the_agent() -> None:
     """It is in the worker's report and in the ledger, until the coordinator has taken it."""
-    bench = Bench(inference=False)
-    bench.want(NodeRole.TRAINING, order())
-    bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:1", refusal=None)
-    bench.step()
-    bench.life.workers.started(key(), error="")
+    life_harness = LifeHarness(inference=False)
+    life_harness.want(NodeRole.TRAINING, order())
+    life_harness.step()
+    life_harness.life.workers.checked(key(), endpoint="n1:1", refusal=None)
+    life_harness.step()
+    life_harness.life.workers.started(key(), error="")
     said = read_rules().failure("core_dump", line="Aborted (core dumped)")
-    bench.workers[key()] = WorkerFact(
+    life_harness.workers[key()] = WorkerFact(
         key=key(), phase=WorkerPhase.EXITED, exit_code=-6, failure=said
     )
-    bench.step()
-    [report] = bench.life.workers.reports()
+    life_harness.step()
+    [report] = life_harness.life.workers.reports()
     assert report.failure == said
-    memory = bench.memory
+    memory = life_harness.memory
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=type(memory))
     assert again.workers[str(key())].failure == said

@@ -17,8 +17,8 @@ from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import WorkerPhase
 from common.model import JobId, StopReason, WorkerKey
-from tests.agent.bench import key, settings
-from tests.agent.worker_house import PATIENCE_S, make_order
+from tests.agent.life_harness import key, settings
+from tests.agent.worker_harness import PATIENCE_S, make_order
 from tests.fakeclock import FakeClock
 
 # --- the directory of kept logs ---------------------------------------------------------------

@@ -25,13 +25,13 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import NodeHouse
-from tests.agent.bench import key as first_key
+from tests.agent.agent_harness import NodeHarness
+from tests.agent.life_harness import key as first_key
 from tests.agent.models import ModelRunner
-from tests.agent.worker_house import (
+from tests.agent.worker_harness import (
     PATIENCE_S,
     HangingDiskStarter,
-    WorkerHouse,
+    WorkerHarness,
     is_alive,
     kill,
     make_order,
@@ -52,7 +52,7 @@ UNREACHED = (
 WAITS = 'echo $$ >> "$OUT/pids"; exec sleep 600'
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
 class AheadClock(SystemClock):
@@ -85,33 +85,33 @@ def noted(path: Path) -> list[int]:
     return [int(word) for word in (path / "pids").read_text().split()]
 
 
-def shim_of(house: WorkerHouse, key: WorkerKey) -> int:
+def shim_of(harness: WorkerHarness, key: WorkerKey) -> int:
     """The shim of a worker, as its status says."""
-    pid = house.raw(key)["shim_pid"]
+    pid = harness.raw(key)["shim_pid"]
     assert isinstance(pid, int)
     return pid
 
 
-async def waiting(house: WorkerHouse, index: int = 0) -> WorkerStatus:
+async def waiting(harness: WorkerHarness, index: int = 0) -> WorkerStatus:
     """A worker that runs until somebody ends it."""
-    return await house.status(await house.start(make_order("sleep", "600", index=index)))
+    return await harness.status(await harness.start(make_order("sleep", "600", index=index)))
 
 
-async def look(house: WorkerHouse, *keys: WorkerKey) -> dict[WorkerKey, WorkerStatus]:
+async def look(harness: WorkerHarness, *keys: WorkerKey) -> dict[WorkerKey, WorkerStatus]:
     """What is said of workers that were seen to run."""
-    return {status.key: status for status in await house.runner.statuses(keys)}
+    return {status.key: status for status in await harness.runner.statuses(keys)}
 
 
-async def until_over(house: WorkerHouse, key: WorkerKey) -> None:
+async def until_over(harness: WorkerHarness, key: WorkerKey) -> None:
     """Return when nothing is said of it any more."""
-    async with house.clock.timeout(PATIENCE_S):
-        while key in await look(house, key):
-            await house.clock.sleep(0.02)
+    async with harness.clock.timeout(PATIENCE_S):
+        while key in await look(harness, key):
+            await harness.clock.sleep(0.02)
 
 
 @pytest.mark.parametrize("script", [REMOVES, EMPTIES + "exec env -i sleep 600 & wait; ", UNREACHED])
 async def test_a_worker_that_removes_its_files_as_it_begins_is_ended(
-    house: WorkerHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     """Nobody ever heard that it began, and nothing of it may compute when it counts as over."""
     monkeypatch.setattr(starters, "START_TIMEOUT_S", 2.0)
@@ -119,43 +119,43 @@ async def test_a_worker_that_removes_its_files_as_it_begins_is_ended(
     job = make_order(
         "sh", "-c", 'echo $$ >> "$OUT/pids"; ' + script + WAITS, env={"OUT": str(tmp_path)}
     )
-    await house.start(job)
-    await until_over(house, job.key)
+    await harness.start(job)
+    await until_over(harness, job.key)
     assert noted(tmp_path)
     assert [pid for pid in noted(tmp_path) if is_alive(pid)] == []
 
 
 async def test_a_worker_that_removes_its_first_status_goes_on(
-    house: WorkerHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No storage was silent, and its shim says it again."""
     monkeypatch.setattr(starters, "START_TIMEOUT_S", 2.0)
     monkeypatch.setattr(starters, "POLL_S", 0.5)  # it is there for a moment
     path = '"$ARYL_WORKER_DIRECTORY/status.json"'
     script = f"while [ ! -e {path} ]; do :; done; rm {path}; exec sleep 600"
-    key = await house.start(make_order("sh", "-c", script))
-    assert (await house.status(key)).phase == P.RUNNING
+    key = await harness.start(make_order("sh", "-c", script))
+    assert (await harness.status(key)).phase == P.RUNNING
 
 
-async def test_a_stop_of_a_worker_whose_directory_is_gone_ends_it(house: WorkerHouse) -> None:
+async def test_a_stop_of_a_worker_whose_directory_is_gone_ends_it(harness: WorkerHarness) -> None:
     """An agent that was started again has not seen it run, and must not think that it never did."""
-    status = await waiting(house)
-    remove(house.directory(status.key))
-    await house.new_runner().stop(status.key, StopReason.STALE, 0.0)
+    status = await waiting(harness)
+    remove(harness.directory(status.key))
+    await harness.new_runner().stop(status.key, StopReason.STALE, 0.0)
     assert not is_alive(status.pid)
     assert not is_alive(status.shim_pid)
 
 
 async def test_a_worker_begins_again_only_when_nothing_of_its_first_start_is_left(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """An agent that was killed meanwhile has it started anew: two would be on its GPUs."""
-    first = await waiting(house)
-    remove(house.directory(first.key))
-    await house.new_runner().start(make_order("sleep", "600"), endpoint="node-1:29400")
+    first = await waiting(harness)
+    remove(harness.directory(first.key))
+    await harness.new_runner().start(make_order("sleep", "600"), endpoint="node-1:29400")
     assert not is_alive(first.pid)
     assert not is_alive(first.shim_pid)
-    assert (await house.status(first.key)).phase == P.RUNNING
+    assert (await harness.status(first.key)).phase == P.RUNNING
 
 
 def remove(directory: Path) -> None:
@@ -164,25 +164,25 @@ def remove(directory: Path) -> None:
 
 
 async def test_a_link_to_itself_in_place_of_a_directory_ends_no_agent(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The worker is ended, and the look goes on to the next."""
-    status, other = await waiting(house), await waiting(house, 1)
-    directory = house.directory(status.key)
+    status, other = await waiting(harness), await waiting(harness, 1)
+    directory = harness.directory(status.key)
     directory.rename(tmp_path / "away")
     directory.symlink_to(directory)
-    await house.until_status(status.key, lambda s: s.phase == P.EXITED, "exited")
+    await harness.until_status(status.key, lambda s: s.phase == P.EXITED, "exited")
     assert not is_alive(status.pid)
-    await house.until(lambda: not is_alive(status.shim_pid), "its shim has left")
-    await house.runner.forget(status.key)
+    await harness.until(lambda: not is_alive(status.shim_pid), "its shim has left")
+    await harness.runner.forget(status.key)
     assert not directory.is_symlink()
-    assert (await look(house, other.key))[other.key].phase == P.RUNNING
+    assert (await look(harness, other.key))[other.key].phase == P.RUNNING
 
 
-async def test_a_file_in_place_of_all_directories_ends_no_agent(house: WorkerHouse) -> None:
+async def test_a_file_in_place_of_all_directories_ends_no_agent(harness: WorkerHarness) -> None:
     """There is no worker there."""
-    house.run_dir.write_text("")
-    assert await house.runner.statuses() == ()
+    harness.run_dir.write_text("")
+    assert await harness.runner.statuses() == ()
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *, is_so: Callable[[], bool]) -> None:
@@ -199,82 +199,82 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *, is_so: Callable[[], 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 async def test_a_disk_that_fails_for_once_ends_no_worker(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, number: int
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """What was known of it holds until that has lasted for a while."""
-    house.clock = clock = AheadClock()
-    house.runner = house.new_runner()
-    status, failing = await waiting(house), [True]
+    harness.clock = clock = AheadClock()
+    harness.runner = harness.new_runner()
+    status, failing = await waiting(harness), [True]
     refuse(monkeypatch, number, is_so=lambda: bool(failing))
     for _ in range(3):
-        found = (await look(house, status.key))[status.key]
+        found = (await look(harness, status.key))[status.key]
         assert (found.phase, found.pid) == (P.RUNNING, status.pid)
     failing.clear()
-    assert (await look(house, status.key))[status.key].phase == P.RUNNING
+    assert (await look(harness, status.key))[status.key].phase == P.RUNNING
     failing.append(True)
     clock.ahead_s = UNREAD_S
-    assert (await look(house, status.key))[status.key].phase == P.RUNNING
+    assert (await look(harness, status.key))[status.key].phase == P.RUNNING
     clock.ahead_s = 2 * UNREAD_S
-    assert (await look(house, status.key))[status.key].fault == Fault.SHIM_LOST
-    async with house.clock.timeout(PATIENCE_S):  # its shim may halt after the first look
+    assert (await look(harness, status.key))[status.key].fault == Fault.SHIM_LOST
+    async with harness.clock.timeout(PATIENCE_S):  # its shim may halt after the first look
         while is_alive(status.pid):
-            await house.clock.sleep(0.02)
-            await look(house, status.key)
+            await harness.clock.sleep(0.02)
+            await look(harness, status.key)
 
 
 async def test_a_look_without_a_descriptor_left_ends_no_worker(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent ends, and all of its workers would."""
-    status, failing = await waiting(house), [True]
+    status, failing = await waiting(harness), [True]
     refuse(monkeypatch, errno.EMFILE, is_so=lambda: bool(failing))
     with pytest.raises(OSError, match="refused"):
-        await look(house, status.key)
+        await look(harness, status.key)
     failing.clear()
     assert not {"T"} & thread_states(status.shim_pid)
     assert is_alive(status.pid)
 
 
-async def test_who_was_killed_for_its_status_did_not_fail_by_itself(house: WorkerHouse) -> None:
+async def test_who_was_killed_for_its_status_did_not_fail_by_itself(harness: WorkerHarness) -> None:
     """Its shim may see the end and write it down after all."""
-    status = await waiting(house)
-    path = house.directory(status.key) / shim_files.STATUS_FILE
+    status = await waiting(harness)
+    path = harness.directory(status.key) / shim_files.STATUS_FILE
     told = path.read_bytes()
     path.write_bytes(b"no status")
-    await house.until_status(status.key, lambda _: not is_alive(status.pid), "it is ended")
+    await harness.until_status(status.key, lambda _: not is_alive(status.pid), "it is ended")
     path.write_bytes(told)
-    found = await house.until_status(status.key, lambda s: s.phase == P.EXITED, "exited")
+    found = await harness.until_status(status.key, lambda s: s.phase == P.EXITED, "exited")
     assert found.fault == Fault.SHIM_LOST
 
 
 async def test_a_status_that_goes_during_a_look_is_asked_for_by_the_next(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its shim lives, and nobody has asked it yet."""
-    status = await waiting(house)
-    hung = await waiting(house, 1)
+    status = await waiting(harness)
+    hung = await waiting(harness, 1)
     really = LostWorkers.ask
 
     async def ask(lost: LostWorkers, key: WorkerKey, directory: Path, uid: int) -> bool:
-        (house.directory(status.key) / shim_files.STATUS_FILE).unlink(missing_ok=True)
+        (harness.directory(status.key) / shim_files.STATUS_FILE).unlink(missing_ok=True)
         return await really(lost, key, directory, uid)
 
     monkeypatch.setattr(LostWorkers, "ask", ask)
-    (house.directory(hung.key) / shim_files.STATUS_FILE).unlink()
-    found = (await look(house, hung.key, status.key))[status.key]
+    (harness.directory(hung.key) / shim_files.STATUS_FILE).unlink()
+    found = (await look(harness, hung.key, status.key))[status.key]
     assert (found.phase, found.pid) == (P.RUNNING, status.pid)
     monkeypatch.setattr(LostWorkers, "ask", really)
-    assert (await look(house, hung.key, status.key))[status.key].phase == P.RUNNING
+    assert (await look(harness, hung.key, status.key))[status.key].phase == P.RUNNING
     assert is_alive(status.pid)
 
 
 async def test_a_shim_that_did_not_answer_is_asked_once_and_again_when_it_has_spoken(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """Each time would hold up the node's step; a disk that was slow once is no reason for ever."""
-    status, clock = await waiting(house), AheadClock()
-    lost, directory = LostWorkers(clock), house.directory(status.key)
-    uid, path = directory.stat().st_uid, house.directory(status.key) / shim_files.STATUS_FILE
+    status, clock = await waiting(harness), AheadClock()
+    lost, directory = LostWorkers(clock), harness.directory(status.key)
+    uid, path = directory.stat().st_uid, harness.directory(status.key) / shim_files.STATUS_FILE
     told = path.read_bytes()
     os.kill(status.shim_pid, signal.SIGSTOP)
     path.unlink()
@@ -287,57 +287,57 @@ async def test_a_shim_that_did_not_answer_is_asked_once_and_again_when_it_has_sp
     assert await lost.ask(status.key, directory, uid)
 
 
-async def test_a_shim_that_an_agent_before_this_one_halted_goes_on(house: WorkerHouse) -> None:
+async def test_a_shim_that_an_agent_before_this_one_halted_goes_on(harness: WorkerHarness) -> None:
     """It died before it killed it, and nobody else would ever let it go."""
-    status = await waiting(house)
+    status = await waiting(harness)
     os.kill(status.shim_pid, signal.SIGSTOP)
-    await house.until(lambda: "T" in thread_states(status.shim_pid), "it is halted")
-    assert await house.new_runner().adopt() == (status.key,)
-    await house.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
+    await harness.until(lambda: "T" in thread_states(status.shim_pid), "it is halted")
+    assert await harness.new_runner().adopt() == (status.key,)
+    await harness.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
 
 
 async def test_a_shim_whose_halt_takes_effect_late_goes_on(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for its disk, and did not look halted yet when the next agent came."""
-    status = await waiting(house)
+    status = await waiting(harness)
     os.kill(status.shim_pid, signal.SIGSTOP)
-    await house.until(lambda: "T" in thread_states(status.shim_pid), "it is halted")
+    await harness.until(lambda: "T" in thread_states(status.shim_pid), "it is halted")
 
     def waits_for_its_disk(_: int) -> set[str]:
         return {"D"}
 
     with monkeypatch.context() as late:
         late.setattr(workers_lost, "thread_states", waits_for_its_disk)
-        assert await house.new_runner().adopt() == (status.key,)
-    await house.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
+        assert await harness.new_runner().adopt() == (status.key,)
+    await harness.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
 
 
 async def test_a_shim_that_never_halts_is_killed_by_the_second_look(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for its disk, and would be waited for without end."""
-    status = await waiting(house)
-    remove(house.directory(status.key))
+    status = await waiting(harness)
+    remove(harness.directory(status.key))
 
     def waits_for_its_disk(_: int) -> set[str]:
         return {"D"}
 
     monkeypatch.setattr(workers_lost, "thread_states", waits_for_its_disk)
-    await look(house, status.key)
+    await look(harness, status.key)
     assert is_alive(status.pid)
-    await look(house, status.key)
-    await house.until(lambda: not is_alive(status.pid), "it is ended")
-    await until_over(house, status.key)
+    await look(harness, status.key)
+    await harness.until(lambda: not is_alive(status.pid), "it is ended")
+    await until_over(harness, status.key)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look_at", ["descendants", "marked", "_shims"])
 async def test_a_number_that_is_another_process_s_since_the_look_is_not_signalled(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, look_at: str
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch, look_at: str
 ) -> None:
     """A look takes seconds on a busy machine, and the process that was seen may end meanwhile."""
-    status = await waiting(house)
+    status = await waiting(harness)
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
     module = shim_files if look_at == "descendants" else workers_lost
     really = getattr(module, look_at)
@@ -349,13 +349,13 @@ async def test_a_number_that_is_another_process_s_since_the_look_is_not_signalle
         return found | {bystander.pid}
 
     monkeypatch.setattr(module, look_at, seen)
-    lost, directory = LostWorkers(house.clock), house.directory(status.key)
+    lost, directory = LostWorkers(harness.clock), harness.directory(status.key)
     uid = directory.stat().st_uid
     try:
-        async with house.clock.timeout(PATIENCE_S):
+        async with harness.clock.timeout(PATIENCE_S):
             while is_alive(status.pid):
                 lost.end_left(status.key, directory, uid)
-                await house.clock.sleep(0.02)
+                await harness.clock.sleep(0.02)
         assert not is_reached(bystander.pid)
     finally:
         monkeypatch.undo()
@@ -371,20 +371,20 @@ def is_reached(pid: int) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as another account")
 async def test_what_another_account_runs_below_a_shim_is_left_alone(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """A job can name nobody else's processes to an agent that may be root."""
     program = f"import os; os.setuid({NOBODY}); os.execv('/bin/sleep', ['sleep', '600'])"
     given = (sys.executable, "-I", "-S", "-c", program)
     script = '"$@" & echo $! >> "$OUT/pids"; exec sleep 600'
     job = make_order("sh", "-c", script, "sh", *given, env={"OUT": str(tmp_path)})
-    key = await house.start(job)
-    await house.until((tmp_path / "pids").exists, "both run")
+    key = await harness.start(job)
+    await harness.until((tmp_path / "pids").exists, "both run")
     pid = noted(tmp_path)[0]
-    await house.until(lambda: Path(f"/proc/{pid}").stat().st_uid == NOBODY, "it is another's")
-    remove(house.directory(key))
+    await harness.until(lambda: Path(f"/proc/{pid}").stat().st_uid == NOBODY, "it is another's")
+    remove(harness.directory(key))
     try:
-        await until_over(house, key)
+        await until_over(harness, key)
         assert is_alive(pid)
     finally:
         kill(pid)
@@ -392,11 +392,11 @@ async def test_what_another_account_runs_below_a_shim_is_left_alone(
 
 async def test_a_suspended_worker_is_looked_for_as_one_that_runs() -> None:
     """Whoever suspended it waits for its turn to come again."""
-    house = NodeHouse()
-    house.runner = house.node.runner = runner = NotingRunner()
-    await house.run_one()
-    house.runner.known[first_key()] = WorkerStatus(key=first_key(), phase=P.SUSPENDED, pid=1)
-    await house.turn(2)
+    harness = NodeHarness()
+    harness.runner = harness.node.runner = runner = NotingRunner()
+    await harness.run_one()
+    harness.runner.known[first_key()] = WorkerStatus(key=first_key(), phase=P.SUSPENDED, pid=1)
+    await harness.turn(2)
     assert list(runner.started) == [first_key()]
 
 
@@ -440,51 +440,53 @@ async def test_a_look_has_a_time_limit(tmp_path: Path) -> None:
 
 
 async def test_a_slow_look_that_finds_nobody_is_no_reason_against_a_start(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Through all processes of a busy machine it takes seconds; only who was seen is waited for."""
     lost = LostWorkers(BusyClock())
     key = make_order("true").key
     await lost.end_all_left(key, tmp_path / "nobody-was-here", os.geteuid())
-    left = await house.status(await house.start(make_order("sleep", "600")))
-    await lost.end_all_left(left.key, house.directory(left.key), os.geteuid())
+    left = await harness.status(await harness.start(make_order("sleep", "600")))
+    await lost.end_all_left(left.key, harness.directory(left.key), os.geteuid())
     assert not is_alive(left.pid)
 
 
 async def test_who_was_seen_and_does_not_die_is_waited_for_as_long_as_a_question_may_take(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits in the kernel for its disk, say: a start beside it would share its GPUs."""
-    left = await house.status(await house.start(make_order("sleep", "600")))
+    left = await harness.status(await harness.start(make_order("sleep", "600")))
     clock = FastClock()
 
     monkeypatch.setattr(workers_lost, "_signal", is_deaf)
-    async with house.clock.timeout(PATIENCE_S):
+    async with harness.clock.timeout(PATIENCE_S):
         with pytest.raises(Unavailable, match="not dead yet"):
-            await LostWorkers(clock).end_all_left(left.key, house.directory(left.key), os.geteuid())
+            await LostWorkers(clock).end_all_left(
+                left.key, harness.directory(left.key), os.geteuid()
+            )
     assert clock.ahead_s <= ASK_S
     assert is_alive(left.pid)
 
 
 async def test_a_start_has_begun_where_its_worker_can_neither_be_told_nor_is_dead_yet(
-    house: WorkerHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its job spoilt the lock and the socket, and cleaned its environment: called a start that
     failed, it would run twice."""
     monkeypatch.setattr(starters, "START_TIMEOUT_S", 2.0)
     clock = FastClock()
-    starter = HangingDiskStarter(house.clock)
-    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    starter = HangingDiskStarter(harness.clock)
+    runner = ShimRunner(harness.run_dir, clock=clock, starter=starter, is_root_allowed=True)
     spoils = 'cd "$ARYL_WORKER_DIRECTORY"; rm lock control.sock; mkdir lock control.sock; cd /; '
     says = 'echo $$ $PPID > "$OUT/new"; mv "$OUT/new" "$OUT/pids"; '
     script = f"{spoils}{says}exec env -i sleep 600"
     order = make_order("sh", "-c", script, env={"OUT": str(tmp_path)})
     starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
-    await house.until((tmp_path / "pids").exists, "the worker computes")
+    await harness.until((tmp_path / "pids").exists, "the worker computes")
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     try:
         monkeypatch.setattr(workers_lost, "_signal", is_deaf)
-        async with house.clock.timeout(PATIENCE_S):
+        async with harness.clock.timeout(PATIENCE_S):
             await starting
         assert all(is_alive(pid) for pid in pids)
     finally:

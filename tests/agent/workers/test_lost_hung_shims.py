@@ -21,8 +21,8 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.bench import Bench, key, order
-from tests.agent.worker_house import WorkerHouse, is_alive, make_order
+from tests.agent.life_harness import LifeHarness, key, order
+from tests.agent.worker_harness import WorkerHarness, is_alive, make_order
 
 
 @dataclass
@@ -58,42 +58,42 @@ class AheadClock(SystemClock):
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[WorkerHouse]:
+async def harness(tmp_path: Path) -> AsyncIterator[WorkerHarness]:
     """Real shims; whatever runs at the end is killed."""
-    house = WorkerHouse(tmp_path)
-    yield house
-    await house.close()
+    harness = WorkerHarness(tmp_path)
+    yield harness
+    await harness.close()
 
 
-async def test_a_shim_that_hangs_is_killed_with_its_worker(house: WorkerHouse) -> None:
+async def test_a_shim_that_hangs_is_killed_with_its_worker(harness: WorkerHarness) -> None:
     """It hears no order; some time after the end of the grace it and its worker are gone."""
     clock = AheadClock()
-    runner = house.runner = ShimRunner(
-        house.run_dir, clock=clock, starter=DetachedStarter(house.clock), is_root_allowed=True
+    runner = harness.runner = ShimRunner(
+        harness.run_dir, clock=clock, starter=DetachedStarter(harness.clock), is_root_allowed=True
     )
-    worker = await house.start(make_order("sleep", "600"))
-    shim_pid, pid = house.raw(worker)["shim_pid"], (await house.status(worker)).pid
+    worker = await harness.start(make_order("sleep", "600"))
+    shim_pid, pid = harness.raw(worker)["shim_pid"], (await harness.status(worker)).pid
     assert isinstance(shim_pid, int)
     os.kill(shim_pid, signal.SIGSTOP)
     await runner.stop(worker, StopReason.PREEMPT, 30.0)
     clock.ahead_s = 30.0 + HUNG_AFTER_S / 2
-    assert (await house.status(worker)).phase != WorkerPhase.EXITED
+    assert (await harness.status(worker)).phase != WorkerPhase.EXITED
     assert is_alive(shim_pid)
     assert is_alive(pid)
     clock.ahead_s = 31.0 + HUNG_AFTER_S
-    status = await house.until_exited(worker)
+    status = await harness.until_exited(worker)
     assert status.error.startswith("shim lost")
     assert not is_alive(shim_pid)
     assert not is_alive(pid)
 
 
-async def test_a_number_used_again_is_not_the_shim(house: WorkerHouse) -> None:
+async def test_a_number_used_again_is_not_the_shim(harness: WorkerHarness) -> None:
     """A process that has the recorded number but another start, or boot, is left alone."""
-    worker = await house.start(make_order("true"))
-    await house.until_exited(worker)
-    lock = str(house.directory(worker) / shim_files.LOCK_FILE)
-    await house.until(lambda: not shim_files.is_locked(lock), "its own shim has ended")
-    record = read_record(house.directory(worker))
+    worker = await harness.start(make_order("true"))
+    await harness.until_exited(worker)
+    lock = str(harness.directory(worker) / shim_files.LOCK_FILE)
+    await harness.until(lambda: not shim_files.is_locked(lock), "its own shim has ended")
+    record = read_record(harness.directory(worker))
     assert record is not None
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
     try:
@@ -103,7 +103,7 @@ async def test_a_number_used_again_is_not_the_shim(house: WorkerHouse) -> None:
             forged = msgspec.structs.replace(record, **{**is_it, **changes})
             hung = HungShims(shim_files.boot_id())
             hung.told_to_stop(worker, 0.0, now_s=0.0)
-            hung.end_if_hung(worker, house.directory(worker), forged, now_s=1e9)
+            hung.end_if_hung(worker, harness.directory(worker), forged, now_s=1e9)
             assert bystander.returncode is None
             assert is_alive(bystander.pid)
     finally:
@@ -112,18 +112,18 @@ async def test_a_number_used_again_is_not_the_shim(house: WorkerHouse) -> None:
 
 
 @pytest.fixture
-async def shim(house: WorkerHouse) -> AsyncIterator[Shim]:
+async def shim(harness: WorkerHarness) -> AsyncIterator[Shim]:
     """A process that a worker's record names as its shim."""
-    worker = await house.start(make_order("true"))
-    await house.until_exited(worker)
-    record = read_record(house.directory(worker))
+    worker = await harness.start(make_order("true"))
+    await harness.until_exited(worker)
+    record = read_record(harness.directory(worker))
     assert record is not None
     process = await asyncio.create_subprocess_exec("sleep", "600")
     ticks = shim_files.start_ticks(process.pid)
     record = msgspec.structs.replace(
         record, shim_pid=process.pid, shim_start_ticks=ticks, boot_id=shim_files.boot_id()
     )
-    yield Shim(HungShims(shim_files.boot_id()), worker, house.directory(worker), record, process)
+    yield Shim(HungShims(shim_files.boot_id()), worker, harness.directory(worker), record, process)
     if process.returncode is None:
         process.kill()
     await process.wait()
@@ -154,21 +154,21 @@ async def test_of_several_orders_to_stop_the_earliest_end_holds(
 def test_a_worker_that_nothing_ends_puts_its_node_into_quarantine() -> None:
     """A node that cannot be vacated says which worker it waits for and is no longer waited for;
     it comes home once the worker is gone."""
-    bench = Bench(vacate_grace_s=10.0, device_free_timeout_s=5.0, quarantine_s=10.0)
-    bench.is_healthy = True
-    bench.serve()
-    bench.lend()
-    bench.want(NodeRole.ON_LOAN, order())
-    bench.runs(key())
-    bench.steps(2)
-    bench.want(NodeRole.SERVING)
-    bench.steps(14)
-    assert bench.role() == NodeRole.VACATING
-    bench.steps(4)
-    assert bench.role() == NodeRole.QUARANTINED
-    assert str(key()) in bench.life.detail
-    bench.steps(30)
-    assert bench.role() == NodeRole.QUARANTINED
-    bench.ends(key())
-    bench.steps(30)
-    assert bench.role() == NodeRole.SERVING
+    life_harness = LifeHarness(vacate_grace_s=10.0, device_free_timeout_s=5.0, quarantine_s=10.0)
+    life_harness.is_healthy = True
+    life_harness.serve()
+    life_harness.lend()
+    life_harness.want(NodeRole.ON_LOAN, order())
+    life_harness.runs(key())
+    life_harness.steps(2)
+    life_harness.want(NodeRole.SERVING)
+    life_harness.steps(14)
+    assert life_harness.role() == NodeRole.VACATING
+    life_harness.steps(4)
+    assert life_harness.role() == NodeRole.QUARANTINED
+    assert str(key()) in life_harness.life.detail
+    life_harness.steps(30)
+    assert life_harness.role() == NodeRole.QUARANTINED
+    life_harness.ends(key())
+    life_harness.steps(30)
+    assert life_harness.role() == NodeRole.SERVING

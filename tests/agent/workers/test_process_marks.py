@@ -16,9 +16,9 @@ from agent.workers.process_marks import RLIMIT_LOCKS, mark_of, marked
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_order, make_workers
+from tests.agent.worker_harness import WorkerHarness, is_alive, kill, make_order, make_workers
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 DAEMON = (
     '(env -i OUT="$OUT" setsid sh -c '
@@ -30,7 +30,7 @@ DAEMON = (
 
 
 async def daemon_of(
-    house: WorkerHouse, out: Path, then: str, index: int = 0
+    harness: WorkerHarness, out: Path, then: str, index: int = 0
 ) -> tuple[WorkerKey, int]:
     """A worker that began a daemon and goes on with `then`; the daemon's process."""
     order = make_order(
@@ -41,8 +41,8 @@ async def daemon_of(
         index=index,
         grace_s=1.0,
     )
-    key = await house.start(order)
-    await house.until_said(key, "up")
+    key = await harness.start(order)
+    await harness.until_said(key, "up")
     return key, int((out / "pids").read_text())
 
 
@@ -62,68 +62,70 @@ print("up", flush=True)
 """Leaves a daemon whose main thread has ended, while another thread goes on."""
 
 
-async def half_ended_daemon_of(house: WorkerHouse, out: Path, then: str) -> tuple[WorkerKey, int]:
+async def half_ended_daemon_of(
+    harness: WorkerHarness, out: Path, then: str
+) -> tuple[WorkerKey, int]:
     """A worker with a daemon that /proc calls a zombie though it computes; the daemon's process."""
     program = f"{HALF_ENDED}\n{then}"
     order = make_order(sys.executable, "-I", "-S", "-c", program, env={"OUT": str(out)})
-    key = await house.start(order)
-    await house.until_said(key, "up")
+    key = await harness.start(order)
+    await harness.until_said(key, "up")
     return key, int((out / "pids").read_text())
 
 
-def shim_of(house: WorkerHouse, key: WorkerKey) -> int:
+def shim_of(harness: WorkerHarness, key: WorkerKey) -> int:
     """The shim of a worker, as its status says."""
-    pid = house.raw(key)["shim_pid"]
+    pid = harness.raw(key)["shim_pid"]
     assert isinstance(pid, int)
     return pid
 
 
-async def kill_shim(house: WorkerHouse, key: WorkerKey) -> None:
+async def kill_shim(harness: WorkerHarness, key: WorkerKey) -> None:
     """kill -9 of a worker's shim: its daemon has no ancestor of the worker any more."""
-    pid = shim_of(house, key)
+    pid = shim_of(harness, key)
     kill(pid)
-    await house.until(lambda: not is_alive(pid), "the shim is dead")
+    await harness.until(lambda: not is_alive(pid), "the shim is dead")
 
 
 async def test_a_daemon_ends_with_a_worker_that_leaves_by_itself(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The shim adopts whatever forks away, and does not end before it has no child."""
-    key, daemon = await daemon_of(house, tmp_path, "exit 3")
-    assert (await house.until_exited(key)).exit_code == 3
+    key, daemon = await daemon_of(harness, tmp_path, "exit 3")
+    assert (await harness.until_exited(key)).exit_code == 3
     assert not is_alive(daemon)
 
 
 async def test_a_daemon_ends_with_a_worker_that_is_stopped(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Its grace is that of the worker's first process; what is left then is killed."""
-    key, daemon = await daemon_of(house, tmp_path, "exec sleep 600")
-    await house.runner.stop(key, StopReason.PREEMPT, 1.0)
-    assert (await house.until_exited(key)).exit_code == -15
+    key, daemon = await daemon_of(harness, tmp_path, "exec sleep 600")
+    await harness.runner.stop(key, StopReason.PREEMPT, 1.0)
+    assert (await harness.until_exited(key)).exit_code == -15
     assert not is_alive(daemon)
 
 
 @pytest.mark.parametrize("is_agent_new", [False, True])
 async def test_a_daemon_ends_with_a_worker_whose_shim_was_killed(
-    house: WorkerHouse, tmp_path: Path, *, is_agent_new: bool
+    harness: WorkerHarness, tmp_path: Path, *, is_agent_new: bool
 ) -> None:
     """By the mark that it inherited, and also for an agent that starts after all others died.
 
     What belongs to another worker, or to nobody, goes on.
     """
-    key, daemon = await daemon_of(house, tmp_path / "a", "exec sleep 600")
-    other, others_daemon = await daemon_of(house, tmp_path / "b", "exec sleep 600", index=1)
+    key, daemon = await daemon_of(harness, tmp_path / "a", "exec sleep 600")
+    other, others_daemon = await daemon_of(harness, tmp_path / "b", "exec sleep 600", index=1)
     stranger = await asyncio.create_subprocess_exec("sleep", "600")
     try:
-        await kill_shim(house, key)
+        await kill_shim(harness, key)
         assert is_alive(daemon)
         if is_agent_new:
-            house.runner = house.new_runner()
-        assert (await house.until_exited(key)).fault == Fault.SHIM_LOST
+            harness.runner = harness.new_runner()
+        assert (await harness.until_exited(key)).fault == Fault.SHIM_LOST
         assert not is_alive(daemon)
         assert is_alive(others_daemon)
-        assert is_alive(shim_of(house, other))
+        assert is_alive(shim_of(harness, other))
         assert is_alive(stranger.pid)
     finally:
         stranger.kill()
@@ -132,28 +134,28 @@ async def test_a_daemon_ends_with_a_worker_whose_shim_was_killed(
 
 @pytest.mark.slow
 async def test_a_daemon_whose_main_thread_has_ended_keeps_no_shim(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The kernel calls it a zombie, but it computes; the shim kills it, and then ends."""
-    key, daemon = await half_ended_daemon_of(house, tmp_path, "raise SystemExit(3)")
-    assert (await house.until_exited(key)).exit_code == 3
+    key, daemon = await half_ended_daemon_of(harness, tmp_path, "raise SystemExit(3)")
+    assert (await harness.until_exited(key)).exit_code == 3
     assert not is_alive(daemon)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_directory", [True, False])
 async def test_a_daemon_whose_main_thread_has_ended_is_found_by_its_mark(
-    house: WorkerHouse, tmp_path: Path, *, is_directory: bool
+    harness: WorkerHarness, tmp_path: Path, *, is_directory: bool
 ) -> None:
     """Its worker is not over while it computes: it may hold the GPUs."""
-    key, daemon = await half_ended_daemon_of(house, tmp_path, "time.sleep(600)")
-    directory = house.directory(key)
+    key, daemon = await half_ended_daemon_of(harness, tmp_path, "time.sleep(600)")
+    directory = harness.directory(key)
     assert daemon in marked(directory, directory.stat().st_uid)
-    await kill_shim(house, key)
+    await kill_shim(harness, key)
     if not is_directory:
         directory.rename(tmp_path / "away")
-    while any(s.phase != WorkerPhase.EXITED for s in await house.runner.statuses([key])):
-        await house.clock.sleep(0.02)
+    while any(s.phase != WorkerPhase.EXITED for s in await harness.runner.statuses([key])):
+        await harness.clock.sleep(0.02)
     assert not is_alive(daemon)
 
 
@@ -176,30 +178,30 @@ def test_a_mark_in_the_environment_outlives_the_main_thread(tmp_path: Path) -> N
 
 
 async def test_a_daemon_of_a_worker_whose_directory_is_gone_is_found_by_its_mark(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The mark follows from the directory's name alone, so no file is needed to find it."""
-    key, daemon = await daemon_of(house, tmp_path, "exec sleep 600")
-    directory = house.directory(key)
+    key, daemon = await daemon_of(harness, tmp_path, "exec sleep 600")
+    directory = harness.directory(key)
     assert daemon in marked(directory, directory.stat().st_uid)
-    await kill_shim(house, key)
+    await kill_shim(harness, key)
     for file in directory.iterdir():
         file.unlink()
     directory.rmdir()
     assert daemon in marked(directory, os.geteuid())
-    while await house.runner.statuses([key]):
-        await house.clock.sleep(0.02)
+    while await harness.runner.statuses([key]):
+        await harness.clock.sleep(0.02)
     assert not is_alive(daemon)
 
 
 async def test_a_worker_inside_a_worker_has_its_own_mark(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The mark is a soft limit, which an agent that runs in a job can set anew for its own jobs."""
-    key, _ = await daemon_of(house, tmp_path, "exec sleep 600")
-    pid = house.raw(key)["pid"]
+    key, _ = await daemon_of(harness, tmp_path, "exec sleep 600")
+    pid = harness.raw(key)["pid"]
     assert isinstance(pid, int)
-    mark = mark_of(house.directory(key))
+    mark = mark_of(harness.directory(key))
     assert resource.prlimit(pid, RLIMIT_LOCKS) == (mark, resource.RLIM_INFINITY)
-    assert mark != mark_of(house.directory(WorkerKey(key.job_id, key.attempt, 1)))
+    assert mark != mark_of(harness.directory(WorkerKey(key.job_id, key.attempt, 1)))
     assert shim_files.start_ticks(pid)

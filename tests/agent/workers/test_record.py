@@ -31,9 +31,9 @@ from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import JobId, WorkerKey
-from tests.agent.worker_house import (
+from tests.agent.worker_harness import (
     PATIENCE_S,
-    WorkerHouse,
+    WorkerHarness,
     is_alive,
     make_order,
     make_workers,
@@ -45,36 +45,36 @@ DEEP = 3000
 HUGE = 10**30
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
 async def test_a_worker_whose_status_cannot_be_read_is_over_when_it_has_been_ended(
-    house: WorkerHouse,
+    harness: WorkerHarness,
 ) -> None:
     """It may live, and compute: while it is not dead nobody may take its GPUs for free."""
-    key = await house.start(make_order(*WAIT))
-    pid = (await house.status(key)).pid
-    path = house.directory(key) / shim_files.STATUS_FILE
+    key = await harness.start(make_order(*WAIT))
+    pid = (await harness.status(key)).pid
+    path = harness.directory(key) / shim_files.STATUS_FILE
     path.write_text('{"phase": "running"')
-    status = await house.status(key)
+    status = await harness.status(key)
     assert status.phase == WorkerPhase.STOPPING
     assert "cannot be read" in status.error
     assert status.fault == Fault.SHIM_LOST
-    await house.until_exited(key)
+    await harness.until_exited(key)
     assert not is_alive(pid)
 
 
 @pytest.mark.parametrize("name", [shim_files.STATUS_FILE, shim_files.LOG_FILE])
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "socket"])
 async def test_what_a_job_puts_in_place_of_a_file_is_neither_waited_for_nor_followed(
-    house: WorkerHouse, tmp_path: Path, name: str, kind: str
+    harness: WorkerHarness, tmp_path: Path, name: str, kind: str
 ) -> None:
     """The directory is the job's: it could hang its agent, or have it read any file to it."""
     secret = tmp_path / "secret"
     secret.write_text("nobody's business")
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    path = house.directory(key) / name
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    path = harness.directory(key) / name
     path.unlink()
     with (
         short_path(path.parent) as directory,
@@ -89,9 +89,9 @@ async def test_what_a_job_puts_in_place_of_a_file_is_neither_waited_for_nor_foll
                 path.mkdir()
             case _:
                 it.bind(str(directory / name))
-    async with house.clock.timeout(PATIENCE_S):
-        status = await house.status(key)
-        data = await house.runner.log_tail(key, 100)
+    async with harness.clock.timeout(PATIENCE_S):
+        status = await harness.status(key)
+        data = await harness.runner.log_tail(key, 100)
     assert status.phase == WorkerPhase.EXITED
     is_lost = name == shim_files.STATUS_FILE
     assert ("cannot be read" in status.error) == is_lost
@@ -100,31 +100,31 @@ async def test_what_a_job_puts_in_place_of_a_file_is_neither_waited_for_nor_foll
 
 
 async def test_a_record_of_the_agents_goes_through_no_link(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """It may be root's, who could write anywhere."""
     target = tmp_path / "target"
     target.write_text("as it was")
-    key = await house.start(make_order(*WAIT))
-    pid, shim_pid = (await house.status(key)).pid, house.raw(key)["shim_pid"]
+    key = await harness.start(make_order(*WAIT))
+    pid, shim_pid = (await harness.status(key)).pid, harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
-    path = house.directory(key) / shim_files.STATUS_FILE
+    path = harness.directory(key) / shim_files.STATUS_FILE
     os.kill(shim_pid, signal.SIGKILL)
     path.with_name(f"{path.name}.new").symlink_to(target)
-    assert (await house.until_exited(key)).error == "shim lost"
+    assert (await harness.until_exited(key)).error == "shim lost"
     assert not is_alive(pid)
     assert target.read_text() == "as it was"
     assert not path.is_symlink()
 
 
-async def test_a_status_can_be_read_whatever_texts_are_in_it(house: WorkerHouse) -> None:
+async def test_a_status_can_be_read_whatever_texts_are_in_it(harness: WorkerHarness) -> None:
     """A path that is not UTF-8 comes as half surrogate pairs, which no JSON may hold."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    path = house.directory(key) / shim_files.STATUS_FILE
-    told = house.raw(key) | {"error": "no file /tmp/\udcff, nor /tmp/\xe9"}
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    path = harness.directory(key) / shim_files.STATUS_FILE
+    told = harness.raw(key) | {"error": "no file /tmp/\udcff, nor /tmp/\xe9"}
     shim_files.write_json(str(path), told, is_durable=False)
-    assert (await house.status(key)).error == "no file /tmp/?, nor /tmp/\xe9"
+    assert (await harness.status(key)).error == "no file /tmp/?, nor /tmp/\xe9"
 
 
 def spoilt(raw: dict[str, object]) -> dict[str, bytes]:
@@ -155,51 +155,51 @@ def spoilt(raw: dict[str, object]) -> dict[str, bytes]:
     } | {name: msgspec.json.encode(raw | field) for name, field in fields.items()}
 
 
-async def test_what_no_shim_writes_is_no_status(house: WorkerHouse) -> None:
+async def test_what_no_shim_writes_is_no_status(harness: WorkerHarness) -> None:
     """The agent lives, as does one that starts beside it, and what it says of it can be sent."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    path = house.directory(key) / shim_files.STATUS_FILE
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    path = harness.directory(key) / shim_files.STATUS_FILE
     wrong: list[str] = []
-    for what, data in spoilt(house.raw(key)).items():
+    for what, data in spoilt(harness.raw(key)).items():
         path.write_bytes(data)
-        [status] = await house.new_runner().statuses()
+        [status] = await harness.new_runner().statuses()
         is_told = (
             (status.phase, status.fault) == (WorkerPhase.EXITED, Fault.SHIM_LOST)
             and "cannot be read" in status.error
             and len(msgspec.msgpack.encode(status)) < 2 * MAX_TEXT_CHARS
         )
-        has_boot = boot_check.this_boot(house.run_dir, known="known", seen="seen") == "seen"
-        if not is_told or not has_boot or await house.new_runner().adopt() != ():
+        has_boot = boot_check.this_boot(harness.run_dir, known="known", seen="seen") == "seen"
+        if not is_told or not has_boot or await harness.new_runner().adopt() != ():
             wrong.append(what)
     assert wrong == []
 
 
-async def test_the_texts_of_a_status_are_as_long_as_a_shim_s(house: WorkerHouse) -> None:
+async def test_the_texts_of_a_status_are_as_long_as_a_shim_s(harness: WorkerHarness) -> None:
     """All workers of a node share one report."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    path = str(house.directory(key) / shim_files.STATUS_FILE)
-    told = house.raw(key) | {"error": "e" * 20_000, "detail": "d" * 20_000}
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    path = str(harness.directory(key) / shim_files.STATUS_FILE)
+    told = harness.raw(key) | {"error": "e" * 20_000, "detail": "d" * 20_000}
     shim_files.write_json(path, told, is_durable=False)
-    status = await house.status(key)
+    status = await harness.status(key)
     assert (status.error, status.detail) == ("e" * MAX_TEXT_CHARS, "d" * MAX_TEXT_CHARS)
 
 
-async def test_a_shim_s_own_error_is_as_short(house: WorkerHouse) -> None:
+async def test_a_shim_s_own_error_is_as_short(harness: WorkerHarness) -> None:
     """A command may be longer than any message."""
-    key = await house.start(make_order("/" + "x" * 100_000))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order("/" + "x" * 100_000))
+    status = await harness.until_exited(key)
     assert status.error.startswith("cannot start '/xxx")
     assert len(status.error) == MAX_TEXT_CHARS
 
 
-async def test_a_file_with_a_workers_name_is_no_worker(house: WorkerHouse) -> None:
+async def test_a_file_with_a_workers_name_is_no_worker(harness: WorkerHarness) -> None:
     """As half a restored backup leaves it."""
-    house.run_dir.mkdir()
-    (house.run_dir / "job-9.1.0").write_text("")
-    assert await house.runner.statuses() == ()
-    assert boot_check.this_boot(house.run_dir, known="known", seen="seen") == "seen"
+    harness.run_dir.mkdir()
+    (harness.run_dir / "job-9.1.0").write_text("")
+    assert await harness.runner.statuses() == ()
+    assert boot_check.this_boot(harness.run_dir, known="known", seen="seen") == "seen"
 
 
 def test_an_agent_that_has_no_descriptor_left_blames_no_worker(
@@ -229,24 +229,26 @@ def test_a_status_that_the_disk_does_not_give_cannot_be_read(
         read_record(tmp_path)
 
 
-async def test_what_stands_in_place_of_a_control_socket_gets_no_order(house: WorkerHouse) -> None:
+async def test_what_stands_in_place_of_a_control_socket_gets_no_order(
+    harness: WorkerHarness,
+) -> None:
     """Its agent hears that the shim takes none, and looks at its workers all the same."""
-    key = await house.start(make_order(*WAIT))
-    path = house.directory(key) / shim_files.CONTROL_SOCKET
+    key = await harness.start(make_order(*WAIT))
+    path = harness.directory(key) / shim_files.CONTROL_SOCKET
     path.unlink()
     with (
         short_path(path.parent) as directory,
         contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as it,
     ):
         it.bind(str(directory / path.name))
-        house.runner.contacted(1.0)
-        assert (await house.status(key)).phase == WorkerPhase.RUNNING
+        harness.runner.contacted(1.0)
+        assert (await harness.status(key)).phase == WorkerPhase.RUNNING
         with pytest.raises(Unavailable, match="does not take orders"):
-            await house.runner.resize(key, 2)
-    shim_pid = house.raw(key)["shim_pid"]
+            await harness.runner.resize(key, 2)
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
     os.kill(shim_pid, signal.SIGTERM)  # no order reaches it, so it is told as by the machine
-    await house.until_exited(key)
+    await harness.until_exited(key)
 
 
 KEY = WorkerKey(JobId("job-1"), 1, 0)

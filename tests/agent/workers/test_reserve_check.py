@@ -18,7 +18,7 @@ from agent.workers.spec import Account
 from agent.workers.starters import DetachedStarter
 from common.clock import Clock, SystemClock
 from common.faults import Fault
-from tests.agent.worker_house import PATIENCE_S, make_order
+from tests.agent.worker_harness import PATIENCE_S, make_order
 from tests.fakeclock import FakeClock
 
 

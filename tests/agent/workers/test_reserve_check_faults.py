@@ -27,9 +27,9 @@ from agent.workers.starters import DetachedStarter
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase
-from tests.agent.agent_house import NodeHouse
-from tests.agent.bench import key
-from tests.agent.worker_house import make_order
+from tests.agent.agent_harness import NodeHarness
+from tests.agent.life_harness import key
+from tests.agent.worker_harness import make_order
 
 pytestmark = pytest.mark.slow
 
@@ -190,13 +190,13 @@ def test_a_shim_tells_a_node_that_cannot_start_it_from_a_command_that_cannot_sta
 @pytest.mark.parametrize("fault", [Fault.NODE, Fault.NONE])
 async def test_what_a_shim_says_of_its_node_is_reported_as_the_nodes_fault(fault: Fault) -> None:
     """So that the coordinator charges the right budget."""
-    house = NodeHouse()
-    await house.run_one()
-    house.runner.known[key()] = WorkerStatus(
+    harness = NodeHarness()
+    await harness.run_one()
+    harness.runner.known[key()] = WorkerStatus(
         key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=126, error="ENOMEM", fault=fault
     )
-    await house.turn(2)
-    assert (house.said().error, house.said().fault) == ("ENOMEM", fault)
+    await harness.turn(2)
+    assert (harness.said().error, harness.said().fault) == ("ENOMEM", fault)
 
 
 def write_record(directory: Path, *, phase: str, error: str) -> None:

@@ -24,11 +24,11 @@ from common.errors import ConfigError, Unavailable
 from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import JobId, Pool, Progress, StopReason, WorkerKey
-from tests.agent.worker_house import (
-    WorkerHouse,
+from tests.agent.worker_harness import (
+    WorkerHarness,
     is_alive,
     kill,
-    make_house,
+    make_harness,
     make_order,
     make_workers,
     talker,
@@ -39,67 +39,67 @@ pytestmark = pytest.mark.slow
 WAIT = ("sh", "-c", "echo up; exec sleep 600")
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
-async def test_a_worker_that_succeeds_has_exit_code_0(house: WorkerHouse) -> None:
+async def test_a_worker_that_succeeds_has_exit_code_0(harness: WorkerHarness) -> None:
     """Exit status and log of a worker are known after its end."""
-    key = await house.start(make_order("sh", "-c", "echo done; echo oops >&2"))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order("sh", "-c", "echo done; echo oops >&2"))
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.error, status.stop_reason) == (0, "", None)
-    assert await house.runner.log_tail(key, 1000) == b"done\noops\n"
-    assert await house.runner.log_tail(key, 5) == b"oops\n"
+    assert await harness.runner.log_tail(key, 1000) == b"done\noops\n"
+    assert await harness.runner.log_tail(key, 5) == b"oops\n"
 
 
-async def test_a_worker_that_fails_keeps_its_exit_code(house: WorkerHouse) -> None:
+async def test_a_worker_that_fails_keeps_its_exit_code(harness: WorkerHarness) -> None:
     """The job's own exit code is reported as it is."""
-    key = await house.start(make_order("sh", "-c", "exit 3"))
-    assert (await house.until_exited(key)).exit_code == 3
+    key = await harness.start(make_order("sh", "-c", "exit 3"))
+    assert (await harness.until_exited(key)).exit_code == 3
 
 
-async def test_a_worker_killed_by_a_signal_has_its_negative_number(house: WorkerHouse) -> None:
+async def test_a_worker_killed_by_a_signal_has_its_negative_number(harness: WorkerHarness) -> None:
     """What the kernel or the job itself did to the process is not hidden."""
-    key = await house.start(make_order("sh", "-c", "kill -SEGV $$"))
-    assert (await house.until_exited(key)).exit_code == -11
-    assert house.raw(key)["exit_signal"] == "SIGSEGV"
+    key = await harness.start(make_order("sh", "-c", "kill -SEGV $$"))
+    assert (await harness.until_exited(key)).exit_code == -11
+    assert harness.raw(key)["exit_signal"] == "SIGSEGV"
 
 
-async def test_a_command_that_is_not_there_exits_127_and_says_why(house: WorkerHouse) -> None:
+async def test_a_command_that_is_not_there_exits_127_and_says_why(harness: WorkerHarness) -> None:
     """A worker that never became its command is told from one that failed."""
-    key = await house.start(make_order("no-such-command"))
-    status = await house.until_exited(key)
+    key = await harness.start(make_order("no-such-command"))
+    status = await harness.until_exited(key)
     assert status.exit_code == 127
     assert "no-such-command" in status.error
     assert "ENOENT" in status.error
 
 
-async def test_two_starts_of_a_key_give_one_process(house: WorkerHouse) -> None:
+async def test_two_starts_of_a_key_give_one_process(harness: WorkerHarness) -> None:
     """A repeated order, even of another agent and even after the end, starts nothing."""
     order = make_order("sh", "-c", "echo up; sleep 600")
-    key = await house.start(order)
-    other = house.new_runner()
+    key = await harness.start(order)
+    other = harness.new_runner()
     await other.start(order, endpoint="node-1:29400")
-    starter = DetachedStarter(house.clock)
-    await starter.start(house.directory(key), order)  # a shim that raced for the directory
-    await house.until_said(key, "up")
-    pid = (await house.status(key)).pid
-    await house.runner.stop(key, StopReason.CANCEL, 0.0)
-    await house.until_exited(key)
+    starter = DetachedStarter(harness.clock)
+    await starter.start(harness.directory(key), order)  # a shim that raced for the directory
+    await harness.until_said(key, "up")
+    pid = (await harness.status(key)).pid
+    await harness.runner.stop(key, StopReason.CANCEL, 0.0)
+    await harness.until_exited(key)
     await other.start(order, endpoint="node-1:29400")
-    assert (await house.status(key)).pid == pid
-    assert house.log(key) == "up\n"
+    assert (await harness.status(key)).pid == pid
+    assert harness.log(key) == "up\n"
 
 
-async def test_a_start_cut_short_is_taken_up_again(house: WorkerHouse) -> None:
+async def test_a_start_cut_short_is_taken_up_again(harness: WorkerHarness) -> None:
     """An agent that died between directory and shim has started nothing, and its next one does."""
     order = make_order("true")
-    house.directory(order.key).mkdir(parents=True)
-    assert await house.runner.statuses() == ()
-    await house.start(order)
-    assert (await house.until_exited(order.key)).exit_code == 0
+    harness.directory(order.key).mkdir(parents=True)
+    assert await harness.runner.statuses() == ()
+    await harness.start(order)
+    assert (await harness.until_exited(order.key)).exit_code == 0
 
 
-async def test_a_shim_outlives_kill_9_of_its_starter(house: WorkerHouse) -> None:
+async def test_a_shim_outlives_kill_9_of_its_starter(harness: WorkerHarness) -> None:
     """Neither the death of the agent nor that of its process group reaches a worker."""
     order = make_order(*WAIT)
     program = """
@@ -123,55 +123,55 @@ os.killpg(os.getpid(), signal.SIGKILL)
         sys.executable,
         "-c",
         program,
-        str(house.run_dir),
+        str(harness.run_dir),
         text,
         env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"]},
         start_new_session=True,
     )
     assert await starter.wait() == -9
-    assert await house.new_runner().adopt() == (order.key,)
-    status = await house.status(order.key)
+    assert await harness.new_runner().adopt() == (order.key,)
+    status = await harness.status(order.key)
     assert status.phase == WorkerPhase.RUNNING
     assert is_alive(status.pid)
 
 
-async def test_a_second_runner_adopts_and_rules_what_the_first_left(house: WorkerHouse) -> None:
+async def test_a_second_runner_adopts_and_rules_what_the_first_left(harness: WorkerHarness) -> None:
     """All that is known of a worker is in its directory."""
-    key = await house.start(make_order(*WAIT))
-    ended = await house.start(make_order("true", job_id="job-2"))
-    await house.until_exited(ended)
-    second = house.new_runner()
+    key = await harness.start(make_order(*WAIT))
+    ended = await harness.start(make_order("true", job_id="job-2"))
+    await harness.until_exited(ended)
+    second = harness.new_runner()
     assert await second.adopt() == (key,)
     assert {status.key for status in await second.statuses()} == {key, ended}
     await second.stop(key, StopReason.PREEMPT, 5.0)
-    status = await house.until_exited(key)
+    status = await harness.until_exited(key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
 
 
-async def test_a_lost_shim_ends_its_worker_and_says_so(house: WorkerHouse) -> None:
+async def test_a_lost_shim_ends_its_worker_and_says_so(harness: WorkerHarness) -> None:
     """Without a shim nobody keeps the contract, so what it left is killed to the last rank."""
     order = make_order("sh", "-c", "setsid sleep 600 & echo rank $!; exec sleep 600")
-    key = await house.start(order)
-    await house.until_said(key, "rank")
-    rank = int(house.log(key).split()[1])
-    status = await house.status(key)
-    shim_pid = house.raw(key)["shim_pid"]
+    key = await harness.start(order)
+    await harness.until_said(key, "rank")
+    rank = int(harness.log(key).split()[1])
+    status = await harness.status(key)
+    shim_pid = harness.raw(key)["shim_pid"]
     assert isinstance(shim_pid, int)
     kill(shim_pid)
-    await house.until(lambda: not is_alive(shim_pid), "the shim is dead")
-    after = await house.until_exited(key)
+    await harness.until(lambda: not is_alive(shim_pid), "the shim is dead")
+    after = await harness.until_exited(key)
     assert after.error == "shim lost"
     assert after.exit_code is None
     assert not is_alive(status.pid)
     assert not is_alive(rank)
 
 
-async def test_a_number_used_again_is_not_the_worker(house: WorkerHouse) -> None:
+async def test_a_number_used_again_is_not_the_worker(harness: WorkerHarness) -> None:
     """A process that has a recorded number but another start is left alone."""
     order = make_order("true")
-    key = await house.start(order)
-    await house.until_exited(key)
-    ended = house.raw(key)
+    key = await harness.start(order)
+    await harness.until_exited(key)
+    ended = harness.raw(key)
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
     while shim_files.start_ticks(bystander.pid) in ended.values():  # started in the same tick
         bystander.kill()
@@ -183,63 +183,65 @@ async def test_a_number_used_again_is_not_the_worker(house: WorkerHouse) -> None
             "pid": bystander.pid,
             "shim_pid": bystander.pid,
         }
-        path = house.directory(key) / shim_files.STATUS_FILE
+        path = harness.directory(key) / shim_files.STATUS_FILE
         shim_files.write_json(str(path), record, is_durable=False)
-        assert (await house.until_exited(key)).error == "shim lost"
+        assert (await harness.until_exited(key)).error == "shim lost"
         assert is_alive(bystander.pid)
     finally:
         bystander.kill()
         await bystander.wait()
 
 
-async def test_an_ended_worker_can_be_forgotten_and_a_live_one_cannot(house: WorkerHouse) -> None:
+async def test_an_ended_worker_can_be_forgotten_and_a_live_one_cannot(
+    harness: WorkerHarness,
+) -> None:
     """Forgetting removes the directory, and never hides a process."""
-    key = await house.start(make_order(*WAIT))
+    key = await harness.start(make_order(*WAIT))
     with pytest.raises(Unavailable, match="running"):
-        await house.runner.forget(key)
-    await house.runner.stop(key, StopReason.CANCEL, 0.0)
-    await house.until_exited(key)
-    await house.runner.forget(key)
-    assert await house.runner.statuses() == ()
-    assert not house.directory(key).exists()
-    await house.runner.forget(key)
-    await house.runner.stop(key, StopReason.CANCEL, 0.0)
+        await harness.runner.forget(key)
+    await harness.runner.stop(key, StopReason.CANCEL, 0.0)
+    await harness.until_exited(key)
+    await harness.runner.forget(key)
+    assert await harness.runner.statuses() == ()
+    assert not harness.directory(key).exists()
+    await harness.runner.forget(key)
+    await harness.runner.stop(key, StopReason.CANCEL, 0.0)
     with pytest.raises(Unavailable, match="kept no longer"):
-        await house.runner.log_tail(key, 100)
+        await harness.runner.log_tail(key, 100)
 
 
-async def test_progress_and_running_time_are_known(house: WorkerHouse) -> None:
+async def test_progress_and_running_time_are_known(harness: WorkerHarness) -> None:
     """What a job says of itself is in its status."""
     body = 'say(type="progress", step=7, total_steps=10, loss=0.5); hear.readline()'
-    key = await house.start(make_order(*talker(body)))
-    status = await house.until_status(key, lambda s: s.progress is not None, "progress")
+    key = await harness.start(make_order(*talker(body)))
+    status = await harness.until_status(key, lambda s: s.progress is not None, "progress")
     assert status.progress == Progress(step=7, total_steps=10, loss=0.5)
     assert status.running_s > 0
 
 
-async def test_a_directory_of_somebody_else_is_no_worker(house: WorkerHouse) -> None:
+async def test_a_directory_of_somebody_else_is_no_worker(harness: WorkerHarness) -> None:
     """What is not named as a key is not reported and not touched."""
-    (house.run_dir / "lost+found").mkdir(parents=True)
-    (house.run_dir / "a.b.c").mkdir()
-    assert await house.runner.statuses() == ()
+    (harness.run_dir / "lost+found").mkdir(parents=True)
+    (harness.run_dir / "a.b.c").mkdir()
+    assert await harness.runner.statuses() == ()
 
 
-async def test_a_damaged_status_is_an_ended_worker_with_an_error(house: WorkerHouse) -> None:
+async def test_a_damaged_status_is_an_ended_worker_with_an_error(harness: WorkerHarness) -> None:
     """One bad file is data; it does not hide the other workers."""
-    key = await house.start(make_order("true"))
-    await house.until_exited(key)
-    (house.directory(key) / shim_files.STATUS_FILE).write_text('{"phase": "exited"}')
-    status = await house.status(key)
+    key = await harness.start(make_order("true"))
+    await harness.until_exited(key)
+    (harness.directory(key) / shim_files.STATUS_FILE).write_text('{"phase": "exited"}')
+    status = await harness.status(key)
     assert status.phase == WorkerPhase.EXITED
     assert "pid" in status.error
 
 
-async def test_a_job_id_cannot_name_another_place(house: WorkerHouse) -> None:
+async def test_a_job_id_cannot_name_another_place(harness: WorkerHarness) -> None:
     """A key that is no token is refused before anything is written."""
     order = msgspec.structs.replace(make_order("true"), key=WorkerKey(JobId("../x"), 1, 0))
     with pytest.raises(ConfigError, match="key"):
-        await house.start(order)
-    refused = await house.runner.check_reserve(order)
+        await harness.start(order)
+    refused = await harness.runner.check_reserve(order)
     assert refused is not None
     assert (refused.fault, refused.refused_for) == (Fault.JOB, "key")
 
@@ -272,26 +274,26 @@ async def test_a_worker_runs_as_its_account(open_dir: Path) -> None:
     """Shim and worker give up root, the agent still rules them, and a save is seen as the user."""
     nobody = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
     clock = SystemClock()
-    async for house in make_house(open_dir / "workers"):
-        house.runner = ShimRunner(
-            house.run_dir, clock=clock, starter=DetachedStarter(clock), account=nobody
+    async for harness in make_harness(open_dir / "workers"):
+        harness.runner = ShimRunner(
+            harness.run_dir, clock=clock, starter=DetachedStarter(clock), account=nobody
         )
         order = make_order("sh", "-c", "id -u; id -g; echo $HOME; exec sleep 600")
-        refusal = await house.runner.check_reserve(order)
+        refusal = await harness.runner.check_reserve(order)
         if refusal is not None and "cannot look as the job's user" in refusal.error:
             pytest.skip(f"this interpreter is not everybody's: {refusal}")
         assert refusal is None
-        closed = await house.runner.check_reserve(make_order("true", workdir="/root"))
+        closed = await harness.runner.check_reserve(make_order("true", workdir="/root"))
         assert closed is not None
         assert closed.refused_for == "workdir"
-        key = await house.start(order)
-        await house.until_said(key, "/nonexistent")
-        assert house.log(key).split() == ["65534", "65534", "/nonexistent"]
-        shim_pid = house.raw(key)["shim_pid"]
+        key = await harness.start(order)
+        await harness.until_said(key, "/nonexistent")
+        assert harness.log(key).split() == ["65534", "65534", "/nonexistent"]
+        shim_pid = harness.raw(key)["shim_pid"]
         assert isinstance(shim_pid, int)
         assert psutil.Process(shim_pid).uids().real == 65534
-        await house.runner.stop(key, StopReason.PREEMPT, 5.0)
-        assert (await house.until_exited(key)).exit_code == -15
+        await harness.runner.stop(key, StopReason.PREEMPT, 5.0)
+        assert (await harness.until_exited(key)).exit_code == -15
 
 
 async def test_who_looks_at_paths_can_be_somebody_else(tmp_path: Path) -> None:
@@ -312,11 +314,11 @@ async def test_who_looks_at_paths_can_be_somebody_else(tmp_path: Path) -> None:
     assert (question["workdir"], question["command"]) == ("/data", "train")
 
 
-async def test_reserve_names_what_is_missing(house: WorkerHouse, tmp_path: Path) -> None:
+async def test_reserve_names_what_is_missing(harness: WorkerHarness, tmp_path: Path) -> None:
     """Workdir, checkpoint path and command are looked for before a gang counts on the node."""
 
     async def check(order: WorkerOrder) -> tuple[str, str]:
-        refused = await house.runner.check_reserve(order)
+        refused = await harness.runner.check_reserve(order)
         if refused is None:
             return "", ""
         assert refused.fault == Fault.JOB

@@ -20,10 +20,10 @@ from common.errors import Unavailable
 from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_house import (
+from tests.agent.worker_harness import (
     PATIENCE_S,
     HangingDiskStarter,
-    WorkerHouse,
+    WorkerHarness,
     is_alive,
     kill,
     make_order,
@@ -58,12 +58,12 @@ class SlowStarter:
             self.exit_code = await shim.wait()
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
-def silent_shim(house: WorkerHouse, key: WorkerKey) -> int:
+def silent_shim(harness: WorkerHarness, key: WorkerKey) -> int:
     """What a shim holds that waits for its worker's storage; the descriptor of its lock."""
-    directory = house.directory(key)
+    directory = harness.directory(key)
     directory.mkdir(parents=True)
     lock_fd = shim_files.take_lock(str(directory / shim_files.LOCK_FILE))
     assert lock_fd is not None
@@ -71,41 +71,43 @@ def silent_shim(house: WorkerHouse, key: WorkerKey) -> int:
 
 
 async def test_a_worker_that_is_stopped_before_its_shim_is_there_never_begins(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The shim comes late, finds that it is over, and leaves; so does any start after it."""
     starter, mark = SlowStarter(), tmp_path / "ran"
-    runner = ShimRunner(house.run_dir, clock=house.clock, starter=starter, is_root_allowed=True)
+    runner = ShimRunner(harness.run_dir, clock=harness.clock, starter=starter, is_root_allowed=True)
     order = make_order("touch", str(mark))
     starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
     await starter.asked.wait()
     await runner.stop(order.key, StopReason.PREEMPT, 0.0)
-    status = await house.status(order.key)
+    status = await harness.status(order.key)
     assert (status.phase, status.stop_reason, status.error) == (P.EXITED, StopReason.PREEMPT, "")
     starter.gate.set()
     await starting
     assert starter.exit_code == 0
-    await house.start(order)
-    assert (await house.status(order.key)).exit_code is None
+    await harness.start(order)
+    assert (await harness.status(order.key)).exit_code is None
     assert not mark.exists()
     await runner.forget(order.key)
     assert await runner.statuses() == ()
-    assert not house.directory(order.key).exists()
+    assert not harness.directory(order.key).exists()
 
 
-async def test_a_stop_waits_in_the_socket_of_a_shim_that_has_not_spoken(house: WorkerHouse) -> None:
+async def test_a_stop_waits_in_the_socket_of_a_shim_that_has_not_spoken(
+    harness: WorkerHarness,
+) -> None:
     """What it is about to run is its own to end: nobody says for it that it never began."""
     key = make_order().key
-    lock_fd = silent_shim(house, key)
+    lock_fd = silent_shim(harness, key)
     try:
-        with short_path(house.directory(key)) as directory:
+        with short_path(harness.directory(key)) as directory:
             control = shim_sockets.bind_control(str(directory / shim_files.CONTROL_SOCKET))
         with control:
-            await house.runner.stop(key, StopReason.PREEMPT, 0.0)
+            await harness.runner.stop(key, StopReason.PREEMPT, 0.0)
             orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
         assert orders == [{"op": "stop", "reason": "preempt", "grace_s": 0.0}]
-        assert await house.runner.statuses() == ()
-        assert is_shim_silent(house.directory(key))
+        assert await harness.runner.statuses() == ()
+        assert is_shim_silent(harness.directory(key))
     finally:
         os.close(lock_fd)
 
@@ -136,45 +138,45 @@ def hanging_job(out: Path) -> WorkerOrder:
     return make_order("sh", "-c", f"{hangs}exec sleep 600", env={"OUT": str(out)})
 
 
-async def until_it_hangs(house: WorkerHouse, out: Path) -> tuple[int, int]:
+async def until_it_hangs(harness: WorkerHarness, out: Path) -> tuple[int, int]:
     """Return when a hanging job computes; its worker, and its shim, which hangs."""
-    await house.until((out / "pids").exists, "the worker computes")
+    await harness.until((out / "pids").exists, "the worker computes")
     worker, shim = (int(pid) for pid in (out / "pids").read_text().split())
-    await house.until(lambda: "T" in thread_states(shim), "its shim hangs")
+    await harness.until(lambda: "T" in thread_states(shim), "its shim hangs")
     return worker, shim
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_a_start_has_begun_where_the_worker_computes_and_its_shim_hangs(
-    house: WorkerHouse, tmp_path: Path, *, goes_on: bool
+    harness: WorkerHarness, tmp_path: Path, *, goes_on: bool
 ) -> None:
     """Its job would run twice if that start had failed: the worker stays known to a shim that goes
     on, and where none does it is over only when nobody of it is left."""
     clock, order = FakeClock(), hanging_job(tmp_path)
-    starter = HangingDiskStarter(house.clock)
-    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    starter = HangingDiskStarter(harness.clock)
+    runner = ShimRunner(harness.run_dir, clock=clock, starter=starter, is_root_allowed=True)
     starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
-    worker, shim = await until_it_hangs(house, tmp_path)
+    worker, shim = await until_it_hangs(harness, tmp_path)
     try:
-        await house.until(lambda: clock.next_deadline_s is not None, "it is waited for")
+        await harness.until(lambda: clock.next_deadline_s is not None, "it is waited for")
         await clock.advance(START_TIMEOUT_S)
-        await house.until(lambda: clock.next_deadline_s is not None, "the shim is asked")
+        await harness.until(lambda: clock.next_deadline_s is not None, "the shim is asked")
         await clock.advance(ASK_S)
         await starting
         assert is_alive(worker)
         if goes_on:
-            directory = house.directory(order.key)
+            directory = harness.directory(order.key)
             (directory / f"{shim_files.STATUS_FILE}.new").rmdir()
             os.kill(shim, signal.SIGCONT)
-            await house.until((directory / shim_files.STATUS_FILE).exists, "the shim speaks")
+            await harness.until((directory / shim_files.STATUS_FILE).exists, "the shim speaks")
             [status] = await runner.statuses((order.key,))
             assert (status.phase, status.pid, status.stop_reason) == (P.RUNNING, worker, None)
         else:
             [status] = await runner.statuses((order.key,))
             assert (status.phase, status.fault) == (P.STOPPING, Fault.SHIM_LOST)
-            async with house.clock.timeout(PATIENCE_S):
+            async with harness.clock.timeout(PATIENCE_S):
                 while await runner.statuses((order.key,)):
-                    await house.clock.sleep(0.02)
+                    await harness.clock.sleep(0.02)
         assert is_alive(worker) is is_alive(shim) is goes_on
     finally:
         for pid in (worker, shim):
@@ -182,18 +184,18 @@ async def test_a_start_has_begun_where_the_worker_computes_and_its_shim_hangs(
 
 
 async def test_what_an_agent_began_before_it_died_is_ended_where_it_computes_under_a_hung_shim(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """No status ever spoke of it, and its stop comes with the next agent: the shim has its time to
     hear of it, and after that nobody of it may compute."""
-    order, starter = hanging_job(tmp_path), HangingDiskStarter(house.clock)
-    first = ShimRunner(house.run_dir, clock=FakeClock(), starter=starter, is_root_allowed=True)
+    order, starter = hanging_job(tmp_path), HangingDiskStarter(harness.clock)
+    first = ShimRunner(harness.run_dir, clock=FakeClock(), starter=starter, is_root_allowed=True)
     starting = asyncio.create_task(first.start(order, endpoint="node-1:29400"))
-    pids = await until_it_hangs(house, tmp_path)
+    pids = await until_it_hangs(harness, tmp_path)
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
     clock, key = FakeClock(), order.key
-    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    runner = ShimRunner(harness.run_dir, clock=clock, starter=starter, is_root_allowed=True)
     try:
         assert await runner.adopt() == ()
         assert await runner.leaving([key]) == {key}
@@ -203,9 +205,9 @@ async def test_what_an_agent_began_before_it_died_is_ended_where_it_computes_und
             assert await runner.leaving([key]) == {key}
         assert all(is_alive(pid) for pid in pids)
         await clock.advance(0.1)
-        async with house.clock.timeout(PATIENCE_S):
+        async with harness.clock.timeout(PATIENCE_S):
             while await runner.leaving([key]):
-                await house.clock.sleep(0.02)
+                await harness.clock.sleep(0.02)
         assert not any(is_alive(pid) for pid in pids)
         assert await runner.leaving([key]) == frozenset()
     finally:
@@ -214,12 +216,12 @@ async def test_what_an_agent_began_before_it_died_is_ended_where_it_computes_und
 
 
 async def test_a_withdrawn_worker_without_a_lock_is_not_over_while_it_computes(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Its job removed all that tells of its shim, before any agent that lives saw it."""
-    status = await house.status(await house.start(make_order("sleep", "600")))
-    house.directory(status.key).rename(tmp_path / "removed")
-    runner = house.new_runner()
+    status = await harness.status(await harness.start(make_order("sleep", "600")))
+    harness.directory(status.key).rename(tmp_path / "removed")
+    runner = harness.new_runner()
     try:
         assert await runner.leaving([status.key]) == {status.key}
         await runner.stop(status.key, StopReason.PREEMPT, 0.0)
@@ -235,10 +237,10 @@ async def test_a_shim_that_waits_for_its_storage_keeps_a_withdrawn_worker_for_a_
 ) -> None:
     """Nobody computes, and the stop is waiting for it: the node goes on without it."""
     clock = FakeClock()
-    house = WorkerHouse(tmp_path)
+    harness = WorkerHarness(tmp_path)
     runner = ShimRunner(tmp_path, clock=clock, starter=SlowStarter(), is_root_allowed=True)
     key = make_order().key
-    lock_fd = silent_shim(house, key)
+    lock_fd = silent_shim(harness, key)
     try:
         await runner.stop(key, StopReason.PREEMPT, 0.0)
         await clock.advance(HUNG_AFTER_S - 0.1)
@@ -303,49 +305,51 @@ class FailingStarter:
 
 
 async def test_a_worker_whose_unit_was_given_up_never_begins(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The unit may come all the same."""
     mark = tmp_path / "ran"
     runner = ShimRunner(
-        house.run_dir, clock=house.clock, starter=FailingStarter(), is_root_allowed=True
+        harness.run_dir, clock=harness.clock, starter=FailingStarter(), is_root_allowed=True
     )
     order = make_order("touch", str(mark))
     with pytest.raises(Unavailable, match="no end in 10 s"):
         await runner.start(order, endpoint="node-1:29400")
-    shim = await asyncio.create_subprocess_exec(*shim_argv(house.directory(order.key)))
+    shim = await asyncio.create_subprocess_exec(*shim_argv(harness.directory(order.key)))
     assert await shim.wait() == 0
     assert not mark.exists()
 
 
-async def test_the_files_of_a_shim_that_has_not_spoken_stay(house: WorkerHouse) -> None:
+async def test_the_files_of_a_shim_that_has_not_spoken_stay(harness: WorkerHarness) -> None:
     """Without its directory it could tell nobody of its worker, which would be nobody's."""
     key = make_order().key
-    lock_fd = silent_shim(house, key)
+    lock_fd = silent_shim(harness, key)
     with pytest.raises(Unavailable, match="its shim lives"):
-        await house.runner.forget(key)
-    assert house.directory(key).is_dir()
+        await harness.runner.forget(key)
+    assert harness.directory(key).is_dir()
     os.close(lock_fd)
-    await house.runner.forget(key)
-    assert not house.directory(key).exists()
+    await harness.runner.forget(key)
+    assert not harness.directory(key).exists()
 
 
 async def test_a_link_in_place_of_the_lock_leads_nowhere(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """The directory is its job's and the agent may be root: no file is made through it."""
     key = make_order().key
-    house.directory(key).mkdir(parents=True)
+    harness.directory(key).mkdir(parents=True)
     elsewhere = tmp_path / "elsewhere"
-    (house.directory(key) / shim_files.LOCK_FILE).symlink_to(elsewhere)
+    (harness.directory(key) / shim_files.LOCK_FILE).symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic links"):
-        await house.runner.stop(key, StopReason.PREEMPT, 0.0)
-    await house.runner.forget(key)
+        await harness.runner.stop(key, StopReason.PREEMPT, 0.0)
+    await harness.runner.forget(key)
     assert not elsewhere.exists()
-    assert not house.directory(key).exists()
+    assert not harness.directory(key).exists()
 
 
-async def test_a_stop_of_a_worker_that_was_never_begun_leaves_no_trace(house: WorkerHouse) -> None:
+async def test_a_stop_of_a_worker_that_was_never_begun_leaves_no_trace(
+    harness: WorkerHarness,
+) -> None:
     """An agent may not know whether the one before it came so far."""
-    await house.runner.stop(make_order().key, StopReason.PREEMPT, 0.0)
-    assert await house.runner.statuses() == ()
+    await harness.runner.stop(make_order().key, StopReason.PREEMPT, 0.0)
+    assert await harness.runner.statuses() == ()

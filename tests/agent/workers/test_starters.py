@@ -21,7 +21,7 @@ from agent.workers.starters import (
 )
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.worker_house import make_order
+from tests.agent.worker_harness import make_order
 from tests.fakeclock import FakeClock
 
 ORDER = make_order("x")

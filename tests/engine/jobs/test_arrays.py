@@ -42,7 +42,7 @@ from coordinator.sim.run.simulation import Simulation
 from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.draws import pick, words
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.engine.scripted_nodes import journalled
 
 ARRAY = JobId("array")
@@ -326,9 +326,9 @@ def test_no_task_enters_while_one_may_run_unseen() -> None:
 
 def test_older_snapshots_have_no_arrays() -> None:
     """A state that an earlier version saved is read, and jobs in it are tasks of none."""
-    house = House(training=1, inference=0)
-    house.submit("old")
-    plain = msgspec.msgpack.decode(house.engine.encode_state())
+    harness = Harness(training=1, inference=0)
+    harness.submit("old")
+    plain = msgspec.msgpack.decode(harness.engine.encode_state())
     for name in ("arrays", "live_arrays"):
         del plain[name]
     for job in plain["jobs"].values():

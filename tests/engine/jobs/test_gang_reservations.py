@@ -17,7 +17,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.service.api.explain import node as explain_node
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import House, start, state
+from tests.engine.harness import Harness, start, state
 from tests.tables import each_row
 
 T0, T1 = NodeName("t0"), NodeName("t1")
@@ -26,42 +26,42 @@ TIMEOUT_S = 40.0
 
 def dying(
     *, workers: tuple[int, int] = (1, 1), launcher: Launcher = Launcher.NONE
-) -> tuple[House, JobEntry]:
+) -> tuple[Harness, JobEntry]:
     """A job that starts on t0, which hears no order and says nothing more."""
-    house = House(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
-    job = house.submit(workers=workers, work_s=1e6, launcher=launcher)
-    house.toggle_deaf(T0)
-    house.sim.nodes[T0].crash()
-    house.start(job, *("t0", "t1")[: workers[0]])
+    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    job = harness.submit(workers=workers, work_s=1e6, launcher=launcher)
+    harness.toggle_deaf(T0)
+    harness.sim.nodes[T0].crash()
+    harness.start(job, *("t0", "t1")[: workers[0]])
     assert state(job) == JobState.STARTING
-    return house, job
+    return harness, job
 
 
-def lose(house: House) -> None:
+def lose(harness: Harness) -> None:
     """The coordinator calls t0 lost."""
-    house.sim.handle(NodeSilent(node=T0, silent_s=20.0))
+    harness.sim.handle(NodeSilent(node=T0, silent_s=20.0))
 
 
-def boot(house: House) -> None:
+def boot(harness: Harness) -> None:
     """It is back, with nothing of before."""
-    house.toggle_deaf(T0)
-    house.sim.nodes[T0].boot()
-    house.wait(2.0)
+    harness.toggle_deaf(T0)
+    harness.sim.nodes[T0].boot()
+    harness.wait(2.0)
 
 
-def cancel(house: House, job: JobEntry) -> None:
+def cancel(harness: Harness, job: JobEntry) -> None:
     """Its user asks for its end."""
-    house.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
+    harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
 
 
-def operate(house: House, action: OperatorAction) -> None:
+def operate(harness: Harness, action: OperatorAction) -> None:
     """An operator's order of t0."""
-    house.sim.handle(OperatorAsked(action=action, by="ops/me", target="t0"))
+    harness.sim.handle(OperatorAsked(action=action, by="ops/me", target="t0"))
 
 
-def held(house: House, name: str = "t0") -> int:
+def held(harness: Harness, name: str = "t0") -> int:
     """GPUs of a node that somebody holds, as the engine sees them."""
-    return sum(slot.holder is not None for slot in house.node(name).gpus)
+    return sum(slot.holder is not None for slot in harness.node(name).gpus)
 
 
 @each_row("launcher", list(Launcher))
@@ -72,248 +72,253 @@ def test_a_gang_whose_node_died_before_it_was_ready_goes_elsewhere(
     """After the gang timeout it waits for a pass alone; the GPUs there stay held until the node is
     heard. Its rendezvous store, ordered with the reservations, does not hold it either.
     """
-    house, job = dying(workers=(2, 3), launcher=launcher)
+    harness, job = dying(workers=(2, 3), launcher=launcher)
     assert (job.store is not None) == (launcher == Launcher.TORCHRUN)
     if is_lost:
-        house.wait(10.0)
-        lose(house)
+        harness.wait(10.0)
+        lose(harness)
     assert state(job) == JobState.STARTING
-    house.wait(TIMEOUT_S)
+    harness.wait(TIMEOUT_S)
     assert (state(job), job.workers, job.counts.node_faults) == (JobState.PENDING, {}, 0)
-    assert (held(house), held(house, "t1")) == (8, 0)
+    assert (held(harness), held(harness, "t1")) == (8, 0)
     assert any(
-        "8 GPUs stay held for j" in said for said in explain_node(house.engine, house.node("t0"))
+        "8 GPUs stay held for j" in said
+        for said in explain_node(harness.engine, harness.node("t0"))
     )
-    house.start(job, "t1", "t2")
-    house.wait(3.0)
+    harness.start(job, "t1", "t2")
+    harness.wait(3.0)
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
-    boot(house)
-    assert (held(house), house.node("t0").ledger.left_reservations) == (0, [])
+    boot(harness)
+    assert (held(harness), harness.node("t0").ledger.left_reservations) == (0, [])
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
 
 
 def test_a_cancel_of_a_gang_that_never_ran_ends_at_once() -> None:
     """Whether its node is lost yet or not, and also where the job was being stopped already."""
     for is_lost in (False, True):
-        house, job = dying()
+        harness, job = dying()
         if is_lost:
-            lose(house)
-        cancel(house, job)
-        assert (state(job), held(house)) == (JobState.CANCELLED, 8)
-    house, job = dying(workers=(2, 2))
-    house.decide(Preempt(job_id=job.job_id, reason="another turn"))
-    house.wait(2.0)
+            lose(harness)
+        cancel(harness, job)
+        assert (state(job), held(harness)) == (JobState.CANCELLED, 8)
+    harness, job = dying(workers=(2, 2))
+    harness.decide(Preempt(job_id=job.job_id, reason="another turn"))
+    harness.wait(2.0)
     assert (state(job), [w.node for w in job.workers.values()]) == (JobState.PREEMPTING, ["t0"])
-    cancel(house, job)
+    cancel(harness, job)
     assert state(job) == JobState.CANCELLED
 
 
 def test_a_job_that_stops_for_another_reason_leaves_a_node_when_it_is_lost() -> None:
     """Its other workers are gone, and on the silent node none ever ran."""
-    house, job = dying(workers=(2, 2))
-    house.decide(Preempt(job_id=job.job_id, reason="another turn"))
-    house.wait(2.0)
+    harness, job = dying(workers=(2, 2))
+    harness.decide(Preempt(job_id=job.job_id, reason="another turn"))
+    harness.wait(2.0)
     assert state(job) == JobState.PREEMPTING
-    lose(house)
-    assert (state(job), held(house)) == (JobState.PENDING, 8)
+    lose(harness)
+    assert (state(job), held(harness)) == (JobState.PENDING, 8)
 
 
 def test_a_resize_ends_without_a_node_that_died_before_it_was_ready() -> None:
     """The job runs on as it was, may grow again, and a later cancel waits for no lost node."""
-    house = House(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
-    job = house.submit(workers=(1, 2), work_s=1e6)
-    house.start(job, "t1")
-    house.wait(3.0)
-    house.sim.nodes[T0].crash()
+    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    job = harness.submit(workers=(1, 2), work_s=1e6)
+    harness.start(job, "t1")
+    harness.wait(3.0)
+    harness.sim.nodes[T0].crash()
     added = (Placement(node=T0, worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
     assert state(job) == JobState.RESIZING
-    house.wait(TIMEOUT_S + 1.0)
-    assert (state(job), len(job.workers), held(house)) == (JobState.RUNNING, 1, 8)
+    harness.wait(TIMEOUT_S + 1.0)
+    assert (state(job), len(job.workers), held(harness)) == (JobState.RUNNING, 1, 8)
     added = (Placement(node=NodeName("t2"), worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
-    house.wait(3.0)
+    harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    harness.wait(3.0)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 2)
 
 
 def test_a_release_of_a_worker_that_never_ran_ends_its_resize() -> None:
     """Its node is lost by then, so no report will say that the worker has gone."""
-    house = House(delays=Delays(ready_s=1.0), training=3)
-    job = house.submit(workers=(1, 2), work_s=1e6)
-    house.start(job, "t1")
-    house.wait(3.0)
-    house.sim.nodes[T0].crash()
+    harness = Harness(delays=Delays(ready_s=1.0), training=3)
+    job = harness.submit(workers=(1, 2), work_s=1e6)
+    harness.start(job, "t1")
+    harness.wait(3.0)
+    harness.sim.nodes[T0].crash()
     added = (Placement(node=T0, worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
-    lose(house)
-    house.decide(Resize(job_id=job.job_id, removed_workers=(1,), reason="no room"))
+    harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    lose(harness)
+    harness.decide(Resize(job_id=job.job_id, removed_workers=(1,), reason="no room"))
     assert (state(job), job.attempt.gang_deadline_s) == (JobState.RUNNING, None)
 
 
 def test_what_was_ordered_to_run_is_waited_for() -> None:
     """The order may be on its way: on a node that is not heard the worker is unknown, not gone."""
-    house = House(delays=Delays(ready_s=1.0, start_s=5.0))
-    job = house.submit(workers=(2, 2), work_s=1e6)
-    house.start(job, "t0", "t1")
-    house.wait(1.5)
+    harness = Harness(delays=Delays(ready_s=1.0, start_s=5.0))
+    job = harness.submit(workers=(2, 2), work_s=1e6)
+    harness.start(job, "t0", "t1")
+    harness.wait(1.5)
     assert state(job) == JobState.RUNNING
-    assert house.sim.nodes[T0].keys(WorkerPhase.READY) != []
-    house.sim.nodes[T0].is_up = False  # it is stopped, and goes on later
-    lose(house)
-    cancel(house, job)
-    house.wait(100.0)
+    assert harness.sim.nodes[T0].keys(WorkerPhase.READY) != []
+    harness.sim.nodes[T0].is_up = False  # it is stopped, and goes on later
+    lose(harness)
+    cancel(harness, job)
+    harness.wait(100.0)
     assert state(job) == JobState.PREEMPTING or job.after_vacating is not None
     assert {worker.node for worker in job.workers.values()} == {T0}
 
 
 def test_a_node_that_goes_on_is_told_to_stop_what_it_reserved() -> None:
     """It was only silent: the old attempt is fenced off, and never runs beside the new one."""
-    house = House(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
-    job = house.submit(workers=(2, 2), work_s=1e6)
-    house.toggle_deaf(T1)
-    house.start(job, "t0", "t1")
-    house.wait(2.0)
-    house.toggle_deaf(T0)
-    pretend = house.sim.nodes[T0]
+    harness = Harness(delays=Delays(ready_s=1.0), training=3, gang_ready_timeout_s=TIMEOUT_S)
+    job = harness.submit(workers=(2, 2), work_s=1e6)
+    harness.toggle_deaf(T1)
+    harness.start(job, "t0", "t1")
+    harness.wait(2.0)
+    harness.toggle_deaf(T0)
+    pretend = harness.sim.nodes[T0]
     assert pretend.keys(WorkerPhase.READY) == [WorkerKey(job.job_id, 1, 0)]
-    lose(house)
-    house.wait(TIMEOUT_S)
+    lose(harness)
+    harness.wait(TIMEOUT_S)
     assert state(job) == JobState.PENDING
-    house.start(job, "t2", "t1")
-    house.toggle_deaf(T1)
-    house.wait(3.0)
+    harness.start(job, "t2", "t1")
+    harness.toggle_deaf(T1)
+    harness.wait(3.0)
     assert state(job) == JobState.RUNNING
     pretend.report_soon()
-    house.wait(1.0)
-    assert house.node("t0").role == NodeRole.TRAINING
-    assert held(house) == 8  # the order to stop has not reached it
-    house.toggle_deaf(T0)
-    house.wait(2.0)
-    assert (pretend.keys(), held(house), house.node("t0").ledger.left_reservations) == ([], 0, [])
+    harness.wait(1.0)
+    assert harness.node("t0").role == NodeRole.TRAINING
+    assert held(harness) == 8  # the order to stop has not reached it
+    harness.toggle_deaf(T0)
+    harness.wait(2.0)
+    assert (pretend.keys(), held(harness), harness.node("t0").ledger.left_reservations) == (
+        [],
+        0,
+        [],
+    )
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
 
 
 def test_an_operator_frees_the_gpus_by_vouching_for_the_node() -> None:
     """A removal needs no such word: a reservation never runs."""
-    house, job = dying()
-    lose(house)
-    cancel(house, job)
-    operate(house, OperatorAction.CONFIRM_DEAD)
-    assert (held(house), house.node("t0").ledger.left_reservations) == (0, [])
-    house, job = dying()
-    lose(house)
-    cancel(house, job)
-    operate(house, OperatorAction.REMOVE)
-    assert T0 not in house.engine.state.nodes
+    harness, job = dying()
+    lose(harness)
+    cancel(harness, job)
+    operate(harness, OperatorAction.CONFIRM_DEAD)
+    assert (held(harness), harness.node("t0").ledger.left_reservations) == (0, [])
+    harness, job = dying()
+    lose(harness)
+    cancel(harness, job)
+    operate(harness, OperatorAction.REMOVE)
+    assert T0 not in harness.engine.state.nodes
 
 
 def test_a_confirmed_death_ends_every_reservation_of_a_gang_there() -> None:
     """Two of its workers were there; the first is a node fault, the second goes with it."""
-    house = House(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
-    job = house.submit(workers=(2, 2), gpus_per_worker=4, work_s=1e6)
-    house.sim.nodes[T0].crash()
-    house.start(job, "t0", "t0")
-    lose(house)
-    operate(house, OperatorAction.CONFIRM_DEAD)
-    assert (state(job), held(house), job.counts.node_faults) == (JobState.PENDING, 0, 1)
+    harness = Harness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
+    job = harness.submit(workers=(2, 2), gpus_per_worker=4, work_s=1e6)
+    harness.sim.nodes[T0].crash()
+    harness.start(job, "t0", "t0")
+    lose(harness)
+    operate(harness, OperatorAction.CONFIRM_DEAD)
+    assert (state(job), held(harness), job.counts.node_faults) == (JobState.PENDING, 0, 1)
 
 
 def test_another_leader_knows_what_was_left_behind() -> None:
     """The state is saved and read; the GPUs come free when the node speaks to the new leader."""
-    house, job = dying()
-    lose(house)
-    cancel(house, job)
-    again = Engine(house.engine.settings, decode_state(house.engine.encode_state()))
-    again.policy = house.engine.policy
-    house.sim.engine = house.engine = again
-    house.sim.handle(LeaderStarted(epoch=2, holder="new"))
-    assert (held(house), again.check()) == (8, [])
-    boot(house)
-    assert held(house) == 0
+    harness, job = dying()
+    lose(harness)
+    cancel(harness, job)
+    again = Engine(harness.engine.settings, decode_state(harness.engine.encode_state()))
+    again.policy = harness.engine.policy
+    harness.sim.engine = harness.engine = again
+    harness.sim.handle(LeaderStarted(epoch=2, holder="new"))
+    assert (held(harness), again.check()) == (8, [])
+    boot(harness)
+    assert held(harness) == 0
 
 
 def test_a_reservation_of_a_lost_journal_is_waited_for() -> None:
     """A ledger says `reserve`, and the lost journal may have said `run` to the rest of the gang."""
-    house = House(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
-    job = house.submit(workers=(2, 2), work_s=1e6)
-    house.toggle_deaf(T1)
-    house.start(job, "t0", "t1")
-    house.wait(2.0)
-    house.lose_journal()
-    job = house.engine.state.jobs[job.job_id]
+    harness = Harness(delays=Delays(ready_s=1.0), gang_ready_timeout_s=TIMEOUT_S)
+    job = harness.submit(workers=(2, 2), work_s=1e6)
+    harness.toggle_deaf(T1)
+    harness.start(job, "t0", "t1")
+    harness.wait(2.0)
+    harness.lose_journal()
+    job = harness.engine.state.jobs[job.job_id]
     assert {worker.node for worker in job.workers.values()} == {T0}
-    house.sim.nodes[T0].is_up = False
-    lose(house)
-    cancel(house, job)
-    house.wait(TIMEOUT_S)
+    harness.sim.nodes[T0].is_up = False
+    lose(harness)
+    cancel(harness, job)
+    harness.wait(TIMEOUT_S)
     assert (state(job), len(job.workers)) == (JobState.STARTING, 1)
 
 
 def test_gpus_of_a_node_that_is_heard_are_promised_while_it_lets_go() -> None:
     """As those of any worker that was told to stop: the next job need not wait for a report."""
-    house = House(delays=Delays(ready_s=5.0, report_s=1.0))
-    house.wait(2.0)
-    job, other = house.submit("j", work_s=1e6), house.submit("other", work_s=1e6)
-    house.start(job, "t0")
-    cancel(house, job)
-    assert (state(job), held(house)) == (JobState.CANCELLED, 8)
-    house.decide(start(other, "t0"))
+    harness = Harness(delays=Delays(ready_s=5.0, report_s=1.0))
+    harness.wait(2.0)
+    job, other = harness.submit("j", work_s=1e6), harness.submit("other", work_s=1e6)
+    harness.start(job, "t0")
+    cancel(harness, job)
+    assert (state(job), held(harness)) == (JobState.CANCELLED, 8)
+    harness.decide(start(other, "t0"))
     assert state(other) == JobState.STARTING
-    house.wait(10.0)
+    harness.wait(10.0)
     assert state(other) == JobState.RUNNING
 
 
 # --- after records were lost ----------------------------------------------------------------------
 
 
-def doubt(house: House) -> None:
+def doubt(harness: Harness) -> None:
     """Another leader finds that the end of its journal is gone; all nodes but t0 report to it."""
-    house.sim.handle(LeaderStarted(epoch=2, holder="two"))
-    house.sim.handle(RecordsLost(first=9, last=9, from_s=0.0))
-    for name, node in house.sim.nodes.items():
+    harness.sim.handle(LeaderStarted(epoch=2, holder="two"))
+    harness.sim.handle(RecordsLost(first=9, last=9, from_s=0.0))
+    for name, node in harness.sim.nodes.items():
         if name != T0:
             node.report_soon()
-    house.wait(2.0)
-    assert list(house.engine.state.doubted_nodes) == [T0]
+    harness.wait(2.0)
+    assert list(harness.engine.state.doubted_nodes) == [T0]
 
 
 def test_a_doubted_gang_is_left_only_when_every_node_was_heard() -> None:
     """A lost record may have ordered it to run; a report of its node without it ends the doubt."""
-    house, job = dying()
-    doubt(house)
-    house.wait(2 * TIMEOUT_S)
+    harness, job = dying()
+    doubt(harness)
+    harness.wait(2 * TIMEOUT_S)
     assert state(job) == JobState.STARTING
-    cancel(house, job)
-    assert (list(job.workers), house.node("t0").ledger.left_reservations) == ([0], [])
-    house.sim.nodes[T0].boot()
-    house.wait(2.0)
+    cancel(harness, job)
+    assert (list(job.workers), harness.node("t0").ledger.left_reservations) == ([0], [])
+    harness.sim.nodes[T0].boot()
+    harness.wait(2.0)
     assert state(job) == JobState.CANCELLED
-    assert [left.key.attempt for left in house.node("t0").ledger.left_reservations] == [1]
-    assert house.engine.check() == []
+    assert [left.key.attempt for left in harness.node("t0").ledger.left_reservations] == [1]
+    assert harness.engine.check() == []
 
 
 def test_a_doubted_gang_times_out_when_its_nodes_were_heard() -> None:
     """Its deadline is not forgotten meanwhile, and the next pass is soon."""
-    house, job = dying()
-    doubt(house)
-    house.wait(2 * TIMEOUT_S)
+    harness, job = dying()
+    doubt(harness)
+    harness.wait(2 * TIMEOUT_S)
     assert state(job) == JobState.STARTING
-    house.sim.nodes[T0].boot()
-    house.wait(2.0)
+    harness.sim.nodes[T0].boot()
+    harness.wait(2.0)
     assert (state(job), job.workers) == (JobState.PENDING, {})
-    assert house.engine.state.counters.gang_timeouts == 1
+    assert harness.engine.state.counters.gang_timeouts == 1
 
 
 def test_a_worker_that_its_node_reports_as_running_is_not_left() -> None:
     """Its node has the order to run, also where the journal has lost it."""
-    house = House(gang_ready_timeout_s=TIMEOUT_S, training=3)
-    job = house.submit(workers=(2, 2), work_s=1e6)
-    house.start(job, "t0", "t1")
-    house.wait(5.0)
+    harness = Harness(gang_ready_timeout_s=TIMEOUT_S, training=3)
+    job = harness.submit(workers=(2, 2), work_s=1e6)
+    harness.start(job, "t0", "t1")
+    harness.wait(5.0)
     for worker in job.workers.values():
         worker.order = OrderPhase.RESERVE
     for name in (T0, T1):
-        house.toggle_deaf(name)
-    cancel(house, job)
+        harness.toggle_deaf(name)
+    cancel(harness, job)
     assert len(job.workers) == 2
-    assert house.engine.state.nodes[T0].ledger.left_reservations == []
+    assert harness.engine.state.nodes[T0].ledger.left_reservations == []

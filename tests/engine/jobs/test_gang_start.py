@@ -16,7 +16,7 @@ from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.engine.scripted_nodes import BACK_OFF_S, GPUS, REST_S, SETTINGS, BlackHole
 
 IN_USE = "GPU t0-GPU-0 is used by process 4242"
@@ -139,38 +139,38 @@ def test_a_job_that_fits_nowhere_else_waits_longer_from_try_to_try() -> None:
 
 def test_a_job_does_not_grow_onto_a_node_that_was_not_ready_again_at_once() -> None:
     """It leaves that alone for the back-off and computes on; then the node may be ready."""
-    house = House(delays=Delays(ready_s=1.0))
-    job = house.submit(workers=(1, 2), work_s=1e6)
-    house.start(job, "t0")
-    house.wait(2.0)
-    house.toggle_deaf(NodeName("t1"))
+    harness = Harness(delays=Delays(ready_s=1.0))
+    job = harness.submit(workers=(1, 2), work_s=1e6)
+    harness.start(job, "t0")
+    harness.wait(2.0)
+    harness.toggle_deaf(NodeName("t1"))
     added = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
     assert state(job) == JobState.RESIZING
-    house.wait(TIMEOUT_S + 1.0)
+    harness.wait(TIMEOUT_S + 1.0)
     assert job.retry.avoid_nodes == ["t1"]
-    house.toggle_deaf(NodeName("t1"))
-    house.wait(2.0)
+    harness.toggle_deaf(NodeName("t1"))
+    harness.wait(2.0)
     assert (state(job), job.running_workers, job.counts.node_faults) == (JobState.RUNNING, 1, 0)
-    told = [line.reason for line in house.engine.state.stories if line.what == "does not grow"]
+    told = [line.reason for line in harness.engine.state.stories if line.what == "does not grow"]
     assert told == ["not ready: t1"]
-    house.wait(BACK_OFF_S)
+    harness.wait(BACK_OFF_S)
     assert job.retry.avoid_nodes == []
 
 
 def test_a_job_that_grew_is_not_told_that_it_does_not() -> None:
     """Its new workers run; only what it released at the same time takes its grace to end."""
-    house = House(training=3, delays=Delays(ready_s=1.0, stop_s=2.0 * TIMEOUT_S))
-    job = house.submit(workers=(1, 2), work_s=1e6, grace_s=4.0 * TIMEOUT_S)
-    house.start(job, "t0", flexible=("t1",))
-    house.wait(2.0)
+    harness = Harness(training=3, delays=Delays(ready_s=1.0, stop_s=2.0 * TIMEOUT_S))
+    job = harness.submit(workers=(1, 2), work_s=1e6, grace_s=4.0 * TIMEOUT_S)
+    harness.start(job, "t0", flexible=("t1",))
+    harness.wait(2.0)
     added = (Placement(node=NodeName("t2"), worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, removed_workers=(1,), reason="moves"))
-    house.wait(TIMEOUT_S + 2.0)
+    harness.decide(Resize(job_id=job.job_id, added=added, removed_workers=(1,), reason="moves"))
+    harness.wait(TIMEOUT_S + 2.0)
     assert state(job) == JobState.RESIZING
-    assert "does not grow" not in {line.what for line in house.engine.state.stories}
+    assert "does not grow" not in {line.what for line in harness.engine.state.stories}
     assert (job.retry.node_faults, job.retry.avoid_nodes) == (0, [])
-    house.wait(2.0 * TIMEOUT_S)
+    harness.wait(2.0 * TIMEOUT_S)
     assert (state(job), job.running_workers) == (JobState.RUNNING, 2)
 
 

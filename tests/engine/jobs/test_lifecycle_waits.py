@@ -17,11 +17,11 @@ from coordinator.policies.contract.decisions import FAIR_SHARE, Allocation, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.service.api.rows import job_row
 from coordinator.sim.report.waits import waits_by_size
-from tests.engine.house import House, start
+from tests.engine.harness import Harness, start
 
 
-class Talking(House):
-    """A house whose policy also says what jobs wait for."""
+class Talking(Harness):
+    """A harness whose policy also says what jobs wait for."""
 
     def __init__(self) -> None:
         self.says: Mapping[str, str] = {}
@@ -38,83 +38,85 @@ class Talking(House):
         self.decide()
 
 
-def spent(house: House, job: JobEntry) -> dict[str, float]:
+def spent(harness: Harness, job: JobEntry) -> dict[str, float]:
     """Seconds by kind up to now."""
-    return spent_s(job, house.sim.loop.now_s)
+    return spent_s(job, harness.sim.loop.now_s)
 
 
 def test_seconds_are_summed_by_kind_until_the_job_starts() -> None:
     """Each kind from the pass that says it to the pass that says something else."""
-    house = Talking()
-    job = house.submit("j")
-    house.wait(5.0)  # nothing is said of this
-    house.say(j="quota")
-    house.wait(10.0)
-    house.say(j="places")
-    house.wait(20.0)
-    house.say(j="quota")
-    house.wait(40.0)
-    assert spent(house, job) == {"quota": 50.0, "places": 20.0}
-    house.says = {}
-    house.decide(start(job, "t0"))
-    house.wait(100.0)
-    assert spent(house, job) == {"quota": 50.0, "places": 20.0}
+    harness = Talking()
+    job = harness.submit("j")
+    harness.wait(5.0)  # nothing is said of this
+    harness.say(j="quota")
+    harness.wait(10.0)
+    harness.say(j="places")
+    harness.wait(20.0)
+    harness.say(j="quota")
+    harness.wait(40.0)
+    assert spent(harness, job) == {"quota": 50.0, "places": 20.0}
+    harness.says = {}
+    harness.decide(start(job, "t0"))
+    harness.wait(100.0)
+    assert spent(harness, job) == {"quota": 50.0, "places": 20.0}
 
 
 def test_a_job_of_which_nothing_is_said_any_more_counts_no_further() -> None:
     """Another policy may lead by then, which tells nothing apart."""
-    house = Talking()
-    job = house.submit("j")
-    house.say(j="quota")
-    house.wait(10.0)
-    house.say()
-    house.wait(10.0)
-    assert spent(house, job) == {"quota": 10.0}
+    harness = Talking()
+    job = harness.submit("j")
+    harness.say(j="quota")
+    harness.wait(10.0)
+    harness.say()
+    harness.wait(10.0)
+    assert spent(harness, job) == {"quota": 10.0}
 
 
 def test_a_job_that_is_cancelled_waits_no_longer() -> None:
     """Its sums stay as they are, for whoever asks later."""
-    house = Talking()
-    job = house.submit("j")
-    house.say(j="quota")
-    house.wait(10.0)
-    house.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
-    house.wait(10.0)
-    assert spent(house, job) == {"quota": 10.0}
-    row = job_row(house.engine, job, now_s=house.sim.loop.now_s)
+    harness = Talking()
+    job = harness.submit("j")
+    harness.say(j="quota")
+    harness.wait(10.0)
+    harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
+    harness.wait(10.0)
+    assert spent(harness, job) == {"quota": 10.0}
+    row = job_row(harness.engine, job, now_s=harness.sim.loop.now_s)
     assert row.waited_s == {"quota": 10.0}
 
 
 def test_the_sums_outlive_the_leader() -> None:
     """They are part of the saved state, the kind of now included."""
-    house = Talking()
-    job = house.submit("j")
-    house.say(j="quota")
-    house.wait(10.0)
-    again = Engine(EngineSettings(policy="fifo"), decode_state(house.engine.encode_state()))
+    harness = Talking()
+    job = harness.submit("j")
+    harness.say(j="quota")
+    harness.wait(10.0)
+    again = Engine(EngineSettings(policy="fifo"), decode_state(harness.engine.encode_state()))
     assert spent_s(again.state.jobs[job.job_id], 25.0) == {"quota": 25.0}
 
 
 def test_who_is_kept_back_by_its_tenant_s_quota_waits_for_its_fair_share() -> None:
     """Under any policy: the rules of tenants say it, as the policy does not see the job."""
     tenants = (TenantSettings(name="trace", guarantee_gpus=0, borrow_limit_gpus=0),)
-    house = House(training=1, inference=0, settings=EngineSettings(policy="fifo", tenants=tenants))
-    house.engine.policy = Engine(house.engine.settings).policy
-    job = house.submit("j")
-    house.wait(30.0)
-    house.decide()
-    assert spent(house, job) == {FAIR_SHARE: pytest.approx(30.0)}
+    harness = Harness(
+        training=1, inference=0, settings=EngineSettings(policy="fifo", tenants=tenants)
+    )
+    harness.engine.policy = Engine(harness.engine.settings).policy
+    job = harness.submit("j")
+    harness.wait(30.0)
+    harness.decide()
+    assert spent(harness, job) == {FAIR_SHARE: pytest.approx(30.0)}
 
 
 def test_figures_by_size_count_each_job_where_it_waited_longest() -> None:
     """Table 2 of the Philly study: 1, 2-4, 5-8 and more than 8 GPUs."""
-    house = Talking()
-    small, large = house.submit("a", gpus_per_worker=4), house.submit("b", workers=(2, 2))
-    house.say(a="quota", b="places")
-    house.wait(10.0)
-    house.say(a="places", b="places")
-    house.wait(30.0)
-    house.say()
+    harness = Talking()
+    small, large = harness.submit("a", gpus_per_worker=4), harness.submit("b", workers=(2, 2))
+    harness.say(a="quota", b="places")
+    harness.wait(10.0)
+    harness.say(a="places", b="places")
+    harness.wait(30.0)
+    harness.say()
     found = waits_by_size([small, large])
     assert set(found) == {"2-4", ">8"}
     both = found["2-4"]

@@ -18,43 +18,43 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
 from tests.builders import make_spec
-from tests.engine.house import House, start, state
+from tests.engine.harness import Harness, start, state
 
 
-def cell() -> House:
+def cell() -> Harness:
     """Three training nodes; t0 and t1 have the label that jobs here require."""
-    house = House(training=3, inference=0, delays=Delays())
-    label(house, "t0", "rack=r7 nvlink")
-    label(house, "t1", "rack=r8")
-    return house
+    harness = Harness(training=3, inference=0, delays=Delays())
+    label(harness, "t0", "rack=r7 nvlink")
+    label(harness, "t1", "rack=r8")
+    return harness
 
 
-def label(house: House, node: str, text: str) -> None:
+def label(harness: Harness, node: str, text: str) -> None:
     """An operator sets labels."""
-    house.sim.handle(
+    harness.sim.handle(
         OperatorAsked(action=OperatorAction.LABEL, by="ops/a", target=node, value=text)
     )
-    house.settle()
+    harness.settle()
 
 
-def submit(house: House, name: str = "j", **fields: object) -> JobEntry:
+def submit(harness: Harness, name: str = "j", **fields: object) -> JobEntry:
     """A job of up to three workers that fill a node each."""
     spec = replace(make_spec(name, workers=(1, 3), gpus_per_worker=8), **fields)
-    now_s = house.sim.loop.now_s
-    house.sim.submit([Submission(at_s=now_s, job_id=JobId(name), spec=spec, work_s=1e6)])
-    house.settle()
-    return house.engine.state.jobs[JobId(name)]
+    now_s = harness.sim.loop.now_s
+    harness.sim.submit([Submission(at_s=now_s, job_id=JobId(name), spec=spec, work_s=1e6)])
+    harness.settle()
+    return harness.engine.state.jobs[JobId(name)]
 
 
-def view(house: House, job: JobEntry) -> JobView:
+def view(harness: Harness, job: JobEntry) -> JobView:
     """The job as a policy sees it; the engine's derived views are checked as well."""
-    assert house.engine.check() == []
-    return next(seen for seen in house.engine.snapshot().jobs if seen.job_id == job.job_id)
+    assert harness.engine.check() == []
+    return next(seen for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id)
 
 
 def test_policies_see_the_nodes_that_do_not_fit_among_those_to_leave_alone() -> None:
     """Each field of a job takes its nodes away, and jobs that ask the same share one value."""
-    house = cell()
+    harness = cell()
     asked: dict[str, tuple[dict[str, object], set[str]]] = {
         "a": ({"require": ("rack",)}, {"t2"}),
         "b": ({"require": ("rack=r7,r8", "nvlink")}, {"t1", "t2"}),
@@ -64,8 +64,8 @@ def test_policies_see_the_nodes_that_do_not_fit_among_those_to_leave_alone() -> 
         "f": ({}, set()),
         "g": ({"require": ("rack",)}, {"t2"}),
     }
-    jobs = {name: submit(house, name, **fields) for name, (fields, _) in asked.items()}
-    seen = {name: view(house, job) for name, job in jobs.items()}
+    jobs = {name: submit(harness, name, **fields) for name, (fields, _) in asked.items()}
+    seen = {name: view(harness, job) for name, job in jobs.items()}
     assert {name: set(found.avoid_nodes) for name, found in seen.items()} == {
         name: nodes for name, (_, nodes) in asked.items()
     }
@@ -74,36 +74,36 @@ def test_policies_see_the_nodes_that_do_not_fit_among_those_to_leave_alone() -> 
 
 def test_a_label_that_changes_counts_at_the_next_start_and_growth_alone() -> None:
     """A worker that runs stays where it is; a node without the label gets no further one."""
-    house = cell()
-    job = submit(house, require=("rack",))
-    assert house.refusals(start(job, "t2")) == ["t2 has no label rack, which the job requires"]
-    house.start(job, "t0")
-    house.wait(1.0)
+    harness = cell()
+    job = submit(harness, require=("rack",))
+    assert harness.refusals(start(job, "t2")) == ["t2 has no label rack, which the job requires"]
+    harness.start(job, "t0")
+    harness.wait(1.0)
     assert state(job) == JobState.RUNNING
-    [order] = house.engine.desired(NodeName("t0")).workers
+    [order] = harness.engine.desired(NodeName("t0")).workers
     assert order.spec.require is UNSET, "an agent of an older version would refuse it"
-    label(house, "t0", "rack-")
-    assert (state(job), set(view(house, job).avoid_nodes)) == (JobState.RUNNING, {"t0", "t2"})
+    label(harness, "t0", "rack-")
+    assert (state(job), set(view(harness, job).avoid_nodes)) == (JobState.RUNNING, {"t0", "t2"})
 
     def grow(name: str) -> Resize:
         added = (Placement(node=NodeName(name), worker_count=1, is_flexible=True),)
         return Resize(job_id=job.job_id, added=added, reason="room")
 
-    assert house.refusals(grow("t2")) == ["t2 has no label rack, which the job requires"]
-    house.decide(grow("t1"))
+    assert harness.refusals(grow("t2")) == ["t2 has no label rack, which the job requires"]
+    harness.decide(grow("t1"))
     assert {worker.node for worker in job.workers.values()} == {"t0", "t1"}
 
 
 def test_a_person_changes_what_a_job_asks_of_nodes() -> None:
     """A field is replaced, an empty list takes it away, and the other fields stay."""
-    house = cell()
-    job = submit(house, require=("ib",), exclude_nodes=("t1",))
+    harness = cell()
+    job = submit(harness, require=("ib",), exclude_nodes=("t1",))
 
     def change(change: JobChange) -> set[NodeName]:
-        house.sim.handle(JobChanged(job_id=job.job_id, by="a/u", change=change))
-        return set(view(house, job).avoid_nodes)
+        harness.sim.handle(JobChanged(job_id=job.job_id, by="a/u", change=change))
+        return set(view(harness, job).avoid_nodes)
 
-    assert set(view(house, job).avoid_nodes) == {"t0", "t1", "t2"}
+    assert set(view(harness, job).avoid_nodes) == {"t0", "t1", "t2"}
     assert change(JobChange(require=("rack",))) == {"t1", "t2"}
     assert change(JobChange(exclude_nodes=())) == {"t2"}
     assert change(JobChange(require=())) == set()
@@ -111,34 +111,34 @@ def test_a_person_changes_what_a_job_asks_of_nodes() -> None:
 
 def test_labels_of_an_operator_win_and_are_kept() -> None:
     """They survive a report and a snapshot; the order to reset leaves those of the agent."""
-    house = cell()
-    node = house.sim.nodes[NodeName("t0")]
+    harness = cell()
+    node = harness.sim.nodes[NodeName("t0")]
     node.learn(labels={"rack": "r1", "disk": "nvme"})
-    house.settle()
-    label(house, "t0", "disk- ib")
-    found = house.node("t0").labels
+    harness.settle()
+    label(harness, "t0", "disk- ib")
+    found = harness.node("t0").labels
     assert found.now == {"rack": "r7", "nvlink": "", "ib": ""}
-    again = decode_state(house.engine.encode_state()).nodes[NodeName("t0")].labels
+    again = decode_state(harness.engine.encode_state()).nodes[NodeName("t0")].labels
     assert (again.now, again.ordered) == (found.now, found.ordered)
-    label(house, "t0", RESET)
-    assert house.node("t0").labels.now == {"rack": "r1", "disk": "nvme"}
+    label(harness, "t0", RESET)
+    assert harness.node("t0").labels.now == {"rack": "r1", "disk": "nvme"}
 
 
 def test_a_job_that_waits_says_how_many_nodes_fit_it() -> None:
     """One that no node fits says what is missing, and both count as they are now."""
-    house = cell()
-    why = house.engine.explain.why_never
-    assert why(submit(house, "a", require=("rack",)).job_id) == ()
-    nobody = submit(house, "b", require=("rack", "ib"))
+    harness = cell()
+    why = harness.engine.explain.why_never
+    assert why(submit(harness, "a", require=("rack",)).job_id) == ()
+    nobody = submit(harness, "b", require=("rack", "ib"))
     assert why(nobody.job_id) == ("can never run here: no node has ib, which it requires",)
-    unknown = submit(house, "c", require_nodes=("t9",))
+    unknown = submit(harness, "c", require_nodes=("t9",))
     assert why(unknown.job_id) == ("can never run here: no node is called t9, as it requires",)
-    both = submit(house, "d", require=("nvlink",), exclude=("rack=r7",))
+    both = submit(harness, "d", require=("nvlink",), exclude=("rack=r7",))
     [said] = why(both.job_id)
     assert said.endswith("no node fits what it asks of nodes (nvlink, not rack=r7)")
-    label(house, "t2", "ib rack=r9")
+    label(harness, "t2", "ib rack=r9")
     assert why(nobody.job_id) == ()
-    excluded = node_selection.Excluded(house.engine.state.nodes.values())
+    excluded = node_selection.Excluded(harness.engine.state.nodes.values())
     said = excluded.why_waiting(nobody.spec, {})
     assert said == "1 of 3 nodes fits what it asks of nodes (rack, ib); all busy or closed"
 
@@ -154,22 +154,22 @@ def test_nodes_kept_one_by_one_are_those_found_anew(
     texts: list[str], require: list[str], exclude: list[str]
 ) -> None:
     """Whatever labels come and go, the excluded nodes are those of a fresh look at all nodes."""
-    house = House(training=2, inference=1)
+    harness = Harness(training=2, inference=1)
     spec = make_spec("j", workers=(1, 1))
     spec = replace(spec, require=tuple(require), exclude=tuple(exclude))
-    nodes = house.engine.state.nodes
+    nodes = harness.engine.state.nodes
     kept = node_selection.Excluded(nodes.values())
     for number, text in enumerate(texts):
         kept.of(spec)
         name = list(nodes)[number % len(nodes)]
-        label(house, name, text)
+        label(harness, name, text)
         before = set(kept.of(spec))
         kept.note(name, nodes[name], (name,))
-        is_other = before != _barred(house, spec)
+        is_other = before != _barred(harness, spec)
         assert bool(kept.take_changed()) == is_other
-        assert set(kept.of(spec)) == _barred(house, spec)
+        assert set(kept.of(spec)) == _barred(harness, spec)
 
 
-def _barred(house: House, spec: JobSpec) -> set[NodeName]:
-    nodes = house.engine.state.nodes.values()
+def _barred(harness: Harness, spec: JobSpec) -> set[NodeName]:
+    nodes = harness.engine.state.nodes.values()
     return {node.name for node in nodes if node_selection.why_not_on(spec, node)}

@@ -12,7 +12,7 @@ from coordinator.engine.jobs import numbers
 from coordinator.engine.state.events import JobSubmitted
 from coordinator.engine.state.settings import EngineSettings
 from tests.builders import make_spec
-from tests.engine.house import House
+from tests.engine.harness import Harness
 
 SPEC = make_spec("job")
 
@@ -59,16 +59,16 @@ def test_jobs_of_a_state_without_numbers_get_them_in_order_of_submission() -> No
 
 def test_a_job_that_is_rebuilt_from_a_ledger_has_its_number_and_its_own_variables() -> None:
     """JetStream is lost while no coordinator leads; people still know the job by its number."""
-    house = House(training=2, inference=0)
-    house.submit("first")
-    job = house.submit("second")
-    house.start(job, "t0")
-    house.wait(2.0)
-    house.lose_journal()
-    [rebuilt] = house.engine.state.jobs.values()
+    harness = Harness(training=2, inference=0)
+    harness.submit("first")
+    job = harness.submit("second")
+    harness.start(job, "t0")
+    harness.wait(2.0)
+    harness.lose_journal()
+    [rebuilt] = harness.engine.state.jobs.values()
     assert (rebuilt.job_id, rebuilt.number) == (job.job_id, 2)
     assert numbers.VARIABLE not in rebuilt.spec.env
-    assert house.submit("third").number == 3
+    assert harness.submit("third").number == 3
 
 
 def test_a_number_that_another_job_has_by_now_is_not_given_twice() -> None:

@@ -7,25 +7,25 @@ import pytest
 from coordinator.engine.jobs.progress import SAVES_KEPT
 from coordinator.engine.state.tables import StepTimes
 from coordinator.service.api.rows import save_rows
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.engine.stopped_jobs import SLOW, running, says
 
 
 def test_the_latest_saves_of_a_job_are_remembered_once_each() -> None:
     """By when the job claimed them; one that is verified later is the same save."""
-    house = House(delays=SLOW)
-    job = running(house, "t0")
-    began_s = house.sim.loop.now_s
-    says(house, job, 10, is_verified=False)
-    house.wait(1.0)
-    says(house, job, 10)
-    house.wait(1.0)
-    says(house, job, 20, saved_ago_s=0.5)
-    says(house, job, 20)
+    harness = Harness(delays=SLOW)
+    job = running(harness, "t0")
+    began_s = harness.sim.loop.now_s
+    says(harness, job, 10, is_verified=False)
+    harness.wait(1.0)
+    says(harness, job, 10)
+    harness.wait(1.0)
+    says(harness, job, 20, saved_ago_s=0.5)
+    says(harness, job, 20)
     rows = [(row.at_s - began_s, row.step, row.is_verified) for row in save_rows(job)]
     assert rows == [(0.0, 10, True), (1.5, 20, True)]
     for step in range(30, 30 + 2 * SAVES_KEPT):
-        says(house, job, step)
+        says(harness, job, step)
     assert [row.step for row in save_rows(job)] == list(range(30 + SAVES_KEPT, 30 + 2 * SAVES_KEPT))
 
 
@@ -64,12 +64,12 @@ def test_a_measurement_names_the_gpus_of_its_attempt() -> None:
 
 def test_a_snapshot_says_where_a_step_time_was_measured() -> None:
     """Policies learn by GPU type, so they are told the type with the seconds and the workers."""
-    house = House(training=1, inference=0)
-    job = house.submit("a", work_s=1e6)
-    house.start(job, "t0")
+    harness = Harness(training=1, inference=0)
+    job = harness.submit("a", work_s=1e6)
+    harness.start(job, "t0")
     for step in (100, 300):
-        house.wait(50.0)
-        says(house, job, step, total_steps=1000)
-    [seen] = house.engine.snapshot().jobs
+        harness.wait(50.0)
+        says(harness, job, step, total_steps=1000)
+    [seen] = harness.engine.snapshot().jobs
     assert seen.step_time_s == pytest.approx(0.25)
     assert (seen.step_time_workers, seen.step_time_gpu_type) == (1, "H100")

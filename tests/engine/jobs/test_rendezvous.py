@@ -36,7 +36,7 @@ from coordinator.engine.state.events import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from tests.builders import make_spec
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.tables import each_row
 
 JOB = JobId("j")
@@ -44,11 +44,11 @@ P = WorkerPhase
 STORE = WorkerKey(JOB, 1, STORE_INDEX)
 
 
-def gang(house: House, *, max_restarts: int = 0) -> JobEntry:
+def gang(harness: Harness, *, max_restarts: int = 0) -> JobEntry:
     """An elastic job under torchrun with two base workers and a flexible one, which runs."""
-    job = house.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN, max_restarts=max_restarts)
-    house.start(job, "t0", "t1", flexible=("t2",))
-    house.wait(1.0)
+    job = harness.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN, max_restarts=max_restarts)
+    harness.start(job, "t0", "t1", flexible=("t2",))
+    harness.wait(1.0)
     return job
 
 
@@ -216,13 +216,13 @@ def test_a_store_that_its_node_no_longer_holds_is_a_node_fault() -> None:
 
 def test_an_attempt_restarts_when_its_store_was_killed() -> None:
     """What it knew is gone, so nobody could join again: a new attempt with a store of its own."""
-    house = House(training=3)
-    job = gang(house)
-    house.sim.nodes[NodeName("t0")].exited(STORE, -9)
-    house.wait(1.0)
+    harness = Harness(training=3)
+    job = gang(harness)
+    harness.sim.nodes[NodeName("t0")].exited(STORE, -9)
+    harness.wait(1.0)
     assert (state(job), job.counts.node_faults, job.attempt.number) == (JobState.PENDING, 1, 1)
-    house.start(job, "t1", "t2")
-    house.wait(1.0)
+    harness.start(job, "t1", "t2")
+    harness.wait(1.0)
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
     assert job.store is not None
     assert job.store.node == "t1"
@@ -230,54 +230,54 @@ def test_an_attempt_restarts_when_its_store_was_killed() -> None:
 
 def test_a_store_lives_through_the_loss_of_a_flexible_worker() -> None:
     """It is beside worker 0, which is a base worker; a node that goes home takes no store along."""
-    house = House(training=3)
-    job = gang(house)
-    house.sim.handle(OperatorAsked(action=OperatorAction.DRAIN, target="t2", by="a/b"))
-    house.wait(60.0)
-    assert house.sim.nodes[NodeName("t2")].keys() == []
+    harness = Harness(training=3)
+    job = gang(harness)
+    harness.sim.handle(OperatorAsked(action=OperatorAction.DRAIN, target="t2", by="a/b"))
+    harness.wait(60.0)
+    assert harness.sim.nodes[NodeName("t2")].keys() == []
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 1)
-    assert STORE in house.sim.nodes[NodeName("t0")].keys(P.READY)
+    assert STORE in harness.sim.nodes[NodeName("t0")].keys(P.READY)
 
 
 @pytest.mark.parametrize("end", ["success", "cancel"])
 def test_a_store_ends_with_its_attempt(end: str) -> None:
     """Nobody is left to meet there; the job does not wait for it, and nothing stays behind."""
-    house = House(training=3)
-    job = gang(house)
+    harness = Harness(training=3)
+    job = gang(harness)
     if end == "success":
-        house.wait(1000.0)
+        harness.wait(1000.0)
         assert state(job) == JobState.SUCCEEDED
     else:
-        house.sim.handle(JobCancelRequested(job_id=job.job_id, by="a/b"))
-        house.wait(60.0)
+        harness.sim.handle(JobCancelRequested(job_id=job.job_id, by="a/b"))
+        harness.wait(60.0)
         assert state(job) == JobState.CANCELLED
-    house.wait(60.0)
-    assert [node.keys() for node in house.sim.nodes.values()] == [[]] * len(house.sim.nodes)
-    assert house.node("t0").ledger.stores == []
+    harness.wait(60.0)
+    assert [node.keys() for node in harness.sim.nodes.values()] == [[]] * len(harness.sim.nodes)
+    assert harness.node("t0").ledger.stores == []
 
 
 def test_a_coordinator_without_a_journal_finds_a_store_again() -> None:
     """It is in the node's ledger as its workers are, so it is neither stopped nor in the way."""
-    house = House(training=3)
-    gang(house)
-    house.lose_journal()
-    job = house.engine.state.jobs[JOB]
+    harness = Harness(training=3)
+    gang(harness)
+    harness.lose_journal()
+    job = harness.engine.state.jobs[JOB]
     assert state(job) == JobState.RUNNING
     assert job.store is not None
     assert (job.store.key, job.store.node) == (STORE, "t0")
-    assert house.node("t0").ledger.unknown_workers == []
-    assert house.sim.nodes[NodeName("t0")].keys(P.READY) == [STORE]
-    assert house.engine.check() == []
+    assert harness.node("t0").ledger.unknown_workers == []
+    assert harness.sim.nodes[NodeName("t0")].keys(P.READY) == [STORE]
+    assert harness.engine.check() == []
 
 
 def test_a_store_outlives_its_first_worker_and_not_the_last() -> None:
     """Worker 0 may end before the others do, who still meet there."""
-    house = House(training=3)
-    job = gang(house)
-    house.sim.nodes[NodeName("t0")].exited(WorkerKey(JOB, 1, 0), 0)
-    house.wait(1.0)
-    assert house.sim.nodes[NodeName("t0")].keys(P.READY) == [STORE]
-    house.sim.nodes[NodeName("t1")].exited(WorkerKey(JOB, 1, 1), 0)
-    house.wait(60.0)
+    harness = Harness(training=3)
+    job = gang(harness)
+    harness.sim.nodes[NodeName("t0")].exited(WorkerKey(JOB, 1, 0), 0)
+    harness.wait(1.0)
+    assert harness.sim.nodes[NodeName("t0")].keys(P.READY) == [STORE]
+    harness.sim.nodes[NodeName("t1")].exited(WorkerKey(JOB, 1, 1), 0)
+    harness.wait(60.0)
     assert state(job) == JobState.SUCCEEDED
-    assert house.sim.nodes[NodeName("t0")].keys() == []
+    assert harness.sim.nodes[NodeName("t0")].keys() == []

@@ -14,7 +14,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import ProgressReported
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 
 PACE_S = 0.5
 EVERY_S = 10.0
@@ -118,12 +118,14 @@ def test_an_interrupted_measurement_counts_nothing(interruption: str) -> None:
 # --- with the engine ----------------------------------------------------------------------------
 
 
-def tells(house: House, job: JobEntry, seconds: float, *, step: int, pace_s: float = PACE_S) -> int:
+def tells(
+    harness: Harness, job: JobEntry, seconds: float, *, step: int, pace_s: float = PACE_S
+) -> int:
     """A job computes for a while and tells its step each `EVERY_S`; the last step."""
     for _ in range(round(seconds / EVERY_S)):
-        house.wait(EVERY_S)
+        harness.wait(EVERY_S)
         step += round(EVERY_S / pace_s)
-        house.sim.handle(
+        harness.sim.handle(
             ProgressReported(
                 job_id=job.job_id, attempt=job.attempt.number, progress=Progress(step=step)
             )
@@ -131,41 +133,41 @@ def tells(house: House, job: JobEntry, seconds: float, *, step: int, pace_s: flo
     return step
 
 
-def resized(house: House, *, pause_s: float = 23.0) -> tuple[JobEntry, int]:
+def resized(harness: Harness, *, pause_s: float = 23.0) -> tuple[JobEntry, int]:
     """A job of one to two workers of 8 GPUs that has grown, with a pause, and told enough since."""
-    job = house.submit("j", workers=(1, 2), work_s=1e6)
-    house.start(job, "t0")
-    step = tells(house, job, 60.0, step=0)
+    job = harness.submit("j", workers=(1, 2), work_s=1e6)
+    harness.start(job, "t0")
+    step = tells(harness, job, 60.0, step=0)
     grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
-    house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+    harness.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
     assert state(job) == JobState.RUNNING
-    house.wait(pause_s)
-    return job, tells(house, job, 150.0, step=step)
+    harness.wait(pause_s)
+    return job, tells(harness, job, 150.0, step=step)
 
 
 def test_a_measured_resize_is_booked_shown_and_seen_by_policies() -> None:
     """All GPUs of the gang stood still: job, cell and story say so, and a policy sees the cost."""
-    house = House(training=2, inference=0)
-    job, _ = resized(house)
+    harness = Harness(training=2, inference=0)
+    job, _ = resized(harness)
     assert job.resizes.cost_s == pytest.approx(23.0)
     assert job.lost_gpu_s == pytest.approx(16 * 23.0)
-    assert house.engine.state.counters.resize_cost_gpu_s == job.lost_gpu_s
-    assert house.engine.state.counters.preemption_cost_gpu_s == 0.0
-    told = [line for line in house.engine.state.stories if line.what == "resize measured"]
+    assert harness.engine.state.counters.resize_cost_gpu_s == job.lost_gpu_s
+    assert harness.engine.state.counters.preemption_cost_gpu_s == 0.0
+    told = [line for line in harness.engine.state.stories if line.what == "resize measured"]
     assert [line.subject for line in told] == [job.job_id]
     assert "23.0 s, 368 GPU-seconds lost" in told[0].reason
-    [seen] = house.engine.snapshot().jobs
+    [seen] = harness.engine.snapshot().jobs
     assert seen.resize_cost_s == pytest.approx(23.0)
     assert seen.wasted_gpu_s == 0.0  # of its stops, as the policies that weigh those know it
 
 
 def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
     """A preemption later books all that was computed but what the resize has booked already."""
-    house = House(training=2, inference=0)
-    job, _ = resized(house)
+    harness = Harness(training=2, inference=0)
+    job, _ = resized(harness)
     by_resize_gpu_s = job.lost_gpu_s
-    house.decide(Preempt(job_id=job.job_id, reason="test"))
-    house.wait(60.0)
+    harness.decide(Preempt(job_id=job.job_id, reason="test"))
+    harness.wait(60.0)
     assert state(job) == JobState.PENDING
     assert by_resize_gpu_s > 0
     assert job.lost_gpu_s == pytest.approx(job.clock.attained_gpu_s, rel=0.02)
@@ -173,11 +175,11 @@ def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
 
 def test_a_released_worker_is_a_resize_as_well() -> None:
     """A reclaim that takes a flexible worker restarts the gang like any resize."""
-    house = House(training=2, inference=0)
-    job, _step = resized(house)
-    house.sim.engine.state.counters.resize_cost_gpu_s = 0.0
+    harness = Harness(training=2, inference=0)
+    job, _step = resized(harness)
+    harness.sim.engine.state.counters.resize_cost_gpu_s = 0.0
     [flexible] = [index for index, worker in job.workers.items() if worker.is_flexible]
-    ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
+    ctx = Context(harness.engine.state, harness.engine.settings, harness.sim.loop.now_s)
     jobs_lifecycle.stop_workers(ctx, job, StopReason.RELEASE, only=(flexible,))
     assert job.resizes.since_s == ctx.now_s
     since_s = ctx.now_s
@@ -187,21 +189,21 @@ def test_a_released_worker_is_a_resize_as_well() -> None:
 
 def test_a_job_without_words_keeps_the_assumed_cost() -> None:
     """Nothing is measured, nothing booked, and the view is what it was."""
-    house = House(training=2, inference=0)
-    job = house.submit("j", workers=(1, 2), work_s=1e6)
-    house.start(job, "t0")
-    house.wait(60.0)
+    harness = Harness(training=2, inference=0)
+    job = harness.submit("j", workers=(1, 2), work_s=1e6)
+    harness.start(job, "t0")
+    harness.wait(60.0)
     grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
-    house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
-    house.wait(600.0)
+    harness.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+    harness.wait(600.0)
     assert (job.resizes.cost_s, job.lost_gpu_s) == (None, 0.0)
-    [seen] = house.engine.snapshot().jobs
+    [seen] = harness.engine.snapshot().jobs
     assert seen.resize_cost_s is None
 
 
 def test_the_cost_outlives_its_coordinator() -> None:
     """A snapshot holds what was measured."""
-    house = House(training=2, inference=0)
-    job, _ = resized(house)
-    blob = house.engine.encode_state()
+    harness = Harness(training=2, inference=0)
+    job, _ = resized(harness)
+    blob = harness.engine.encode_state()
     assert decode_state(blob).jobs[job.job_id].resizes == job.resizes

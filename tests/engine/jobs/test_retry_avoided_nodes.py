@@ -16,7 +16,7 @@ from coordinator.engine.state.tables import Avoided, JobEntry, RetryEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from coordinator.service.api.explain import job as explain_job
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.engine.jobs.test_retry import fail
 from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 
@@ -26,7 +26,7 @@ TIMEOUT_S, REST_S = 10.0, 100.0
 T0, T1, T2 = (NodeName(f"t{number}") for number in range(3))
 
 
-def house_of(nodes: int = 4) -> House:
+def harness_of(nodes: int = 4) -> Harness:
     """Training nodes with which a test does as it likes."""
     settings = EngineSettings(
         policy="fifo",
@@ -34,28 +34,28 @@ def house_of(nodes: int = 4) -> House:
         gang_ready_timeout_s=TIMEOUT_S,
         retry_backoff_s=REST_S,
     )
-    return House(training=nodes, inference=0, delays=Delays(ready_s=1.0), settings=settings)
+    return Harness(training=nodes, inference=0, delays=Delays(ready_s=1.0), settings=settings)
 
 
-def started(house: House) -> JobEntry:
+def started(harness: Harness) -> JobEntry:
     """A job that runs on t0, could grow, and may fail by its own fault."""
-    job = house.submit(workers=(1, 3), work_s=1e7, max_restarts=3)
-    house.start(job, "t0")
-    house.wait(2.0)
+    job = harness.submit(workers=(1, 3), work_s=1e7, max_restarts=3)
+    harness.start(job, "t0")
+    harness.wait(2.0)
     assert state(job) == JobState.RUNNING
     return job
 
 
-def grows_in_vain(house: House, job: JobEntry, name: NodeName) -> float:
+def grows_in_vain(harness: Harness, job: JobEntry, name: NodeName) -> float:
     """A job that runs waits for a node until its time is over; when that was."""
-    house.toggle_deaf(name)
+    harness.toggle_deaf(name)
     added = (Placement(node=name, worker_count=1, is_flexible=True),)
-    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    harness.decide(Resize(job_id=job.job_id, added=added, reason="room"))
     assert state(job) == JobState.RESIZING
-    ends_s = house.sim.loop.now_s + TIMEOUT_S
-    house.wait(TIMEOUT_S + 0.5)
-    house.toggle_deaf(name)
-    house.wait(2.0)
+    ends_s = harness.sim.loop.now_s + TIMEOUT_S
+    harness.wait(TIMEOUT_S + 0.5)
+    harness.toggle_deaf(name)
+    harness.wait(2.0)
     assert state(job) == JobState.RUNNING
     return ends_s
 
@@ -104,72 +104,72 @@ def test_it_says_where_it_does_not_grow_and_for_how_long() -> None:
 
 def test_each_node_that_was_not_ready_has_its_own_time() -> None:
     """A second one does not end the first one's, nor makes it longer; both are left alone."""
-    house = house_of()
-    job = started(house)
-    first_s = grows_in_vain(house, job, T1) + REST_S
-    second_s = grows_in_vain(house, job, T2) + 2.0 * REST_S
+    harness = harness_of()
+    job = started(harness)
+    first_s = grows_in_vain(harness, job, T1) + REST_S
+    second_s = grows_in_vain(harness, job, T2) + 2.0 * REST_S
     assert job.retry.avoided == {T1: Avoided(first_s), T2: Avoided(second_s)}
-    house.wait(first_s - house.sim.loop.now_s - 1.0)
-    assert house.engine.snapshot().jobs[0].avoid_nodes == (T1, T2)
-    house.wait(1.0)
-    assert house.engine.snapshot().jobs[0].avoid_nodes == (T2,)
-    house.wait(second_s - first_s)
-    assert house.engine.snapshot().jobs[0].avoid_nodes == ()
+    harness.wait(first_s - harness.sim.loop.now_s - 1.0)
+    assert harness.engine.snapshot().jobs[0].avoid_nodes == (T1, T2)
+    harness.wait(1.0)
+    assert harness.engine.snapshot().jobs[0].avoid_nodes == (T2,)
+    harness.wait(second_s - first_s)
+    assert harness.engine.snapshot().jobs[0].avoid_nodes == ()
     assert state(job) == JobState.RUNNING
 
 
 def test_the_node_of_its_own_fault_is_not_forgotten_for_one_that_was_not_ready() -> None:
     """A job that runs elsewhere does not grow there, however long it has left another alone."""
-    house = house_of()
-    job = started(house)
-    fail(house, job, "cuda_failure")
-    house.start(job, "t1")
-    house.wait(2.0)
-    grows_in_vain(house, job, T2)
+    harness = harness_of()
+    job = started(harness)
+    fail(harness, job, "cuda_failure")
+    harness.start(job, "t1")
+    harness.wait(2.0)
+    grows_in_vain(harness, job, T2)
     assert job.retry.avoid_nodes == [T0, T2]
-    house.wait(REST_S)
+    harness.wait(REST_S)
     assert job.retry.avoid_nodes == [T0]
-    house.wait(2.0 * AVOID_S)
+    harness.wait(2.0 * AVOID_S)
     assert (state(job), job.retry.avoid_nodes) == (JobState.RUNNING, [T0])
     said = "it does not grow onto t0, where it failed by its own fault"
-    assert said in explain_job(house.engine, job)
+    assert said in explain_job(harness.engine, job)
 
 
 def test_the_node_of_its_own_fault_is_not_forgotten_for_a_fault_of_another() -> None:
     """Its next try is made on neither, where it fits elsewhere; else it forgets its own first."""
     for nodes, avoided in ((3, [T0, T1]), (2, [T1])):
-        house = house_of(nodes)
-        job = started(house)
-        fail(house, job, "cuda_failure")
-        house.start(job, "t1")
-        house.wait(2.0)
-        reboot(house, T1)
+        harness = harness_of(nodes)
+        job = started(harness)
+        fail(harness, job, "cuda_failure")
+        harness.start(job, "t1")
+        harness.wait(2.0)
+        reboot(harness, T1)
         assert (state(job), job.retry.avoid_nodes) == (JobState.PENDING, avoided)
         assert job.retry.at_s is None
 
 
 def test_where_not_all_can_be_left_alone_the_node_of_its_own_fault_is_tried_first() -> None:
     """Two others have just failed the job, and the third may do as well as before."""
-    house = house_of(3)
-    job = started(house)
-    fail(house, job, "cuda_failure")
+    harness = harness_of(3)
+    job = started(harness)
+    fail(harness, job, "cuda_failure")
     for name in (T1, T2):
-        house.start(job, name)
-        house.wait(2.0)
-        reboot(house, name)
+        harness.start(job, name)
+        harness.wait(2.0)
+        reboot(harness, name)
     assert (state(job), job.retry.avoid_nodes, job.retry.at_s) == (JobState.PENDING, [T1, T2], None)
 
 
-def reboot(house: House, name: NodeName) -> None:
+def reboot(harness: Harness, name: NodeName) -> None:
     """A node boots anew, and holds nothing."""
-    node = house.node(name)
-    house.sim.handle(
+    node = harness.node(name)
+    harness.sim.handle(
         NodeReported(
             node=name,
             boot_id="another",
             home_pool=node.home_pool,
             role=node.role,
-            epoch=house.engine.state.epoch,
+            epoch=harness.engine.state.epoch,
             generation=node.desired.generation,
             gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         )

@@ -15,41 +15,41 @@ from coordinator.engine.state.events import ProgressReported, ProgressStopped
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Resize
 from tests.builders import make_spec
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.tables import each_row
 
 FLOOR_S = 120.0
 """`stalled_after_s` by default."""
 
 
-def told(house: House, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
+def told(harness: Harness, *, gap_s: float = 10.0, words: int = 5) -> JobEntry:
     """A job that runs and has told some steps."""
-    job = house.submit("j", workers=(1, 2), work_s=1e6, max_restarts=2)
-    house.start(job, "t0")
+    job = harness.submit("j", workers=(1, 2), work_s=1e6, max_restarts=2)
+    harness.start(job, "t0")
     for step in range(1, words + 1):
-        house.wait(gap_s)
-        tells(house, job, step)
+        harness.wait(gap_s)
+        tells(harness, job, step)
     return job
 
 
-def tells(house: House, job: JobEntry, step: int) -> None:
+def tells(harness: Harness, job: JobEntry, step: int) -> None:
     """It tells a step."""
     progress = Progress(step=step)
-    house.sim.handle(
+    harness.sim.handle(
         ProgressReported(job_id=job.job_id, attempt=job.attempt.number, progress=progress)
     )
 
 
-def quiet(house: House, job: JobEntry, quiet_s: float) -> None:
+def quiet(harness: Harness, job: JobEntry, quiet_s: float) -> None:
     """The driver has seen that a job told nothing for so long."""
-    house.sim.handle(
+    harness.sim.handle(
         ProgressStopped(job_id=job.job_id, attempt=job.attempt.number, quiet_s=quiet_s)
     )
 
 
-def lines(house: House, *what: str) -> list[str]:
+def lines(harness: Harness, *what: str) -> list[str]:
     """What was told of stalls, in order."""
-    return [line.what for line in house.engine.state.stories if line.what in what]
+    return [line.what for line in harness.engine.state.stories if line.what in what]
 
 
 def is_stalled(job: JobEntry) -> bool:
@@ -57,9 +57,9 @@ def is_stalled(job: JobEntry) -> bool:
     return job.gaps.stalled_since_s is not None
 
 
-def is_watched(house: House, job: JobEntry) -> bool:
+def is_watched(harness: Harness, job: JobEntry) -> bool:
     """Whether the driver is to look at its silence now."""
-    return job.job_id in house.engine.watched_stalls(house.sim.loop.now_s)
+    return job.job_id in harness.engine.watched_stalls(harness.sim.loop.now_s)
 
 
 @given(gap_s=st.sampled_from([1.0, 10.0, 30.0]), longest_s=st.sampled_from([0.0, 200.0]))
@@ -81,70 +81,70 @@ def test_much_longer_than_usual_is_ten_gaps_or_two_pauses(gap_s: float, longest_
 
 def test_a_job_is_stalled_after_much_longer_than_usual_until_its_next_word() -> None:
     """Its story has the begin and the end, and the cell counts it."""
-    house = House(training=2, inference=0)
-    job = told(house)
-    house.wait(FLOOR_S - 1.0)
-    assert not is_watched(house, job)
-    house.wait(1.0)
-    assert is_watched(house, job)
+    harness = Harness(training=2, inference=0)
+    job = told(harness)
+    harness.wait(FLOOR_S - 1.0)
+    assert not is_watched(harness, job)
+    harness.wait(1.0)
+    assert is_watched(harness, job)
     assert not is_stalled(job)  # nobody has said that it is silent
-    quiet(house, job, FLOOR_S)
-    assert job.gaps.stalled_since_s == house.sim.loop.now_s - FLOOR_S
-    assert not is_watched(house, job)
-    quiet(house, job, FLOOR_S + 1.0)
-    assert lines(house, "stalled", "stall over") == ["stalled"]
-    [began] = [line for line in house.engine.state.stories if line.what == "stalled"]
+    quiet(harness, job, FLOOR_S)
+    assert job.gaps.stalled_since_s == harness.sim.loop.now_s - FLOOR_S
+    assert not is_watched(harness, job)
+    quiet(harness, job, FLOOR_S + 1.0)
+    assert lines(harness, "stalled", "stall over") == ["stalled"]
+    [began] = [line for line in harness.engine.state.stories if line.what == "stalled"]
     assert began.reason == "no step after 5 for 120 s; its usual interval is 10 s"
-    house.wait(500.0)
-    tells(house, job, 5)  # the same again, as to a new leader, is no news
+    harness.wait(500.0)
+    tells(harness, job, 5)  # the same again, as to a new leader, is no news
     assert is_stalled(job)
-    tells(house, job, 6)
+    tells(harness, job, 6)
     assert not is_stalled(job)
-    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
-    assert house.engine.state.counters.stalls == 1
+    assert lines(harness, "stalled", "stall over") == ["stalled", "stall over"]
+    assert harness.engine.state.counters.stalls == 1
 
 
 @each_row("what", ["resized", "suspended", "another attempt", "not long enough"])
 def test_a_job_that_is_expected_to_be_silent_is_not_stalled(what: str) -> None:
     """Only a running attempt can stall, and silence counts from when its gang is as it is."""
-    house = House(training=2, inference=0)
-    job = told(house)
-    house.wait(FLOOR_S)
+    harness = Harness(training=2, inference=0)
+    job = told(harness)
+    harness.wait(FLOOR_S)
     if what == "resized":
         grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
-        house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
-        house.wait(FLOOR_S)  # a first resize may take `resize_p99_s` beyond that
+        harness.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+        harness.wait(FLOOR_S)  # a first resize may take `resize_p99_s` beyond that
     elif what == "suspended":
-        ctx = Context(house.engine.state, house.engine.settings, house.sim.loop.now_s)
+        ctx = Context(harness.engine.state, harness.engine.settings, harness.sim.loop.now_s)
         gpu_sharing.put_aside(ctx, job, "test")
         assert state(job) == JobState.SUSPENDED
     attempt = job.attempt.number + (what == "another attempt")
     quiet_s = FLOOR_S - 1.0 if what == "not long enough" else 10.0 * FLOOR_S
-    house.sim.handle(ProgressStopped(job_id=job.job_id, attempt=attempt, quiet_s=quiet_s))
+    harness.sim.handle(ProgressStopped(job_id=job.job_id, attempt=attempt, quiet_s=quiet_s))
     assert not is_stalled(job)
     if what == "resized":
-        assert not is_watched(house, job)
-        house.wait(house.engine.settings.resize_p99_s)
-        assert is_watched(house, job)
+        assert not is_watched(harness, job)
+        harness.wait(harness.engine.settings.resize_p99_s)
+        assert is_watched(harness, job)
 
 
 def test_a_stalled_job_that_is_resized_is_stalled_no_more() -> None:
     """Its ranks meet anew: that may be what it needed, and its silence counts from there."""
-    house = House(training=2, inference=0)
-    job = told(house)
-    house.wait(FLOOR_S)
-    quiet(house, job, FLOOR_S)
+    harness = Harness(training=2, inference=0)
+    job = told(harness)
+    harness.wait(FLOOR_S)
+    quiet(harness, job, FLOOR_S)
     grows = Placement(node=NodeName("t1"), worker_count=1, is_flexible=True)
-    house.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
+    harness.decide(Resize(job_id=job.job_id, added=(grows,), reason="test"))
     assert not is_stalled(job)
-    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
+    assert lines(harness, "stalled", "stall over") == ["stalled", "stall over"]
 
 
 def with_timeout(
-    house: House, *, timeout_s: float, max_restarts: int = 2, codes: tuple[int, ...] = ()
+    harness: Harness, *, timeout_s: float, max_restarts: int = 2, codes: tuple[int, ...] = ()
 ) -> JobEntry:
     """A job with `stall_timeout_s` that has told some steps."""
-    job = told(house)
+    job = told(harness)
     job.spec = make_spec(
         job.spec.name,
         workers=(1, 2),
@@ -159,17 +159,17 @@ def with_timeout(
 def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
     """By its own fault of the class `stalled`, asked to save as before any stop, after a back-off;
     shorter than what else counts as a stall it is the user's word."""
-    house = House(training=2, inference=0)
-    job = with_timeout(house, timeout_s=timeout_s, codes=(7,))
-    house.wait(timeout_s - 1.0)
-    quiet(house, job, timeout_s - 1.0)
+    harness = Harness(training=2, inference=0)
+    job = with_timeout(harness, timeout_s=timeout_s, codes=(7,))
+    harness.wait(timeout_s - 1.0)
+    quiet(harness, job, timeout_s - 1.0)
     assert state(job) == JobState.RUNNING
-    house.wait(1.0)
-    assert is_watched(house, job)
-    quiet(house, job, timeout_s)
+    harness.wait(1.0)
+    assert is_watched(harness, job)
+    quiet(harness, job, timeout_s)
     assert state(job) == JobState.PREEMPTING
     assert {worker.stop for worker in job.workers.values()} == {StopReason.PREEMPT}
-    house.wait(10.0)
+    harness.wait(10.0)
     assert state(job) == JobState.PENDING
     assert (job.counts.own_faults, job.counts.node_faults, job.counts.preemptions) == (1, 0, 0)
     failure = job.retry.failure
@@ -177,7 +177,7 @@ def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
     assert (failure.reason, failure.retry) == ("stalled", RetryClass.BACK_OFF)
     assert job.retry.at_s is not None
     assert not is_stalled(job)
-    assert lines(house, "stalled", "stall over") == ["stalled", "stall over"]
+    assert lines(harness, "stalled", "stall over") == ["stalled", "stall over"]
     assert (
         job.error
         == f"stalled: no step after 5 for {timeout_s:.0f} s; stall_timeout_s is {timeout_s:g} s"
@@ -186,40 +186,40 @@ def test_a_stall_timeout_starts_the_attempt_again(timeout_s: float) -> None:
 
 def test_stalls_use_up_the_retry_budget() -> None:
     """The job that stalls once more than `retry.max_restarts` fails."""
-    house = House(training=2, inference=0)
-    job = with_timeout(house, timeout_s=60.0, max_restarts=1)
+    harness = Harness(training=2, inference=0)
+    job = with_timeout(harness, timeout_s=60.0, max_restarts=1)
     job.counts.own_faults = 1
-    house.wait(60.0)
-    quiet(house, job, 60.0)
-    house.wait(10.0)
+    harness.wait(60.0)
+    quiet(harness, job, 60.0)
+    harness.wait(10.0)
     assert state(job) == JobState.FAILED
 
 
 def test_an_attempt_that_hangs_as_it_starts_is_found_too() -> None:
     """A job that told progress before is silent from the start of its next attempt on, and has as
     long as it took then, and a start."""
-    house = House(training=2, inference=0)
-    job = with_timeout(house, timeout_s=900.0)
-    house.wait(900.0)
-    quiet(house, job, 900.0)
-    house.wait(10.0)
-    house.wait(30.0)
-    house.start(job, "t0")
+    harness = Harness(training=2, inference=0)
+    job = with_timeout(harness, timeout_s=900.0)
+    harness.wait(900.0)
+    quiet(harness, job, 900.0)
+    harness.wait(10.0)
+    harness.wait(30.0)
+    harness.start(job, "t0")
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 2)
-    house.wait(FLOOR_S)
-    assert not is_watched(house, job)
-    house.wait(50.0)
-    assert is_watched(house, job)
-    quiet(house, job, FLOOR_S + 50.0)
+    harness.wait(FLOOR_S)
+    assert not is_watched(harness, job)
+    harness.wait(50.0)
+    assert is_watched(harness, job)
+    quiet(harness, job, FLOOR_S + 50.0)
     assert is_stalled(job)
 
 
 def test_a_job_that_never_told_progress_is_never_watched() -> None:
     """Nothing is known of what is usual for it."""
-    house = House(training=2, inference=0)
-    job = house.submit("j", work_s=1e6)
-    house.start(job, "t0")
-    house.wait(1e5)
-    assert not is_watched(house, job)
-    quiet(house, job, 1e5)
+    harness = Harness(training=2, inference=0)
+    job = harness.submit("j", work_s=1e6)
+    harness.start(job, "t0")
+    harness.wait(1e5)
+    assert not is_watched(harness, job)
+    quiet(harness, job, 1e5)
     assert not is_stalled(job)

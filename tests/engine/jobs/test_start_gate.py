@@ -54,23 +54,27 @@ from coordinator.policies.registry import policy
 from coordinator.workloads.shaping import linear
 from tests.builders import make_spec
 from tests.draws import words
-from tests.engine.house import House, start, state
+from tests.engine.harness import Harness, start, state
 from tests.engine.scripted_nodes import journalled
 from tests.policies.counted_calls import calls
 
 K = DependencyKind
 
 
-def _line(*, kept: int = 2000, nodes: int = 1) -> House:
+def _line(*, kept: int = 2000, nodes: int = 1) -> Harness:
     """A cell of one node that takes the first job that waits, and forgets ended jobs soon."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0, finished_jobs_kept=kept)
-    house = House(training=nodes, inference=0, settings=settings)
-    house.engine.policy = policy("fifo")
-    return house
+    harness = Harness(training=nodes, inference=0, settings=settings)
+    harness.engine.policy = policy("fifo")
+    return harness
 
 
 def _submit(
-    house: House, name: str, *after: tuple[DependencyKind, str], is_held: bool = False, **spec: Any
+    harness: Harness,
+    name: str,
+    *after: tuple[DependencyKind, str],
+    is_held: bool = False,
+    **spec: Any,
 ) -> JobEntry:
     """A job of 30 s on the whole node, that saves."""
     asked = make_spec(
@@ -86,7 +90,7 @@ def _submit(
     if is_held:
         asked = replace(asked, is_held=True)
     job_id = JobId(name)
-    house.sim.runtime.add(
+    harness.sim.runtime.add(
         job_id,
         work_s=30.0 * asked.workers.min,
         speedup=linear(asked.workers),
@@ -94,13 +98,17 @@ def _submit(
         path=asked.checkpoint.path,
     )
     event = JobSubmitted(job_id=job_id, spec=asked, tenant="t", user="u")
-    house.sim.handle(journalled(event))
-    house.settle()
-    return house.engine.state.jobs[job_id]
+    harness.sim.handle(journalled(event))
+    harness.settle()
+    return harness.engine.state.jobs[job_id]
 
 
 def _submit_array(
-    house: House, name: str, *after: tuple[DependencyKind, str], is_held: bool = False, **array: Any
+    harness: Harness,
+    name: str,
+    *after: tuple[DependencyKind, str],
+    is_held: bool = False,
+    **array: Any,
 ) -> ArrayEntry:
     """An array of tasks of 10 s, each on the whole node."""
     asked = make_spec(
@@ -113,22 +121,24 @@ def _submit_array(
         depends_on=tuple(Dependency(job=job, when=when) for when, job in after) or UNSET,
     )
     for index in array_text.indices(array["indices"]):
-        house.sim.runtime.add(
+        harness.sim.runtime.add(
             JobId(f"{name}_{index}"),
             work_s=10.0,
             speedup=linear(asked.workers),
             gpus_per_worker=8,
             path=f"/ckpt/{name}-{index}",
         )
-    house.sim.handle(journalled(JobSubmitted(job_id=JobId(name), spec=asked, tenant="t", user="u")))
-    house.settle()
-    return house.engine.state.arrays[JobId(name)]
+    harness.sim.handle(
+        journalled(JobSubmitted(job_id=JobId(name), spec=asked, tenant="t", user="u"))
+    )
+    harness.settle()
+    return harness.engine.state.arrays[JobId(name)]
 
 
-def _change(house: House, job: JobEntry | ArrayEntry, **values: Any) -> None:
+def _change(harness: Harness, job: JobEntry | ArrayEntry, **values: Any) -> None:
     event = JobChanged(job_id=start_gate.id_of(job), by="t/u", change=JobChange(**values))
-    house.sim.handle(journalled(event))
-    house.settle()
+    harness.sim.handle(journalled(event))
+    harness.settle()
 
 
 # --- the property ------------------------------------------------------------------------------
@@ -157,9 +167,9 @@ def _op(word: int) -> Op:
 OPS = words(10, 30).map(lambda story: [_op(word) for word in story])
 
 
-def _event(house: House, op: Op) -> Event | None:
+def _event(harness: Harness, op: Op) -> Event | None:
     """The order of one step about some job or array, whether or not it fits."""
-    known, named = _known(house), _named(house)
+    known, named = _known(harness), _named(harness)
     if not known:
         return None
     job_id, other = known[op.a % len(known)], named[op.b % len(named)]
@@ -180,39 +190,39 @@ def _event(house: House, op: Op) -> Event | None:
             return None
 
 
-def _known(house: House) -> list[JobId]:
+def _known(harness: Harness) -> list[JobId]:
     """Jobs and arrays."""
-    return [*house.engine.state.jobs, *house.engine.state.arrays]
+    return [*harness.engine.state.jobs, *harness.engine.state.arrays]
 
 
-def _named(house: House) -> list[JobId]:
+def _named(harness: Harness) -> list[JobId]:
     """What a dependency may name: those, and the last task of each array."""
-    return [*_known(house), *(array.task_id(2) for array in house.engine.state.arrays.values())]
+    return [*_known(harness), *(array.task_id(2) for array in harness.engine.state.arrays.values())]
 
 
-def _after(house: House, op: Op) -> list[tuple[DependencyKind, str]]:
+def _after(harness: Harness, op: Op) -> list[tuple[DependencyKind, str]]:
     """What a job that this step submits depends on."""
-    named = _named(house)
+    named = _named(harness)
     return [(op.kind, named[op.b % len(named)])] if named and op.a % 3 else []
 
 
-def _perform(house: House, op: Op, number: int) -> None:
+def _perform(harness: Harness, op: Op, number: int) -> None:
     if op.what == "submit":
-        _submit(house, f"j{number}", *_after(house, op), is_held=op.a % 4 == 1)
+        _submit(harness, f"j{number}", *_after(harness, op), is_held=op.a % 4 == 1)
     elif op.what == "array":
         throttle = (None, 1, 2)[op.b % 3]
         held = op.a % 4 == 1
-        _submit_array(house, f"a{number}", *_after(house, op), is_held=held, indices="0-2",
+        _submit_array(harness, f"a{number}", *_after(harness, op), is_held=held, indices="0-2",
                       throttle=throttle)  # fmt: skip
     elif op.what == "wait":
-        house.wait((1.0, 7.0, 40.0)[op.a % 3])
+        harness.wait((1.0, 7.0, 40.0)[op.a % 3])
     elif op.what == "fail":
-        for node in house.sim.nodes.values():
+        for node in harness.sim.nodes.values():
             for key in node.keys()[:1]:
                 node.exited(key, 1)
-    elif (event := _event(house, op)) is not None:
-        house.sim.handle(journalled(event))
-    house.settle()
+    elif (event := _event(harness, op)) is not None:
+        harness.sim.handle(journalled(event))
+    harness.settle()
 
 
 ENDS = ("succeeded", "failed", "cancelled")
@@ -235,10 +245,10 @@ class Story:
         """Tasks that a person released, and has not held since with their array."""
         self._seen = 0
 
-    def read(self, house: House) -> None:
+    def read(self, harness: Harness) -> None:
         """No job starts while it is held, or before what it depends on; no task while its array is
         held, or before what that depends on."""
-        state = house.engine.state
+        state = harness.engine.state
         for one in state.arrays.values():  # of tasks that never were jobs no line tells
             self._ended |= {one.task_id(place): "cancelled" for place in one.cancelled}
         for line in state.stories[self._seen - state.stories_dropped :]:
@@ -287,9 +297,9 @@ def test_no_job_starts_behind_a_shut_gate_and_each_that_is_opened_ends(ops: list
     Once all holds are released and all dependencies taken away, every job comes to its end. The
     same events give the same state again from a snapshot in the middle.
     """
-    house, story = _line(kept=1), Story()
+    harness, story = _line(kept=1), Story()
     later: list[tuple[float, Event]] = []
-    real, middle = house.engine.handle, b""
+    real, middle = harness.engine.handle, b""
 
     def recording(event: Event, *, now_s: float) -> Any:
         later.append((now_s, event))
@@ -297,26 +307,26 @@ def test_no_job_starts_behind_a_shut_gate_and_each_that_is_opened_ends(ops: list
 
     for number, op in enumerate(ops):
         if number == len(ops) // 2:
-            middle = house.engine.encode_state()
-            house.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
+            middle = harness.engine.encode_state()
+            harness.engine.handle = recording  # type: ignore[method-assign]  # a tap, not a mock
         if op.what in ("submit", "array"):
-            each = tuple(Dependency(job=job, when=when) for when, job in _after(house, op))
+            each = tuple(Dependency(job=job, when=when) for when, job in _after(harness, op))
             story.asked[f"{'j' if op.what == 'submit' else 'a'}{number}"] = each
-        _perform(house, op, number)
-        story.read(house)
-        _recount(house.engine)
-    again = Engine(house.engine.settings, decode_state(middle))
+        _perform(harness, op, number)
+        story.read(harness)
+        _recount(harness.engine)
+    again = Engine(harness.engine.settings, decode_state(middle))
     for now_s, event in later:
         again.handle(event, now_s=now_s)
-    assert again.encode_state() == house.engine.encode_state()
-    for job_id in [*house.engine.state.live_jobs, *house.engine.state.live_arrays]:
-        house.sim.handle(JobsReleased(job_ids=(job_id,), by="t/u"))
+    assert again.encode_state() == harness.engine.encode_state()
+    for job_id in [*harness.engine.state.live_jobs, *harness.engine.state.live_arrays]:
+        harness.sim.handle(JobsReleased(job_ids=(job_id,), by="t/u"))
         none = JobChange(depends_on=())
-        house.sim.handle(JobChanged(job_id=job_id, by="t/u", change=none))
-    house.wait(3000.0)
-    story.read(house)
-    assert not (house.engine.state.live_jobs or house.engine.state.live_arrays)
-    assert not (house.engine.state.dependents or house.engine.state.gated_jobs)
+        harness.sim.handle(JobChanged(job_id=job_id, by="t/u", change=none))
+    harness.wait(3000.0)
+    story.read(harness)
+    assert not (harness.engine.state.live_jobs or harness.engine.state.live_arrays)
+    assert not (harness.engine.state.dependents or harness.engine.state.gated_jobs)
 
 
 def _recount(engine: Engine) -> None:
@@ -352,59 +362,59 @@ def test_what_an_end_means_for_a_job_that_waits_for_it(
     when: DependencyKind, end: str, starts: bool
 ) -> None:
     """It starts, or it waits for ever and says why, also when the other job is forgotten."""
-    house = _line(kept=0)
-    first = _submit(house, "first")
-    second = _submit(house, "second", (when, "first"), (K.ENDED, "first"))
+    harness = _line(kept=0)
+    first = _submit(harness, "first")
+    second = _submit(harness, "second", (when, "first"), (K.ENDED, "first"))
     assert start_gate.kind(second) == Gate.DEPENDENCY
     if end == "cancelled":
-        house.sim.handle(JobCancelRequested(job_id=first.job_id, by="t/u"))
-    house.wait(40.0)
-    assert first.job_id not in house.engine.state.jobs
+        harness.sim.handle(JobCancelRequested(job_id=first.job_id, by="t/u"))
+    harness.wait(40.0)
+    assert first.job_id not in harness.engine.state.jobs
     if starts:
         assert second.attempt.number == 1
         return
     assert start_gate.kind(second) == Gate.NEVER
-    [why] = house.engine.explain.blockers(second.job_id)
+    [why] = harness.engine.explain.blockers(second.job_id)
     said = "succeed, which was cancelled" if when == K.OK else "fail, which succeeded"
     assert f"first to {said}" in why
-    assert not house.engine.state.dependents
+    assert not harness.engine.state.dependents
 
 
 def test_a_job_follows_the_start_of_another() -> None:
     """`started` holds once the gang runs, and no earlier."""
-    house = _line(nodes=2)
-    first = _submit(house, "first", is_held=True)
-    second = _submit(house, "second", (K.STARTED, "first"))
-    house.wait(10.0)
+    harness = _line(nodes=2)
+    first = _submit(harness, "first", is_held=True)
+    second = _submit(harness, "second", (K.STARTED, "first"))
+    harness.wait(10.0)
     assert (first.attempt.number, second.attempt.number) == (0, 0)
-    house.sim.handle(JobsReleased(job_ids=(first.job_id,), by="t/u"))
-    house.wait(10.0)
+    harness.sim.handle(JobsReleased(job_ids=(first.job_id,), by="t/u"))
+    harness.wait(10.0)
     assert state(first) == state(second) == JobState.RUNNING
 
 
 def test_jobs_cannot_wait_for_themselves() -> None:
     """A change that closes a circle is refused, as is a job that is not there."""
-    house = _line()
-    first = _submit(house, "first", is_held=True)
-    second = _submit(house, "second", (K.OK, "first"))
-    third = _submit(house, "third", (K.OK, "second"))
+    harness = _line()
+    first = _submit(harness, "first", is_held=True)
+    second = _submit(harness, "second", (K.OK, "first"))
+    third = _submit(harness, "third", (K.OK, "second"))
     for asked in ("first", "second", "third", "nobody"):
         change = JobChange(depends_on=(Dependency(job=asked, when=K.OK),))
-        found = changes.why_not(house.engine.state, first, change)
+        found = changes.why_not(harness.engine.state, first, change)
         assert found is not None and found.field == "depends_on", asked
     change = JobChange(depends_on=(Dependency(job="first", when=K.OK),))
-    assert changes.why_not(house.engine.state, third, change) is None
+    assert changes.why_not(harness.engine.state, third, change) is None
     assert not second.attempt.number
 
 
 def test_a_change_of_dependencies_frees_a_job_that_could_never_start() -> None:
     """The old ones are forgotten, and the new ones count at once."""
-    house = _line()
-    first = _submit(house, "first")
-    second = _submit(house, "second", (K.NOT_OK, "first"))
-    house.wait(40.0)
+    harness = _line()
+    first = _submit(harness, "first")
+    second = _submit(harness, "second", (K.NOT_OK, "first"))
+    harness.wait(40.0)
     assert start_gate.kind(second) == Gate.NEVER
-    _change(house, second, depends_on=(Dependency(job="first", when=K.OK),))
+    _change(harness, second, depends_on=(Dependency(job="first", when=K.OK),))
     assert start_gate.kind(second) is None
     assert (state(first), state(second)) == (JobState.SUCCEEDED, JobState.RUNNING)
 
@@ -414,59 +424,59 @@ def test_a_change_of_dependencies_frees_a_job_that_could_never_start() -> None:
 
 def test_no_decision_starts_a_held_job() -> None:
     """Whatever a policy decides: the engine refuses it."""
-    house = House()
-    job = house.submit()
-    house.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
-    assert house.refusals(start(job, "t0")) == ["j is not in the queue"]
-    house.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
-    house.start(job, "t0")
+    harness = Harness()
+    job = harness.submit()
+    harness.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
+    assert harness.refusals(start(job, "t0")) == ["j is not in the queue"]
+    harness.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
+    harness.start(job, "t0")
     assert job.attempt.number == 1
 
 
 def test_time_behind_a_shut_gate_is_no_queueing_time() -> None:
     """Neither of a hold at submission nor of a later one."""
-    house = _line()
-    _submit(house, "first")
-    second = _submit(house, "second", is_held=True)
-    house.wait(10.0)
-    now_s = house.sim.loop.now_s
+    harness = _line()
+    _submit(harness, "first")
+    second = _submit(harness, "second", is_held=True)
+    harness.wait(10.0)
+    now_s = harness.sim.loop.now_s
     assert queueing_s(second, now_s) == 0.0
-    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
-    house.wait(5.0)
-    house.sim.handle(JobsHeld(job_ids=(second.job_id,), by="t/u"))
-    house.wait(100.0)
-    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
-    house.wait(10.0)
+    harness.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    harness.wait(5.0)
+    harness.sim.handle(JobsHeld(job_ids=(second.job_id,), by="t/u"))
+    harness.wait(100.0)
+    harness.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    harness.wait(10.0)
     assert state(second) == JobState.RUNNING
-    assert 5.0 <= queueing_s(second, house.sim.loop.now_s) < 15.0
+    assert 5.0 <= queueing_s(second, harness.sim.loop.now_s) < 15.0
 
 
 def test_a_requeue_keeps_the_checkpoint_and_charges_no_restart() -> None:
     """It is a preemption that a person ordered: grace, then the queue."""
-    house = _line()
-    job = _submit(house, "first")
-    house.wait(20.0)
+    harness = _line()
+    job = _submit(harness, "first")
+    harness.wait(20.0)
     event = JobsRequeued(job_ids=(job.job_id,), by="t/u", is_held=True)
-    house.sim.handle(journalled(event))
+    harness.sim.handle(journalled(event))
     assert (state(job), job.loss is not None and job.loss.is_ordered) == (JobState.PREEMPTING, True)
-    house.wait(10.0)
+    harness.wait(10.0)
     assert (state(job), job.gate.held_by) == (JobState.PENDING, "t/u")
     assert (job.counts.preemptions, job.counts.own_faults) == (1, 0)
     assert job.saves.checkpoint is not None
-    house.wait(50.0)
+    harness.wait(50.0)
     assert state(job) == JobState.PENDING
-    house.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
-    house.wait(50.0)
+    harness.sim.handle(JobsReleased(job_ids=(job.job_id,), by="t/u"))
+    harness.wait(50.0)
     assert (state(job), job.attempt.number) == (JobState.SUCCEEDED, 2)
     assert "submit it again" in person_orders.why_not_requeued(job, is_held=False)
 
 
 def test_a_hold_of_a_running_job_names_the_order_that_does_it() -> None:
     """And changes nothing."""
-    house = _line()
-    job = _submit(house, "first")
-    house.wait(10.0)
-    house.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
+    harness = _line()
+    job = _submit(harness, "first")
+    harness.wait(10.0)
+    harness.sim.handle(JobsHeld(job_ids=(job.job_id,), by="t/u"))
     assert (state(job), job.gate.is_shut) == (JobState.RUNNING, False)
     assert "aryl job requeue first --hold" in person_orders.why_not_held(job)
 
@@ -476,53 +486,53 @@ def test_a_hold_of_a_running_job_names_the_order_that_does_it() -> None:
 
 def test_a_running_job_ends_at_a_limit_that_it_has_passed() -> None:
     """By the usual path; without the limit it goes on."""
-    house = _line(nodes=2)
-    first = _submit(house, "first", time_limit_s=25.0)
-    second = _submit(house, "second")
-    house.wait(20.0)
-    _change(house, first, time_limit_s=None)
-    _change(house, second, time_limit_s=10.0)
-    house.wait(20.0)
+    harness = _line(nodes=2)
+    first = _submit(harness, "first", time_limit_s=25.0)
+    second = _submit(harness, "second")
+    harness.wait(20.0)
+    _change(harness, first, time_limit_s=None)
+    _change(harness, second, time_limit_s=10.0)
+    harness.wait(20.0)
     assert state(first) == JobState.SUCCEEDED
     assert (state(second), second.error) == (JobState.FAILED, "ran into its time_limit_s of 10 s")
 
 
 def test_a_new_priority_is_that_of_the_queue() -> None:
     """Policies see it in the next pass."""
-    house = _line()
-    _submit(house, "first")
-    _submit(house, "second")
-    third = _submit(house, "third")
-    _change(house, third, priority=7)
-    views = {view.job_id: view.priority for view in house.engine.snapshot().jobs}
+    harness = _line()
+    _submit(harness, "first")
+    _submit(harness, "second")
+    third = _submit(harness, "third")
+    _change(harness, third, priority=7)
+    views = {view.job_id: view.priority for view in harness.engine.snapshot().jobs}
     assert views[third.job_id] == 7
 
 
 def test_a_lower_maximum_shrinks_a_job_that_runs() -> None:
     """Flexible workers beyond it leave by one resize; a minimum stays while there are workers."""
-    house = House(training=4)
-    job = house.submit(workers=(1, 4))
-    house.start(job, "t0", flexible=("t1", "t2", "t3"))
-    house.wait(5.0)
+    harness = Harness(training=4)
+    job = harness.submit(workers=(1, 4))
+    harness.start(job, "t0", flexible=("t1", "t2", "t3"))
+    harness.wait(5.0)
     assert job.running_workers == 4
     change = JobChange(workers=WorkerRange(min=2, max=2))
-    found = changes.why_not(house.engine.state, job, change)
+    found = changes.why_not(harness.engine.state, job, change)
     assert found is not None and found.field == "workers"
-    _change(house, job, workers=WorkerRange(min=1, max=2))
-    house.wait(40.0)
+    _change(harness, job, workers=WorkerRange(min=1, max=2))
+    harness.wait(40.0)
     assert (state(job), sorted(job.workers), job.counts.resizes) == (JobState.RUNNING, [0, 1], 1)
-    assert not house.engine.state.oversized_jobs
-    house.sim.ask_pass()
-    house.settle()
-    assert not house.engine.state.oversized_jobs
+    assert not harness.engine.state.oversized_jobs
+    harness.sim.ask_pass()
+    harness.settle()
+    assert not harness.engine.state.oversized_jobs
 
 
 def test_a_new_range_of_a_job_before_its_pre_run_is_that_of_the_gang() -> None:
     """The pre-run stays one worker, and the estimate is that of the new gang."""
-    house = _line()
-    job = _submit(house, "first", is_held=True, workers=(2, 2), prerun=PrerunSpec(time_s=60.0))
+    harness = _line()
+    job = _submit(harness, "first", is_held=True, workers=(2, 2), prerun=PrerunSpec(time_s=60.0))
     assert job.spec.prerun.gang is not None
-    _change(house, job, workers=WorkerRange(min=3, max=4))
+    _change(harness, job, workers=WorkerRange(min=3, max=4))
     gang = prerun_spec.submitted(job)
     assert (job.spec.workers.max, gang.workers) == (1, WorkerRange(min=3, max=4))
     assert (gang.is_held, job.estimate.expected_work_s) == (True, 90.0)
@@ -531,16 +541,16 @@ def test_a_new_range_of_a_job_before_its_pre_run_is_that_of_the_gang() -> None:
 
 def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:
     """Nothing is resized before the gang runs, or in a frozen cell."""
-    house = House(training=4, delays=None)
-    job = house.submit(workers=(1, 3))
-    house.start(job, "t0", flexible=("t1", "t2"))
-    house.wait(5.0)
-    house.engine.state.is_frozen = True
-    _change(house, job, workers=WorkerRange(min=1, max=1))
-    house.wait(20.0)
-    assert (job.running_workers, list(house.engine.state.oversized_jobs)) == (3, [job.job_id])
-    house.engine.state.is_frozen = False
-    outcome = house.engine.handle(PassDue(), now_s=house.sim.loop.now_s)
+    harness = Harness(training=4, delays=None)
+    job = harness.submit(workers=(1, 3))
+    harness.start(job, "t0", flexible=("t1", "t2"))
+    harness.wait(5.0)
+    harness.engine.state.is_frozen = True
+    _change(harness, job, workers=WorkerRange(min=1, max=1))
+    harness.wait(20.0)
+    assert (job.running_workers, list(harness.engine.state.oversized_jobs)) == (3, [job.job_id])
+    harness.engine.state.is_frozen = False
+    outcome = harness.engine.handle(PassDue(), now_s=harness.sim.loop.now_s)
     [resize] = outcome.decisions
     assert isinstance(resize, Resize) and resize.removed_workers == (2, 1)
 
@@ -555,28 +565,28 @@ def test_a_shrink_waits_for_the_gang_and_for_the_end_of_a_freeze() -> None:
 )
 def test_a_change_is_checked_as_a_submission_is(change: JobChange, field: str) -> None:
     """By field; and what is refused changes nothing."""
-    house = _line()
-    job = _submit(house, "first", is_held=True)
-    house.wait(10.0)
-    house.sim.ask_pass()
-    house.settle()
-    before = house.engine.encode_state()
-    found = changes.why_not(house.engine.state, job, change)
+    harness = _line()
+    job = _submit(harness, "first", is_held=True)
+    harness.wait(10.0)
+    harness.sim.ask_pass()
+    harness.settle()
+    before = harness.engine.encode_state()
+    found = changes.why_not(harness.engine.state, job, change)
     assert found is not None and found.field == field
-    house.engine.handle(
-        JobChanged(job_id=job.job_id, by="t/u", change=change), now_s=house.sim.loop.now_s
+    harness.engine.handle(
+        JobChanged(job_id=job.job_id, by="t/u", change=change), now_s=harness.sim.loop.now_s
     )
-    assert house.engine.encode_state() == before
+    assert harness.engine.encode_state() == before
 
 
 def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
     """An agent of an older version takes the order; the spec of the job keeps it."""
-    house = _line()
-    _submit(house, "first")
-    second = _submit(house, "second", (K.ENDED, "first"), is_held=True)
-    house.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
-    house.wait(40.0)
-    [order] = house.engine.desired(NodeName("t0")).workers
+    harness = _line()
+    _submit(harness, "first")
+    second = _submit(harness, "second", (K.ENDED, "first"), is_held=True)
+    harness.sim.handle(JobsReleased(job_ids=(second.job_id,), by="t/u"))
+    harness.wait(40.0)
+    [order] = harness.engine.desired(NodeName("t0")).workers
     assert order.key.job_id == second.job_id
     assert order.spec == replace(
         numbers.ordered(second.spec, second.number), depends_on=UNSET, is_held=UNSET
@@ -589,21 +599,21 @@ def test_no_order_to_a_node_has_what_matters_before_a_start_alone() -> None:
 
 def test_an_array_behind_a_shut_gate_has_no_task_in_the_line() -> None:
     """Neither while it is held nor before its dependencies hold; that time is no queueing time."""
-    house = _line()
-    _submit(house, "first")
-    array = _submit_array(house, "a", (K.OK, "first"), is_held=True, indices="0-4")
+    harness = _line()
+    _submit(harness, "first")
+    array = _submit_array(harness, "a", (K.OK, "first"), is_held=True, indices="0-4")
     assert (list(array.live), start_gate.kind(array)) == ([], Gate.HELD)
-    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    harness.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
     assert (list(array.live), start_gate.kind(array)) == ([], Gate.DEPENDENCY)
-    [why] = start_gate.why_shut(house.engine.state, array)
+    [why] = start_gate.why_shut(harness.engine.state, array)
     assert "first to succeed" in why
-    assert array.queueing_s(house.sim.loop.now_s) == 0.0
-    house.wait(35.0)
+    assert array.queueing_s(harness.sim.loop.now_s) == 0.0
+    harness.wait(35.0)
     assert (len(array.live), start_gate.kind(array)) == (5, None)
-    task = house.engine.state.jobs[JobId("a_0")]
+    task = harness.engine.state.jobs[JobId("a_0")]
     assert (task.spec.is_held, task.spec.depends_on) == (UNSET, UNSET)
-    assert array.queueing_s(house.sim.loop.now_s) < 10.0
-    house.wait(120.0)
+    assert array.queueing_s(harness.sim.loop.now_s) < 10.0
+    harness.wait(120.0)
     assert array.outcome == JobState.SUCCEEDED
 
 
@@ -618,103 +628,103 @@ def test_a_job_waits_for_an_array_or_for_a_task_of_it(
     when: DependencyKind, name: str, *, at_start: bool, at_end: bool
 ) -> None:
     """A task counts while it waits in its array, and after it was forgotten as a job."""
-    house = _line(kept=1, nodes=2)
-    array = _submit_array(house, "a", indices="0-3", throttle=1)
-    job = _submit(house, "job", (when, name))
-    house.wait(8.0)
+    harness = _line(kept=1, nodes=2)
+    array = _submit_array(harness, "a", indices="0-3", throttle=1)
+    job = _submit(harness, "job", (when, name))
+    harness.wait(8.0)
     assert (list(array.live), bool(job.attempt.number)) == (["a_0"], at_start)
-    house.wait(200.0)
+    harness.wait(200.0)
     assert array.outcome == JobState.SUCCEEDED
-    assert JobId("a_2") not in house.engine.state.jobs
+    assert JobId("a_2") not in harness.engine.state.jobs
     assert bool(job.attempt.number) == at_end
-    later = _submit(house, "later", (when, "a_2"))
+    later = _submit(harness, "later", (when, "a_2"))
     assert (start_gate.kind(later) == Gate.NEVER) == (when == K.NOT_OK)
 
 
 def test_a_task_that_is_cancelled_in_its_array_settles_what_waits_for_it() -> None:
     """It has never been a job."""
-    house = _line()
-    array = _submit_array(house, "a", indices="0-9", throttle=1)
-    job = _submit(house, "job", (K.NOT_OK, "a_7"))
+    harness = _line()
+    array = _submit_array(harness, "a", indices="0-9", throttle=1)
+    job = _submit(harness, "job", (K.NOT_OK, "a_7"))
     event = JobCancelRequested(job_id=array.array_id, by="t/u", indices="7-8")
-    house.sim.handle(journalled(event))
+    harness.sim.handle(journalled(event))
     assert start_gate.kind(job) is None
-    assert not house.engine.state.dependents
+    assert not harness.engine.state.dependents
 
 
 def test_neither_an_array_nor_its_tasks_wait_for_themselves() -> None:
     """An array and its tasks are one here, through other jobs too."""
-    house = _line()
-    _submit(house, "first")
-    array = _submit_array(house, "a", (K.OK, "first"), indices="0-9")
-    _submit(house, "second", (K.ENDED, "a_3"))
+    harness = _line()
+    _submit(harness, "first")
+    array = _submit_array(harness, "a", (K.OK, "first"), indices="0-9")
+    _submit(harness, "second", (K.ENDED, "a_3"))
     for asked in ("a", "a_3", "second", "a_77"):
         change = JobChange(depends_on=(Dependency(job=asked, when=K.ENDED),))
-        found = array_orders.why_not_changed(house.engine.state, array, change)
+        found = array_orders.why_not_changed(harness.engine.state, array, change)
         assert found is not None and found.field == "depends_on", asked
-    house.wait(35.0)
-    task = house.engine.state.jobs[JobId("a_5")]
+    harness.wait(35.0)
+    task = harness.engine.state.jobs[JobId("a_5")]
     for asked in ("a", "a_3", "second"):
         change = JobChange(depends_on=(Dependency(job=asked, when=K.ENDED),))
-        found = changes.why_not(house.engine.state, task, change)
+        found = changes.why_not(harness.engine.state, task, change)
         assert found is not None and found.field == "depends_on", asked
 
 
 def test_a_held_array_leaves_the_line_but_for_what_runs() -> None:
     """A task that loses its GPUs meanwhile waits until the release, and none counts twice."""
-    house = _line()
-    array = _submit_array(house, "a", indices="0-9", throttle=5)
-    house.wait(8.0)
+    harness = _line()
+    array = _submit_array(harness, "a", indices="0-9", throttle=5)
+    harness.wait(8.0)
     assert len(array.live) == 5
-    house.sim.handle(JobsHeld(job_ids=(JobId("a"),), by="t/u"))
+    harness.sim.handle(JobsHeld(job_ids=(JobId("a"),), by="t/u"))
     assert list(array.live) == ["a_0"]
-    house.sim.handle(journalled(JobsRequeued(job_ids=(JobId("a"),), by="t/u")))
-    house.wait(60.0)
-    first = house.engine.state.jobs[JobId("a_0")]
+    harness.sim.handle(journalled(JobsRequeued(job_ids=(JobId("a"),), by="t/u")))
+    harness.wait(60.0)
+    first = harness.engine.state.jobs[JobId("a_0")]
     assert (state(first), start_gate.kind(first)) == (JobState.PENDING, Gate.HELD)
-    assert array_orders.why_not_requeued(house.engine.state, array, is_held=True).endswith(
+    assert array_orders.why_not_requeued(harness.engine.state, array, is_held=True).endswith(
         "aryl job hold a holds it"
     )
-    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
-    house.wait(300.0)
+    harness.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    harness.wait(300.0)
     assert (array.outcome, first.attempt.number) == (JobState.SUCCEEDED, 2)
-    assert house.engine.state.counters.jobs_submitted == 10
+    assert harness.engine.state.counters.jobs_submitted == 10
 
 
 def test_a_task_that_a_person_held_stays_a_job() -> None:
     """A lower throttle does not take it back into an array that knows nothing of its hold."""
-    house = _line()
-    array = _submit_array(house, "a", indices="0-9", throttle=5)
-    house.sim.handle(JobsHeld(job_ids=(JobId("a_4"),), by="t/u"))
-    house.sim.handle(ArrayThrottled(job_id=array.array_id, by="t/u", throttle=1))
+    harness = _line()
+    array = _submit_array(harness, "a", indices="0-9", throttle=5)
+    harness.sim.handle(JobsHeld(job_ids=(JobId("a_4"),), by="t/u"))
+    harness.sim.handle(ArrayThrottled(job_id=array.array_id, by="t/u", throttle=1))
     assert JobId("a_4") in array.live
-    house.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
-    house.wait(300.0)
+    harness.sim.handle(JobsReleased(job_ids=(JobId("a"),), by="t/u"))
+    harness.wait(300.0)
     assert array.outcome == JobState.SUCCEEDED
 
 
 def test_a_change_of_an_array_is_one_of_its_tasks() -> None:
     """Of those to come, and of live ones as far as it fits each; dependencies until it starts."""
-    house = _line()
-    _submit(house, "first", is_held=True)
-    array = _submit_array(house, "a", indices="0-99")
-    house.wait(8.0)
-    _change(house, array, workers=WorkerRange(min=2, max=3), priority=7)
-    specs = {job_id: job.spec for job_id, job in house.engine.state.jobs.items()}
+    harness = _line()
+    _submit(harness, "first", is_held=True)
+    array = _submit_array(harness, "a", indices="0-99")
+    harness.wait(8.0)
+    _change(harness, array, workers=WorkerRange(min=2, max=3), priority=7)
+    specs = {job_id: job.spec for job_id, job in harness.engine.state.jobs.items()}
     assert (specs[JobId("a_0")].workers.min, specs[JobId("a_0")].priority) == (1, 7)
     assert (specs[JobId("a_1")].workers.min, specs[JobId("a_1")].priority) == (2, 7)
     assert array.submitted_spec is not None and array.submitted_spec.priority == 0
     after = (Dependency(job="first", when=K.OK),)
-    found = array_orders.why_not_changed(house.engine.state, array, JobChange(depends_on=after))
+    found = array_orders.why_not_changed(harness.engine.state, array, JobChange(depends_on=after))
     assert found is not None and found.field == "depends_on"
-    _change(house, array, workers=WorkerRange(min=1, max=1))
-    other = _submit_array(house, "b", indices="0-9")
-    _change(house, other, depends_on=after)
+    _change(harness, array, workers=WorkerRange(min=1, max=1))
+    other = _submit_array(harness, "b", indices="0-9")
+    _change(harness, other, depends_on=after)
     assert (list(other.live), start_gate.kind(other)) == ([], Gate.DEPENDENCY)
-    _change(house, other, depends_on=())
+    _change(harness, other, depends_on=())
     assert len(other.live) == 10
-    house.wait(60.0)
-    assert house.engine.state.jobs[JobId("a_68")].spec.priority == 7
+    harness.wait(60.0)
+    assert harness.engine.state.jobs[JobId("a_68")].spec.priority == 7
     assert len(array.in_line) == arrays.WINDOW
 
 
@@ -723,16 +733,16 @@ def test_a_change_of_an_array_is_one_of_its_tasks() -> None:
 
 def test_a_snapshot_of_before_has_no_gate_and_is_read() -> None:
     """Every job of it is in the queue."""
-    house = _line()
-    _submit(house, "first")
-    saved: dict[str, Any] = msgspec.msgpack.decode(house.engine.encode_state())
+    harness = _line()
+    _submit(harness, "first")
+    saved: dict[str, Any] = msgspec.msgpack.decode(harness.engine.encode_state())
     for table in ("gated_jobs", "dependents", "oversized_jobs"):
         del saved[table]
     for job in saved["jobs"].values():
         del job["gate"], job["submitted_spec"]
     old = decode_state(msgspec.msgpack.encode(saved))
     assert not any(job.gate.is_shut for job in old.jobs.values())
-    assert Engine(house.engine.settings, old).check() == []
+    assert Engine(harness.engine.settings, old).check() == []
 
 
 def test_jobs_behind_a_shut_gate_cost_a_pass_nothing() -> None:
@@ -740,14 +750,14 @@ def test_jobs_behind_a_shut_gate_cost_a_pass_nothing() -> None:
     come."""
 
     def cost(count: int) -> int:
-        house = _line()
-        _submit(house, "first")
+        harness = _line()
+        _submit(harness, "first")
         for number in range(count):
-            _submit(house, f"held{number}", is_held=True)
-            _submit(house, f"later{number}", (K.OK, "held0"))
-        house.wait(10.0)
-        now_s = house.sim.loop.now_s
-        house.engine.handle(PassDue(), now_s=now_s)
-        return calls(lambda: house.engine.handle(PassDue(), now_s=now_s))
+            _submit(harness, f"held{number}", is_held=True)
+            _submit(harness, f"later{number}", (K.OK, "held0"))
+        harness.wait(10.0)
+        now_s = harness.sim.loop.now_s
+        harness.engine.handle(PassDue(), now_s=now_s)
+        return calls(lambda: harness.engine.handle(PassDue(), now_s=now_s))
 
     assert cost(50) == cost(0)

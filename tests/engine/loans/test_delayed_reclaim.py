@@ -26,17 +26,17 @@ from coordinator.engine.state.tables import LoanEntry
 from coordinator.policies.contract.decisions import Loan, Reclaim
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import CHAT, House, state
+from tests.engine.harness import CHAT, Harness, state
 from tests.engine.state.test_loan_outcome import says
 from tests.tables import each_row
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
 
-def lend(house: House) -> None:
+def lend(harness: Harness) -> None:
     """Lend the first inference node."""
-    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
-    house.wait(1.0)
+    harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    harness.wait(1.0)
 
 
 def waits(wait_s: float = 30.0) -> Reclaim:
@@ -46,116 +46,116 @@ def waits(wait_s: float = 30.0) -> Reclaim:
     )
 
 
-def waiting_house(wait_s: float = 30.0) -> House:
+def waiting_harness(wait_s: float = 30.0) -> Harness:
     """Its lent node was just called back, and waits for a long job with a base worker there."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(wait_s), lend=True)
-    return house
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    harness.start(harness.submit("stays", work_s=1000.0), "i0")
+    harness.wait(1.0)
+    harness.decide(waits(wait_s), lend=True)
+    return harness
 
 
 def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     """The node takes no other work meanwhile, counts as coming, and goes home when the job ends,
     within the deadline that runs from the order."""
-    house = House(delays=QUICK)
-    lend(house)
-    job = house.submit("ends", work_s=20.0)
-    house.start(job, "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
-    (view,) = (node for node in house.engine.snapshot().nodes if node.name == "i0")
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    job = harness.submit("ends", work_s=20.0)
+    harness.start(job, "i0")
+    harness.wait(1.0)
+    harness.decide(waits(), lend=True)
+    (view,) = (node for node in harness.engine.snapshot().nodes if node.name == "i0")
     assert (view.is_schedulable, view.is_reclaimed) == (False, True)
-    other = house.submit("other", gpus_per_worker=1)
-    house.start(other, "i0")
+    other = harness.submit("other", gpus_per_worker=1)
+    harness.start(other, "i0")
     assert state(other) == JobState.PENDING
-    house.wait(59.0)
+    harness.wait(59.0)
     assert (state(job), job.counts.preemptions) == (JobState.SUCCEEDED, 0)
-    assert house.node("i0").role == NodeRole.SERVING
-    counters = house.engine.state.counters
+    assert harness.node("i0").role == NodeRole.SERVING
+    counters = harness.engine.state.counters
     assert (counters.reclaims, counters.reclaims_late, counters.preemptions) == (1, 0, 0)
     assert 20.0 < counters.reclaim_s[0] < 40.0  # not the whole wait and the way home
-    assert not house.engine.state.awaited
-    assert not house.node("i0").homecoming.is_awaited
+    assert not harness.engine.state.awaited
+    assert not harness.node("i0").homecoming.is_awaited
 
 
 def test_when_the_wait_is_over_the_job_stops() -> None:
     """An estimate was wrong: after wait_s the reclaim is one like any other, and in time."""
-    house = House(delays=QUICK)
-    lend(house)
-    job = house.submit("stays", work_s=1000.0)
-    house.start(job, "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
-    house.wait(29.0)
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    job = harness.submit("stays", work_s=1000.0)
+    harness.start(job, "i0")
+    harness.wait(1.0)
+    harness.decide(waits(), lend=True)
+    harness.wait(29.0)
     assert state(job) == JobState.RUNNING
-    house.wait(25.0)
+    harness.wait(25.0)
     assert (state(job), job.counts.preemptions) == (JobState.PENDING, 1)
-    assert house.node("i0").role == NodeRole.SERVING
-    assert house.engine.state.counters.reclaim_s == [pytest.approx(44.0)]  # 30 + 3 + 1 + 10
+    assert harness.node("i0").role == NodeRole.SERVING
+    assert harness.engine.state.counters.reclaim_s == [pytest.approx(44.0)]  # 30 + 3 + 1 + 10
 
 
 def test_flexible_workers_go_at_once() -> None:
     """Nobody waits for them: to release them costs nothing."""
-    house = House(delays=QUICK)
-    lend(house)
-    job = house.submit("ends", workers=(1, 2), gpus_per_worker=4, work_s=20.0)
-    house.start(job, "i0", flexible=("i0",))
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
-    house.wait(4.0)
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    job = harness.submit("ends", workers=(1, 2), gpus_per_worker=4, work_s=20.0)
+    harness.start(job, "i0", flexible=("i0",))
+    harness.wait(1.0)
+    harness.decide(waits(), lend=True)
+    harness.wait(4.0)
     assert [worker.is_flexible for worker in job.workers.values()] == [False]
     assert state(job) == JobState.RUNNING
 
 
 def test_a_recall_ends_the_wait() -> None:
     """What is ordered to come home now does not wait on."""
-    house = House(delays=QUICK)
-    lend(house)
-    job = house.submit("stays", work_s=1000.0)
-    house.start(job, "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
-    house.decide(replace(waits(), wait_s=0.0), lend=True)
-    house.wait(15.0)
-    assert (state(job), house.node("i0").role) == (JobState.PENDING, NodeRole.SERVING)
-    assert not house.engine.state.awaited
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    job = harness.submit("stays", work_s=1000.0)
+    harness.start(job, "i0")
+    harness.wait(1.0)
+    harness.decide(waits(), lend=True)
+    harness.decide(replace(waits(), wait_s=0.0), lend=True)
+    harness.wait(15.0)
+    assert (state(job), harness.node("i0").role) == (JobState.PENDING, NodeRole.SERVING)
+    assert not harness.engine.state.awaited
 
 
 def test_only_a_lent_node_waits_and_only_once() -> None:
     """A second order to wait, or one for a node that serves, is refused and changes nothing."""
-    house = House(delays=QUICK)
-    house.decide(waits(), lend=True)
-    assert not house.engine.state.awaited
-    lend(house)
-    job = house.submit("stays", work_s=1000.0)
-    house.start(job, "i0")
-    house.decide(waits(), lend=True)
-    until_s = house.engine.state.awaited[NodeName("i0")].until_s
-    house.wait(5.0)
-    house.decide(waits(), lend=True)
-    assert house.engine.state.awaited[NodeName("i0")].until_s == until_s
-    assert house.engine.state.counters.decisions_refused == 2
+    harness = Harness(delays=QUICK)
+    harness.decide(waits(), lend=True)
+    assert not harness.engine.state.awaited
+    lend(harness)
+    job = harness.submit("stays", work_s=1000.0)
+    harness.start(job, "i0")
+    harness.decide(waits(), lend=True)
+    until_s = harness.engine.state.awaited[NodeName("i0")].until_s
+    harness.wait(5.0)
+    harness.decide(waits(), lend=True)
+    assert harness.engine.state.awaited[NodeName("i0")].until_s == until_s
+    assert harness.engine.state.counters.decisions_refused == 2
 
 
 def test_a_wait_outlives_the_coordinator() -> None:
     """The state carries it: whoever leads next takes the node back at the same instant."""
-    house = House(delays=QUICK)
-    lend(house)
-    job = house.submit("stays", work_s=1000.0)
-    house.start(job, "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
-    saved = decode_state(house.engine.encode_state())
-    assert saved.awaited == house.engine.state.awaited
-    fresh = Engine(house.engine.settings, saved)
-    fresh.policy = house.engine.policy
-    house.sim.engine = fresh
-    house.engine = fresh
-    house.wait(55.0)
+    harness = Harness(delays=QUICK)
+    lend(harness)
+    job = harness.submit("stays", work_s=1000.0)
+    harness.start(job, "i0")
+    harness.wait(1.0)
+    harness.decide(waits(), lend=True)
+    saved = decode_state(harness.engine.encode_state())
+    assert saved.awaited == harness.engine.state.awaited
+    fresh = Engine(harness.engine.settings, saved)
+    fresh.policy = harness.engine.policy
+    harness.sim.engine = fresh
+    harness.engine = fresh
+    harness.wait(55.0)
     assert fresh.state.jobs[job.job_id].state == JobState.PENDING
-    assert house.node("i0").role == NodeRole.SERVING
+    assert harness.node("i0").role == NodeRole.SERVING
 
 
 WAY_S = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
@@ -174,13 +174,13 @@ def test_an_order_that_waits_while_its_lease_lapses_is_a_reclaim_with_both_promi
     home_s: float, unattended_s: float, is_late: bool
 ) -> None:
     """Its service asked for the node, and has it in time only if neither promise is broken."""
-    house = waiting_house()
-    ordered_at_s = house.engine.state.now_s
+    harness = waiting_harness()
+    ordered_at_s = harness.engine.state.now_s
     stages_s = WAY_S | {"unattended": unattended_s}
-    report = replace(says(house, NodeRole.SERVING, stages_s), home_ago_s=2.0)
-    house.engine.handle(report, now_s=ordered_at_s + home_s)
-    [loan] = house.engine.state.loans.values()
-    found = figures(house.engine.state)
+    report = replace(says(harness, NodeRole.SERVING, stages_s), home_ago_s=2.0)
+    harness.engine.handle(report, now_s=ordered_at_s + home_s)
+    [loan] = harness.engine.state.loans.values()
+    found = figures(harness.engine.state)
     assert (found.reclaims, found.reclaims_late) == (1, int(is_late))
     assert (found.leases_lapsed, found.lapses_late, found.lapse_s) == (0, 0, ReclaimTimes())
     assert found.reclaim_s.max == home_s
@@ -188,7 +188,7 @@ def test_an_order_that_waits_while_its_lease_lapses_is_a_reclaim_with_both_promi
     assert (row.state, row.reclaim_s, row.lapse_s) == ("returned", home_s, None)
     assert row.is_late is is_late
     assert sum(row.stage_durations_s.values()) == pytest.approx(home_s)
-    assert house.engine.check() == []
+    assert harness.engine.check() == []
 
 
 @pytest.mark.parametrize("is_lapsing", [False, True])
@@ -196,11 +196,11 @@ def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_en
     is_lapsing: bool,
 ) -> None:
     """60 s from the order, or 30 s from the end of its lease."""
-    house = waiting_house()
-    [loan] = house.engine.state.loans.values()
-    began_s = house.engine.state.now_s
+    harness = waiting_harness()
+    [loan] = harness.engine.state.loans.values()
+    began_s = harness.engine.state.now_s
     if is_lapsing:
-        house.engine.handle(says(house, NodeRole.VACATING), now_s=began_s + 5.0)
+        harness.engine.handle(says(harness, NodeRole.VACATING), now_s=began_s + 5.0)
     assert loan_outcome.is_lapse(loan) is False
     due_s = began_s + (35.0 if is_lapsing else 60.0)
     assert (loan_outcome.overdue_s(loan, due_s), loan_outcome.overdue_s(loan, due_s + 7.0)) == (
@@ -211,23 +211,23 @@ def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_en
 
 def test_a_wait_takes_its_time_of_the_deadline() -> None:
     """What its agent has left after it is what it is told to be home by."""
-    house = waiting_house(20.0)
-    ordered_at_s = house.engine.state.now_s
-    house.wait(21.0)
-    assert house.node("i0").homecoming.reclaim_at_s == ordered_at_s + 60.0
+    harness = waiting_harness(20.0)
+    ordered_at_s = harness.engine.state.now_s
+    harness.wait(21.0)
+    assert harness.node("i0").homecoming.reclaim_at_s == ordered_at_s + 60.0
 
 
 def test_a_wait_goes_on_though_its_service_is_in_no_settings_any_more() -> None:
     """It was called back already: whoever leads next keeps what was promised to its jobs."""
-    house = waiting_house()
-    until_s = house.engine.state.awaited[NodeName("i0")].until_s
+    harness = waiting_harness()
+    until_s = harness.engine.state.awaited[NodeName("i0")].until_s
     settings = EngineSettings(policy="fifo")
-    now_s = house.engine.state.now_s
-    house.engine.handle(LeaderStarted(epoch=9, holder="next", settings=settings), now_s=now_s)
-    node = house.node("i0")
+    now_s = harness.engine.state.now_s
+    harness.engine.handle(LeaderStarted(epoch=9, holder="next", settings=settings), now_s=now_s)
+    node = harness.node("i0")
     assert (node.homecoming.is_awaited, node.desired.role) == (True, NodeRole.ON_LOAN)
-    assert house.engine.check() == []
-    house.engine.handle(PassDue(), now_s=until_s)
+    assert harness.engine.check() == []
+    harness.engine.handle(PassDue(), now_s=until_s)
     assert (node.homecoming.is_awaited, node.desired.role) == (False, NodeRole.SERVING)
     assert node.homecoming.reclaim_at_s == until_s + 30.0
 
@@ -237,13 +237,13 @@ def test_a_lapse_is_held_to_the_last_promise_of_a_service_that_is_in_no_settings
     unattended_s: float, is_late: bool
 ) -> None:
     """Its deadline was 60 s, and the TTL of the lease 30 s of it."""
-    house = waiting_house()
-    now_s = house.engine.state.now_s
+    harness = waiting_harness()
+    now_s = harness.engine.state.now_s
     started = LeaderStarted(epoch=9, holder="next", settings=EngineSettings(policy="fifo"))
-    house.engine.handle(started, now_s=now_s)
+    harness.engine.handle(started, now_s=now_s)
     stages_s = WAY_S | {"unattended": unattended_s}
-    house.engine.handle(says(house, NodeRole.SERVING, stages_s), now_s=now_s + 50.0)
-    [loan] = house.engine.state.loans.values()
+    harness.engine.handle(says(harness, NodeRole.SERVING, stages_s), now_s=now_s + 50.0)
+    [loan] = harness.engine.state.loans.values()
     assert (loan.lapse_deadline_s, loan_outcome.is_late(loan)) == (30.0, is_late)
 
 
@@ -254,15 +254,15 @@ OVER_S = 1e-6
 """Two sums of the same seconds differ by less."""
 
 
-def order(house: House, action: OperatorAction) -> None:
+def order(harness: Harness, action: OperatorAction) -> None:
     """An operator's order of the lent node."""
-    [loan] = house.engine.state.loans.values()
+    [loan] = harness.engine.state.loans.values()
     target = {
         OperatorAction.REVOKE_LOAN: str(loan.lease_id),
         OperatorAction.RECALL: str(CHAT),
     }.get(action, str(I0))
-    house.sim.handle(OperatorAsked(action=action, by="ops/ada", target=target))
-    house.settle()
+    harness.sim.handle(OperatorAsked(action=action, by="ops/ada", target=target))
+    harness.settle()
 
 
 def due_s(loan: LoanEntry) -> float:
@@ -275,114 +275,114 @@ def due_s(loan: LoanEntry) -> float:
 @pytest.mark.parametrize("how", ["revoke", "recall", "policy"])
 def test_an_order_during_a_wait_moves_no_promise(how: str) -> None:
     """The service asked when the wait began: what is left of that is what the node gets."""
-    house = waiting_house()
-    [loan] = house.engine.state.loans.values()
-    ordered_at_s, decide_s = house.engine.state.now_s, loan.decide_s
-    house.wait(20.0)
+    harness = waiting_harness()
+    [loan] = harness.engine.state.loans.values()
+    ordered_at_s, decide_s = harness.engine.state.now_s, loan.decide_s
+    harness.wait(20.0)
     if how == "policy":
-        house.decide(replace(waits(), wait_s=0.0), lend=True)
+        harness.decide(replace(waits(), wait_s=0.0), lend=True)
     else:
         recall, revoke = OperatorAction.RECALL, OperatorAction.REVOKE_LOAN
-        order(house, recall if how == "recall" else revoke)
+        order(harness, recall if how == "recall" else revoke)
     assert (loan.reclaim_ordered_at_s, loan.reclaim_deadline_s) == (ordered_at_s, PROMISE_S)
     assert (loan.called_home_at_s, loan.decide_s) == (ordered_at_s + 20.0, decide_s)
-    assert house.node("i0").homecoming.reclaim_at_s == ordered_at_s + PROMISE_S
-    assert house.engine.desired(I0).reclaim_in_s == pytest.approx(PROMISE_S - 20.0)
-    assert not house.engine.state.awaited
-    house.wait(30.0)
+    assert harness.node("i0").homecoming.reclaim_at_s == ordered_at_s + PROMISE_S
+    assert harness.engine.desired(I0).reclaim_in_s == pytest.approx(PROMISE_S - 20.0)
+    assert not harness.engine.state.awaited
+    harness.wait(30.0)
     assert loan_outcome.reclaim_s(loan) == pytest.approx(20.0 + 3.0 + 1.0 + 10.0)
     assert not loan_outcome.is_late(loan)
 
 
 def test_how_old_the_load_was_is_told_of_the_order_that_was_promised() -> None:
     """A second one does not make the decision look slower, nor quicker, than it was."""
-    house = House(delays=QUICK)
-    house.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
-    house.wait(1.0)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.sim.handle(LoadMeasured(service=CHAT, load=1.0))
-    house.wait(3.0)
-    house.decide(waits(), lend=True)
-    [loan] = house.engine.state.loans.values()
+    harness = Harness(delays=QUICK)
+    harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
+    harness.wait(1.0)
+    harness.start(harness.submit("stays", work_s=1000.0), "i0")
+    harness.sim.handle(LoadMeasured(service=CHAT, load=1.0))
+    harness.wait(3.0)
+    harness.decide(waits(), lend=True)
+    [loan] = harness.engine.state.loans.values()
     assert loan.decide_s == 3.0
-    house.wait(5.0)
-    house.decide(replace(waits(), wait_s=0.0), lend=True)
-    assert (loan.decide_s, house.engine.state.awaited) == (3.0, {})
+    harness.wait(5.0)
+    harness.decide(replace(waits(), wait_s=0.0), lend=True)
+    assert (loan.decide_s, harness.engine.state.awaited) == (3.0, {})
 
 
 def test_what_comes_home_after_the_first_order_s_deadline_is_late() -> None:
     """However soon after the last order that is."""
-    house = waiting_house()
-    [loan] = house.engine.state.loans.values()
-    house.wait(20.0)
-    house.toggle_deaf(I0)
-    order(house, OperatorAction.REVOKE_LOAN)
-    house.wait(35.0)
-    house.toggle_deaf(I0)
-    house.wait(15.0)
-    assert house.node("i0").role == NodeRole.SERVING
+    harness = waiting_harness()
+    [loan] = harness.engine.state.loans.values()
+    harness.wait(20.0)
+    harness.toggle_deaf(I0)
+    order(harness, OperatorAction.REVOKE_LOAN)
+    harness.wait(35.0)
+    harness.toggle_deaf(I0)
+    harness.wait(15.0)
+    assert harness.node("i0").role == NodeRole.SERVING
     assert loan_outcome.is_late(loan)
-    assert house.engine.state.counters.reclaims_late == 1
+    assert harness.engine.state.counters.reclaims_late == 1
 
 
 def test_an_order_with_less_time_brings_the_promise_forward() -> None:
     """Its service may want nodes back sooner than it did when the wait began."""
-    house = waiting_house()
-    [loan] = house.engine.state.loans.values()
-    ordered_at_s = house.engine.state.now_s
-    house.wait(10.0)
-    house.decide(replace(waits(), wait_s=0.0, deadline_s=15.0), lend=True)
-    assert due_s(loan) == house.node("i0").homecoming.reclaim_at_s == ordered_at_s + 25.0
+    harness = waiting_harness()
+    [loan] = harness.engine.state.loans.values()
+    ordered_at_s = harness.engine.state.now_s
+    harness.wait(10.0)
+    harness.decide(replace(waits(), wait_s=0.0, deadline_s=15.0), lend=True)
+    assert due_s(loan) == harness.node("i0").homecoming.reclaim_at_s == ordered_at_s + 25.0
 
 
 @pytest.mark.parametrize("ends", ["lost", "dead"])
 def test_an_order_that_waits_is_a_reclaim_wherever_it_is_counted(ends: str) -> None:
     """From the order on, also where its node falls silent, or never comes home by it."""
-    house = waiting_house()
-    assert (counted(house), told(house)) == ((1, 0), (1, 0))
-    lose(house)
-    assert house.node("i0").role == NodeRole.LOST
-    assert (counted(house), told(house)) == ((1, 0), (1, 0))
+    harness = waiting_harness()
+    assert (counted(harness), told(harness)) == ((1, 0), (1, 0))
+    lose(harness)
+    assert harness.node("i0").role == NodeRole.LOST
+    assert (counted(harness), told(harness)) == ((1, 0), (1, 0))
     if ends == "dead":
-        order(house, OperatorAction.CONFIRM_DEAD)
-        order(house, OperatorAction.REMOVE)
-    assert (counted(house), told(house)) == ((1, 0), (1, 0))
-    now_s = house.engine.state.now_s + PROMISE_S + 1.0
-    assert counted(house, now_s) == told(house, now_s)
+        order(harness, OperatorAction.CONFIRM_DEAD)
+        order(harness, OperatorAction.REMOVE)
+    assert (counted(harness), told(harness)) == ((1, 0), (1, 0))
+    now_s = harness.engine.state.now_s + PROMISE_S + 1.0
+    assert counted(harness, now_s) == told(harness, now_s)
 
 
 def test_an_order_that_waits_before_the_loan_is_heard_to_begin_is_a_reclaim_from_then_on() -> None:
     """It is none while nobody knows whether its node leaves, and one as soon as it has left."""
-    house = House(delays=SLOW)
-    house.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
-    house.wait(1.0)
-    assert house.node("i0").role == NodeRole.DRAINING
-    [loan] = house.engine.state.loans.values()
-    engine = house.engine
+    harness = Harness(delays=SLOW)
+    harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
+    harness.wait(1.0)
+    assert harness.node("i0").role == NodeRole.DRAINING
+    [loan] = harness.engine.state.loans.values()
+    engine = harness.engine
     note_order(Context(engine.state, engine.settings, engine.state.now_s), loan, waits())
-    assert (counted(house), told(house)) == ((0, 0), (0, 0))
-    house.wait(10.0)
-    assert house.node("i0").role == NodeRole.ON_LOAN
-    assert (counted(house), told(house)) == ((1, 0), (1, 0))
+    assert (counted(harness), told(harness)) == ((0, 0), (0, 0))
+    harness.wait(10.0)
+    assert harness.node("i0").role == NodeRole.ON_LOAN
+    assert (counted(harness), told(harness)) == ((1, 0), (1, 0))
 
 
-def counted(house: House, now_s: float | None = None) -> tuple[int, int]:
+def counted(harness: Harness, now_s: float | None = None) -> tuple[int, int]:
     """Reclaims and late ones by the counters, as scripts and tables read them."""
-    state = house.engine.state
+    state = harness.engine.state
     found = with_overdue(figures(state), state, state.now_s if now_s is None else now_s)
     return found.reclaims, found.reclaims_late
 
 
-def told(house: House, now_s: float | None = None) -> tuple[int, int]:
+def told(harness: Harness, now_s: float | None = None) -> tuple[int, int]:
     """Reclaims and late ones by the loans themselves, as the rows of a service read them."""
-    state = house.engine.state
+    state = harness.engine.state
     found = loan_outcome.tally(state.loans.values(), state.now_s if now_s is None else now_s)
     return found.reclaims, found.reclaims_late
 
 
-def lose(house: House) -> None:
+def lose(harness: Harness) -> None:
     """The lent node is not heard any more."""
-    house.engine.handle(NodeSilent(node=I0, silent_s=20.0), now_s=house.engine.state.now_s)
+    harness.engine.handle(NodeSilent(node=I0, silent_s=20.0), now_s=harness.engine.state.now_s)
 
 
 STEPS = st.one_of(
@@ -399,57 +399,57 @@ def test_the_promise_of_a_reclaim_never_moves_later(
 ) -> None:
     """Whatever is ordered, promised or heard after the first order; nor does a node get longer
     than is promised, and all who count reclaims count alike."""
-    house = House(delays=QUICK)
-    house.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
-    house.wait(1.0)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(waits_s), lend=True)
-    [loan] = house.engine.state.loans.values()
+    harness = Harness(delays=QUICK)
+    harness.decide(Loan(node=I0, service=CHAT, reason="idle"), lend=True)
+    harness.wait(1.0)
+    harness.start(harness.submit("stays", work_s=1000.0), "i0")
+    harness.wait(1.0)
+    harness.decide(waits(waits_s), lend=True)
+    [loan] = harness.engine.state.loans.values()
     promised_s = due_s(loan)
     for what, value in steps:
-        step(house, what, value)
+        step(harness, what, value)
         assert due_s(loan) <= promised_s + OVER_S
         promised_s = due_s(loan)
-        node = house.node("i0")
+        node = harness.node("i0")
         if loan.returned_at_s is None and node.homecoming.reclaim_at_s is not None:
             assert node.homecoming.reclaim_at_s <= promised_s + OVER_S
-        assert counted(house) == told(house)
+        assert counted(harness) == told(harness)
 
 
-def step(house: House, what: str, value: float) -> None:
+def step(harness: Harness, what: str, value: float) -> None:
     """One thing that happens to a lent node that was called back."""
-    engine = house.engine
+    engine = harness.engine
     match what:
         case "wait":
-            house.wait(value)
+            harness.wait(value)
         case "waits":
-            house.decide(waits(value), lend=True)
+            harness.decide(waits(value), lend=True)
         case "reclaim":
-            house.decide(replace(waits(), wait_s=0.0, deadline_s=value), lend=True)
+            harness.decide(replace(waits(), wait_s=0.0, deadline_s=value), lend=True)
         case "longer":
             (service,) = engine.settings.services
             longer = replace(service, reclaim_deadline_s=PROMISE_S + value)
             settings = replace(engine.settings, services=(longer,))
-            lead(house, LeaderStarted(epoch=0, holder="next", settings=settings))
+            lead(harness, LeaderStarted(epoch=0, holder="next", settings=settings))
         case "leader":
-            lead(house, LeaderStarted(epoch=0, holder="next"))
+            lead(harness, LeaderStarted(epoch=0, holder="next"))
         case "lost":
-            lose(house)
+            lose(harness)
         case "deaf":
-            house.toggle_deaf(I0)
+            harness.toggle_deaf(I0)
         case "recall":
-            order(house, OperatorAction.RECALL)
-            order(house, OperatorAction.END_RECALL)
+            order(harness, OperatorAction.RECALL)
+            order(harness, OperatorAction.END_RECALL)
         case _:
-            order(house, OperatorAction.REVOKE_LOAN)
+            order(harness, OperatorAction.REVOKE_LOAN)
 
 
-def lead(house: House, event: LeaderStarted) -> None:
+def lead(harness: Harness, event: LeaderStarted) -> None:
     """Somebody begins to lead, and hears every node."""
-    policy = house.engine.policy
-    house.sim.handle(event)
-    house.engine.policy = policy
-    for node in house.sim.nodes.values():
+    policy = harness.engine.policy
+    harness.sim.handle(event)
+    harness.engine.policy = policy
+    for node in harness.sim.nodes.values():
         node.report_soon()
-    house.wait(1.0)
+    harness.wait(1.0)

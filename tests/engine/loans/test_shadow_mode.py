@@ -18,10 +18,10 @@ from coordinator.engine.state.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state.tables import ServiceEntry
 from coordinator.policies.contract.decisions import Advice, Recommend
 from coordinator.policies.registry import policy
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 
 
-class Watched(House):
+class Watched(Harness):
     """Three serving nodes of 10 requests/s, and a job that would fill whatever is lent."""
 
     def __init__(self, mode: Mode) -> None:
@@ -81,25 +81,25 @@ class Watched(House):
 
 def test_observe_follows_what_would_be_lent_and_taken_back_and_changes_nothing() -> None:
     """Each shadow loan is told once, comes home by the load, and no node hears of any of it."""
-    house = Watched(Mode.OBSERVE)
-    house.load(1.0)
-    assert house.told("would lend") == ["i0", "i1"]
-    house.load(1.0)
-    assert house.counts() == (2, 0, 0)
-    house.load(25.0)
-    assert house.counts() == (2, 2, 2)
-    assert house.is_untouched()
-    assert {house.node(f"i{n}").role for n in range(3)} == {NodeRole.SERVING}
+    harness = Watched(Mode.OBSERVE)
+    harness.load(1.0)
+    assert harness.told("would lend") == ["i0", "i1"]
+    harness.load(1.0)
+    assert harness.counts() == (2, 0, 0)
+    harness.load(25.0)
+    assert harness.counts() == (2, 2, 2)
+    assert harness.is_untouched()
+    assert {harness.node(f"i{n}").role for n in range(3)} == {NodeRole.SERVING}
 
 
 def test_a_shadow_reclaim_is_late_when_the_load_comes_before_its_node() -> None:
     """A slow rise leaves time for the longest way home; a jump within that time does not."""
     in_time, late = Watched(Mode.OBSERVE), Watched(Mode.OBSERVE)
-    for house in (in_time, late):
-        house.load(1.0)
-        house.load(9.0)  # one node would carry it, and the trend wants more of them
-        assert house.counts()[1] > 0
-        assert house.counts()[2] == 0
+    for harness in (in_time, late):
+        harness.load(1.0)
+        harness.load(9.0)  # one node would carry it, and the trend wants more of them
+        assert harness.counts()[1] > 0
+        assert harness.counts()[2] == 0
     in_time.load(9.0, after_s=101.0)
     assert in_time.told("would be home again")
     assert in_time.counts()[2] == 0
@@ -111,107 +111,107 @@ def test_a_shadow_reclaim_is_late_when_the_load_comes_before_its_node() -> None:
 
 def test_a_shadow_loan_ends_after_the_longest_way_home() -> None:
     """Its node is then reckoned with again, and may be lent in the shadow again."""
-    house = Watched(Mode.OBSERVE)
-    house.load(1.0)
-    house.load(25.0)
-    house.load(25.0, after_s=101.0)
-    assert sorted(house.told("would be home again")) == ["i0", "i1"]
-    assert house.engine.state.shadow_loans == {}
+    harness = Watched(Mode.OBSERVE)
+    harness.load(1.0)
+    harness.load(25.0)
+    harness.load(25.0, after_s=101.0)
+    assert sorted(harness.told("would be home again")) == ["i0", "i1"]
+    assert harness.engine.state.shadow_loans == {}
 
 
 @pytest.mark.parametrize("how", ["mode", "recall", "silence"])
 def test_a_shadow_ends_with_what_it_stood_for(how: str) -> None:
     """Another mode, a recall or a node that no longer serves leave no shadow behind."""
-    house = Watched(Mode.OBSERVE)
-    house.load(1.0)
-    assert set(house.engine.state.shadow_loans) == {"i0", "i1"}
+    harness = Watched(Mode.OBSERVE)
+    harness.load(1.0)
+    assert set(harness.engine.state.shadow_loans) == {"i0", "i1"}
     if how == "mode":
-        ask(house, OperatorAction.SET_MODE, CHAT, value="recommend")
+        ask(harness, OperatorAction.SET_MODE, CHAT, value="recommend")
     elif how == "recall":
-        ask(house, OperatorAction.RECALL, CHAT)
+        ask(harness, OperatorAction.RECALL, CHAT)
     else:
         for name in ("i0", "i1"):
-            house.sim.handle(NodeSilent(node=NodeName(name), silent_s=20.0))
-    house.load(1.0)
-    assert house.engine.state.shadow_loans == {}
+            harness.sim.handle(NodeSilent(node=NodeName(name), silent_s=20.0))
+    harness.load(1.0)
+    assert harness.engine.state.shadow_loans == {}
 
 
-def ask(house: House, action: OperatorAction, target: str, *, value: str = "") -> int:
+def ask(harness: Harness, action: OperatorAction, target: str, *, value: str = "") -> int:
     """A human orders; how many loans came of it."""
     event = OperatorAsked(action=action, by="ops/ada", target=target, value=value, reason="night")
-    before = house.engine.state.counters.loans
-    house.sim.handle(event)
-    house.settle()
-    return house.engine.state.counters.loans - before
+    before = harness.engine.state.counters.loans
+    harness.sim.handle(event)
+    harness.settle()
+    return harness.engine.state.counters.loans - before
 
 
 def test_recommend_waits_for_a_person_and_is_told_once() -> None:
     """What is recommended stands until it is approved or no longer true."""
-    house = Watched(Mode.RECOMMEND)
-    house.load(1.0)
-    house.load(1.0)
-    assert house.told("recommend lend") == ["i0", "i1"]
-    assert set(house.engine.state.recommendations) == {"i0", "i1"}
-    assert house.is_untouched()
-    assert house.counts() == (0, 0, 0)
-    house.load(25.0)
-    assert house.engine.state.recommendations == {}
-    assert house.told("recommendation withdrawn") == ["i0", "i1"]
+    harness = Watched(Mode.RECOMMEND)
+    harness.load(1.0)
+    harness.load(1.0)
+    assert harness.told("recommend lend") == ["i0", "i1"]
+    assert set(harness.engine.state.recommendations) == {"i0", "i1"}
+    assert harness.is_untouched()
+    assert harness.counts() == (0, 0, 0)
+    harness.load(25.0)
+    assert harness.engine.state.recommendations == {}
+    assert harness.told("recommendation withdrawn") == ["i0", "i1"]
 
 
 def test_an_approved_recommendation_is_a_loan_that_comes_home_by_itself() -> None:
     """The promise to the service holds for it as for any other loan."""
-    house = Watched(Mode.RECOMMEND)
-    house.load(1.0)
-    assert ask(house, OperatorAction.APPROVE_LOAN, "i0") == 1
-    [loan] = house.engine.state.loans.values()
+    harness = Watched(Mode.RECOMMEND)
+    harness.load(1.0)
+    assert ask(harness, OperatorAction.APPROVE_LOAN, "i0") == 1
+    [loan] = harness.engine.state.loans.values()
     assert (loan.node, "approved by ops/ada: night" in loan.reason) == ("i0", True)
-    assert set(house.engine.state.recommendations) == {"i1"}
-    assert ask(house, OperatorAction.APPROVE_LOAN, "i0") == 0
-    house.load(25.0)
+    assert set(harness.engine.state.recommendations) == {"i1"}
+    assert ask(harness, OperatorAction.APPROVE_LOAN, "i0") == 0
+    harness.load(25.0)
     assert loan.reclaim_ordered_at_s is not None
 
 
 def test_what_was_approved_too_late_is_told_and_not_done() -> None:
     """A node that no longer serves is not lent, whoever says so."""
-    house = Watched(Mode.RECOMMEND)
-    house.load(1.0)
-    house.sim.handle(
+    harness = Watched(Mode.RECOMMEND)
+    harness.load(1.0)
+    harness.sim.handle(
         OperatorAsked(action=OperatorAction.CORDON, by="ops/ada", target="i0")
     )  # no loan pass has seen it yet
-    assert ask(house, OperatorAction.APPROVE_LOAN, "i0") == 0
-    assert house.told("not lent") == ["i0"]
-    assert house.engine.state.loans == {}
+    assert ask(harness, OperatorAction.APPROVE_LOAN, "i0") == 0
+    assert harness.told("not lent") == ["i0"]
+    assert harness.engine.state.loans == {}
 
 
 def test_watching_is_in_the_state() -> None:
     """A restart of the coordinator forgets neither shadows nor recommendations."""
     for mode in (Mode.OBSERVE, Mode.RECOMMEND):
-        house = Watched(mode)
-        house.load(1.0)
-        again = decode_state(house.engine.encode_state())
-        assert again.shadow_loans == house.engine.state.shadow_loans
-        assert again.recommendations == house.engine.state.recommendations
+        harness = Watched(mode)
+        harness.load(1.0)
+        again = decode_state(harness.engine.encode_state())
+        assert again.shadow_loans == harness.engine.state.shadow_loans
+        assert again.recommendations == harness.engine.state.recommendations
         assert again.shadow_loans or again.recommendations
 
 
 def test_a_stale_shadow_decision_is_refused() -> None:
     """What is there already, or not, is not counted twice."""
-    house = Watched(Mode.OBSERVE)
-    house.load(1.0)
+    harness = Watched(Mode.OBSERVE)
+    harness.load(1.0)
     recommend = Recommend(action=Advice.LEND, node=NodeName("i0"), service=CHAT, reason="r")
-    real = house.engine.policy
-    house.engine.policy = replace(
+    real = harness.engine.policy
+    harness.engine.policy = replace(
         real,
         lend=lambda _: (recommend, replace(recommend, action=Advice.RECLAIM, node=NodeName("i2"))),
     )
-    outcome = house.engine.handle(LoanPassDue(), now_s=house.sim.loop.now_s)
+    outcome = harness.engine.handle(LoanPassDue(), now_s=harness.sim.loop.now_s)
     assert len(outcome.refused) == 2
-    assert house.counts() == (2, 0, 0)
+    assert harness.counts() == (2, 0, 0)
 
 
 def test_act_needs_nobody() -> None:
     """The same reckoning, carried out."""
-    house = Watched(Mode.ACT)
-    house.load(1.0)
-    assert [loan.node for loan in house.engine.state.loans.values()] == ["i0", "i1"]
+    harness = Watched(Mode.ACT)
+    harness.load(1.0)
+    assert [loan.node for loan in harness.engine.state.loans.values()] == ["i0", "i1"]

@@ -26,7 +26,7 @@ from coordinator.policies.registry import policy
 from coordinator.service.api import explain, explain_service
 from coordinator.sim.run.cluster import Delays
 from tests.draws import words
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 
 NAMES = ("i0", "i1", "i2")
 SERVICE = ServiceSettings(
@@ -48,7 +48,7 @@ IMPATIENT = replace(SETTINGS, services=(replace(SERVICE, reclaim_deadline_s=20.0
 """No loan would come home in time."""
 
 
-class Recommending(House):
+class Recommending(Harness):
     """A service of three nodes that wants every loan to be approved, and a job that wants GPUs."""
 
     def __init__(self, delays: Delays | None = None) -> None:
@@ -83,10 +83,10 @@ class Recommending(House):
         return [line.what for line in self.engine.state.stories if line.subject == name]
 
 
-def offers(house: Recommending, name: str) -> set[bool]:
+def offers(harness: Recommending, name: str) -> set[bool]:
     """Whether each text that could tells people to approve the loan of a node."""
-    engine, word = house.engine, f"aryl loan approve {name}"
-    of_node = explain.node(engine, house.node(name))
+    engine, word = harness.engine, f"aryl loan approve {name}"
+    of_node = explain.node(engine, harness.node(name))
     of_service = explain_service.why(engine, CHAT, now_s=engine.state.now_s)
     rows = explain_service.recommended(engine)
     return {
@@ -96,64 +96,66 @@ def offers(house: Recommending, name: str) -> set[bool]:
     }
 
 
-def lends(house: Recommending, name: str, saved: bytes) -> bool:
+def lends(harness: Recommending, name: str, saved: bytes) -> bool:
     """Whether an approval at this instant is carried out; asked of a copy of what is saved."""
-    engine = house.engine
+    engine = harness.engine
     again = Engine(engine.settings, decode_state(saved))
     again.policy = engine.policy
     approve = OperatorAsked(action=OperatorAction.APPROVE_LOAN, by="ops/ada", target=name)
     outcome = again.handle(approve, now_s=engine.state.now_s)
-    is_lent = again.state.nodes[NodeName(name)].lease != house.node(name).lease
+    is_lent = again.state.nodes[NodeName(name)].lease != harness.node(name).lease
     assert is_lent == bool(outcome.decisions)
     assert again.check() == []
     return is_lent
 
 
-def waiting_job_is_told(house: Recommending) -> set[str]:
+def waiting_job_is_told(harness: Recommending) -> set[str]:
     """The nodes that the explanation of a waiting job asks to approve."""
-    job = house.engine.state.jobs.get(JobId("waits"))
-    said = () if job is None else explain.job(house.engine, job)
+    job = harness.engine.state.jobs.get(JobId("waits"))
+    said = () if job is None else explain.job(harness.engine, job)
     return {name for name in NAMES if any(f"aryl loan approve {name}" in line for line in said)}
 
 
-def perform(house: Recommending, what: str, number: int) -> None:
+def perform(harness: Recommending, what: str, number: int) -> None:
     """One thing that happens."""
     name = NAMES[number % 3]
     if what in STEPS:
-        STEPS[what](house, NodeName(name), number)
+        STEPS[what](harness, NodeName(name), number)
     else:
-        house.ask(OperatorAction(what), "" if what in CELL_WIDE else name)
+        harness.ask(OperatorAction(what), "" if what in CELL_WIDE else name)
     if number % 2:
-        house.settle()
+        harness.settle()
 
 
-def sick(house: Recommending, name: NodeName, _: int) -> None:
+def sick(harness: Recommending, name: NodeName, _: int) -> None:
     """One of its GPUs falls out; a node that is not heard does not say so."""
-    if house.node(name).role == NodeRole.LOST:
+    if harness.node(name).role == NodeRole.LOST:
         return
-    said = house.report(name, house.node(name).role)
+    said = harness.report(name, harness.node(name).role)
     gpus = (replace(said.gpus[0], health=GpuHealth.LOST), *said.gpus[1:])
-    house.sim.handle(replace(said, gpus=gpus))
+    harness.sim.handle(replace(said, gpus=gpus))
 
 
-def down(house: Recommending, name: NodeName, number: int) -> None:
+def down(harness: Recommending, name: NodeName, number: int) -> None:
     """Its server is down, or up again."""
-    if house.node(name).role == NodeRole.SERVING:
-        said = house.report(name, NodeRole.SERVING)
-        house.sim.handle(replace(said, is_server_down=bool(number % 2)))
+    if harness.node(name).role == NodeRole.SERVING:
+        said = harness.report(name, NodeRole.SERVING)
+        harness.sim.handle(replace(said, is_server_down=bool(number % 2)))
 
 
 STEPS: dict[str, Callable[[Recommending, NodeName, int], None]] = {
-    "load": lambda house, _name, n: house.load((1.0, 1.0, 9.0, 15.0, 29.0)[n % 5]),
-    "loan pass": lambda house, _name, _n: house.sim.handle(LoanPassDue()),
-    "wait": lambda house, _name, n: house.wait((0.5, 5.0, 30.0, 60.0)[n % 4]),
-    "silent": lambda house, name, _n: house.sim.handle(NodeSilent(node=name, silent_s=20.0)),
-    "heard": lambda house, name, _n: house.sim.nodes[name].report_soon(),
+    "load": lambda harness, _name, n: harness.load((1.0, 1.0, 9.0, 15.0, 29.0)[n % 5]),
+    "loan pass": lambda harness, _name, _n: harness.sim.handle(LoanPassDue()),
+    "wait": lambda harness, _name, n: harness.wait((0.5, 5.0, 30.0, 60.0)[n % 4]),
+    "silent": lambda harness, name, _n: harness.sim.handle(NodeSilent(node=name, silent_s=20.0)),
+    "heard": lambda harness, name, _n: harness.sim.nodes[name].report_soon(),
     "sick": sick,
     "down": down,
-    "mode": lambda house, _name, n: house.ask(OperatorAction.SET_MODE, CHAT, list(Mode)[n % 3]),
-    "take over": lambda house, _name, n: house.take_over((SETTINGS, SETTINGS, IMPATIENT)[n % 3]),
-    "cancel": lambda house, _name, _n: house.sim.handle(
+    "mode": lambda harness, _name, n: harness.ask(OperatorAction.SET_MODE, CHAT, list(Mode)[n % 3]),
+    "take over": lambda harness, _name, n: harness.take_over(
+        (SETTINGS, SETTINGS, IMPATIENT)[n % 3]
+    ),
+    "cancel": lambda harness, _name, _n: harness.sim.handle(
         JobCancelRequested(job_id=JobId("wide"), by="u")
     ),
 }
@@ -175,57 +177,57 @@ def test_what_is_told_to_be_recommended_can_be_approved_now_and_nothing_else(
     ops: list[tuple[str, int]], delays: Delays
 ) -> None:
     """After each step, of every node, in each text; an API caller is refused for the rest."""
-    house = Recommending(delays)
-    house.submit("waits", workers=(9, 9), work_s=1e9)
-    house.recommends()
+    harness = Recommending(delays)
+    harness.submit("waits", workers=(9, 9), work_s=1e9)
+    harness.recommends()
     for what, number in ops:
-        perform(house, what, number)
-        saved = house.engine.encode_state()
+        perform(harness, what, number)
+        saved = harness.engine.encode_state()
         for name in NAMES:
-            is_lent = lends(house, name, saved)
-            assert offers(house, name) == {is_lent}, (what, name)
-            if NodeName(name) in house.engine.state.recommendations:
-                assert (house.engine.explain.why_not_approved(NodeName(name)) == "") == is_lent
-            assert is_lent or name not in waiting_job_is_told(house)
+            is_lent = lends(harness, name, saved)
+            assert offers(harness, name) == {is_lent}, (what, name)
+            if NodeName(name) in harness.engine.state.recommendations:
+                assert (harness.engine.explain.why_not_approved(NodeName(name)) == "") == is_lent
+            assert is_lent or name not in waiting_job_is_told(harness)
 
 
 def test_an_approved_loan_is_not_told_as_withdrawn() -> None:
     """Its node serves until it hears of the loan, and a loan pass before that changes nothing."""
-    house = Recommending(Delays(report_s=5.0))
-    first, second = house.recommends()
-    house.toggle_deaf(first)
-    house.ask(OperatorAction.APPROVE_LOAN, first)
-    assert house.node(first).lease is not None
+    harness = Recommending(Delays(report_s=5.0))
+    first, second = harness.recommends()
+    harness.toggle_deaf(first)
+    harness.ask(OperatorAction.APPROVE_LOAN, first)
+    assert harness.node(first).lease is not None
     for _ in range(2):
-        house.sim.handle(LoanPassDue())
-    house.toggle_deaf(first)
-    house.wait(20.0)
-    house.load(1.0)
-    house.sim.handle(LoanPassDue())
-    assert house.node(first).role == NodeRole.ON_LOAN
-    assert house.told(first).count("recommend lend") == 1
-    assert "recommendation withdrawn" not in house.told(first)
-    assert list(house.engine.explain.recommended()) == [second]
+        harness.sim.handle(LoanPassDue())
+    harness.toggle_deaf(first)
+    harness.wait(20.0)
+    harness.load(1.0)
+    harness.sim.handle(LoanPassDue())
+    assert harness.node(first).role == NodeRole.ON_LOAN
+    assert harness.told(first).count("recommend lend") == 1
+    assert "recommendation withdrawn" not in harness.told(first)
+    assert list(harness.engine.explain.recommended()) == [second]
 
 
 def test_a_loan_by_another_mode_is_not_told_as_withdrawn_either() -> None:
     """The service acts by itself from now on, and makes the loan that was recommended."""
-    house = Recommending()
-    names = house.recommends()
-    house.ask(OperatorAction.SET_MODE, CHAT, value=Mode.ACT)
-    house.load(1.0)
-    house.sim.handle(LoanPassDue())
-    assert [house.node(name).lease is not None for name in names] == [True, True]
-    assert all("recommendation withdrawn" not in house.told(name) for name in names)
+    harness = Recommending()
+    names = harness.recommends()
+    harness.ask(OperatorAction.SET_MODE, CHAT, value=Mode.ACT)
+    harness.load(1.0)
+    harness.sim.handle(LoanPassDue())
+    assert [harness.node(name).lease is not None for name in names] == [True, True]
+    assert all("recommendation withdrawn" not in harness.told(name) for name in names)
 
 
 def test_a_refused_approval_says_why_and_changes_nothing() -> None:
     """The load has risen since the loan pass: the service needs the node, and comes first."""
-    house = Recommending()
-    names = house.recommends()
-    house.load(29.0)
-    assert "no node of chat is spare" in house.engine.explain.why_not_approved(names[0])
-    house.ask(OperatorAction.APPROVE_LOAN, names[0])
-    assert (house.node(names[0]).lease, house.told(names[0])[-1]) == (None, "not lent")
-    house.sim.handle(LoanPassDue())
-    assert house.told(names[0])[-1] == "recommendation withdrawn"
+    harness = Recommending()
+    names = harness.recommends()
+    harness.load(29.0)
+    assert "no node of chat is spare" in harness.engine.explain.why_not_approved(names[0])
+    harness.ask(OperatorAction.APPROVE_LOAN, names[0])
+    assert (harness.node(names[0]).lease, harness.told(names[0])[-1]) == (None, "not lent")
+    harness.sim.handle(LoanPassDue())
+    assert harness.told(names[0])[-1] == "recommendation withdrawn"

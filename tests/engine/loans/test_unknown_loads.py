@@ -17,7 +17,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.tables import LoanEntry
 from tests.draws import pick, words
-from tests.engine.house import CHAT
+from tests.engine.harness import CHAT
 from tests.engine.scripted_nodes import Lending, service
 from tests.engine.scripted_nodes import settings as engine_settings
 

@@ -20,7 +20,7 @@ from coordinator.engine.state.events import (
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api.explain import node as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
-from tests.engine.house import CHAT
+from tests.engine.harness import CHAT
 from tests.engine.scripted_nodes import GPUS, N, Reporting, service
 
 EVE = "uid 1001: train"

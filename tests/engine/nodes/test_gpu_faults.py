@@ -25,7 +25,7 @@ from coordinator.policies.contract.decisions import Loan, Start
 from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.explain import node as explain_node
 from coordinator.service.api.explain_service import why as why_of_service
-from tests.engine.house import CHAT
+from tests.engine.harness import CHAT
 from tests.engine.scripted_nodes import GPUS, N, Reporting, facts, service, settings
 from tests.tables import each_row
 

@@ -24,7 +24,7 @@ from coordinator.service.api.explain import job as explain_job
 from coordinator.service.api.rows import loan_row
 from coordinator.sim.run.outages import LOST_AFTER_S, Crash
 from tests.builders import make_spec
-from tests.engine.house import CHAT, House, state
+from tests.engine.harness import CHAT, Harness, state
 
 STOP_AFTER_S, GRACE_S = 60.0, 30.0
 DAY_S = 86_400.0
@@ -32,107 +32,111 @@ MARGIN_S = EngineSettings().silence_margin_s
 BOUND_S = (STOP_AFTER_S + GRACE_S) * 1.002 + MARGIN_S
 
 
-def lost(house: House, *, stop_after_s: float | None = STOP_AFTER_S) -> JobEntry:
+def lost(harness: Harness, *, stop_after_s: float | None = STOP_AFTER_S) -> JobEntry:
     """A job on two nodes, of which t0 fell silent for good at 10 s and t1 goes on."""
-    job = house.submit("j", workers=(2, 2), stop_after_s=stop_after_s, grace_s=GRACE_S, work_s=1e6)
-    house.start(job, "t0", "t1")
-    house.sim.crash([Crash(node=NodeName("t0"), at_s=10.0, down_s=DAY_S)])
+    job = harness.submit(
+        "j", workers=(2, 2), stop_after_s=stop_after_s, grace_s=GRACE_S, work_s=1e6
+    )
+    harness.start(job, "t0", "t1")
+    harness.sim.crash([Crash(node=NodeName("t0"), at_s=10.0, down_s=DAY_S)])
     return job
 
 
-def say(house: House, *, silent_s: float, unanswered_s: float) -> None:
+def say(harness: Harness, *, silent_s: float, unanswered_s: float) -> None:
     """The driver says how long t0 was silent."""
-    house.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=silent_s, unanswered_s=unanswered_s))
-    house.wait(1.0)
+    harness.sim.handle(
+        NodeSilent(node=NodeName("t0"), silent_s=silent_s, unanswered_s=unanswered_s)
+    )
+    harness.wait(1.0)
 
 
 def test_a_job_restarts_elsewhere_once_its_own_limit_has_certainly_ended_it() -> None:
     """Not a second before; it is a node fault, free of charge, with the reason in words."""
-    house = House()
-    job = lost(house)
-    house.wait(10.0 + BOUND_S - 1.0)
+    harness = Harness()
+    job = lost(harness)
+    harness.wait(10.0 + BOUND_S - 1.0)
     assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
-    house.wait(GRACE_S)
+    harness.wait(GRACE_S)
     assert (state(job), job.counts.node_faults, job.counts.own_faults) == (JobState.PENDING, 1, 0)
     assert "stop_after_s is 60 s" in job.error
-    assert house.sim.nodes[NodeName("t1")].keys(WorkerPhase.RUNNING) == []
-    assert house.engine.awaited_silence_s() == {}
+    assert harness.sim.nodes[NodeName("t1")].keys(WorkerPhase.RUNNING) == []
+    assert harness.engine.awaited_silence_s() == {}
 
 
 def test_a_job_without_a_limit_waits_for_ever() -> None:
     """Silence proves nothing of it."""
-    house = House()
-    job = lost(house, stop_after_s=None)
-    house.wait(DAY_S / 2)
+    harness = Harness()
+    job = lost(harness, stop_after_s=None)
+    harness.wait(DAY_S / 2)
     assert (state(job), job.counts.node_faults) == (JobState.RUNNING, 0)
-    assert house.engine.awaited_silence_s() == {}
+    assert harness.engine.awaited_silence_s() == {}
 
 
 def test_a_node_that_is_heard_in_time_keeps_its_job() -> None:
     """It was the network; the silence before counts no more."""
-    house = House()
-    job = house.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
-    house.start(job, "t0")
-    say(house, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
-    house.sim.nodes[NodeName("t0")].report_soon()
-    house.wait(1.0)
-    assert house.engine.awaited_silence_s() == {}
-    say(house, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
+    harness = Harness()
+    job = harness.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
+    harness.start(job, "t0")
+    say(harness, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
+    harness.sim.nodes[NodeName("t0")].report_soon()
+    harness.wait(1.0)
+    assert harness.engine.awaited_silence_s() == {}
+    say(harness, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
     assert (state(job), job.attempt.number) == (JobState.RUNNING, 1)
 
 
 def test_silence_that_another_leader_may_have_answered_proves_nothing() -> None:
     """The node was long silent here, but whoever led before may have kept its workers running."""
-    house = House()
-    job = lost(house)
-    house.wait(30.0)
-    say(house, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S - 1.0)
+    harness = Harness()
+    job = lost(harness)
+    harness.wait(30.0)
+    say(harness, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S - 1.0)
     assert state(job) == JobState.RUNNING
-    say(house, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S)
+    say(harness, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S)
     assert state(job) == JobState.PENDING
 
 
 def test_a_job_that_ends_anyway_is_freed_of_its_silent_node() -> None:
     """Stopped for another reason it waits for the lost worker too, and no longer than that."""
-    house = House()
-    job = lost(house)
-    house.wait(30.0)
-    house.sim.nodes[NodeName("t1")].crash()
-    house.sim.nodes[NodeName("t1")].boot()
-    house.wait(1.0)
+    harness = Harness()
+    job = lost(harness)
+    harness.wait(30.0)
+    harness.sim.nodes[NodeName("t1")].crash()
+    harness.sim.nodes[NodeName("t1")].boot()
+    harness.wait(1.0)
     assert state(job) == JobState.PREEMPTING
-    house.wait(BOUND_S)
+    harness.wait(BOUND_S)
     assert (state(job), job.counts.node_faults) == (JobState.PENDING, 1)
 
 
 def test_each_silent_node_is_judged_by_its_own_silence() -> None:
     """The job waits again when the last of them is certain."""
-    house = House(training=3)
-    job = lost(house)
-    house.sim.crash([Crash(node=NodeName("t1"), at_s=50.0, down_s=DAY_S)])
-    house.wait(10.0 + BOUND_S + 1.0)
+    harness = Harness(training=3)
+    job = lost(harness)
+    harness.sim.crash([Crash(node=NodeName("t1"), at_s=50.0, down_s=DAY_S)])
+    harness.wait(10.0 + BOUND_S + 1.0)
     assert state(job) == JobState.PREEMPTING
-    house.wait(40.0)
+    harness.wait(40.0)
     assert state(job) == JobState.PENDING
-    house.start(job, "t2", "i0")
-    assert house.engine.check() == []
+    harness.start(job, "t2", "i0")
+    assert harness.engine.check() == []
 
 
 def test_explain_says_when_a_silent_worker_counts_as_ended() -> None:
     """The seconds left by then; and what to do where nothing will ever prove it."""
-    house = House()
-    job = lost(house)
-    house.wait(40.0)
-    house.sim.handle(PassDue())
+    harness = Harness()
+    job = lost(harness)
+    harness.wait(40.0)
+    harness.sim.handle(PassDue())
     assert any(
         f"count as ended in {BOUND_S - 30.0:.0f} s" in said
-        for said in explain_job(house.engine, job)
+        for said in explain_job(harness.engine, job)
     )
-    house.sim.handle(LeaderStarted(epoch=2, holder="new"))
+    harness.sim.handle(LeaderStarted(epoch=2, holder="new"))
     assert any(
-        f"count as ended in {BOUND_S:.0f} s" in said for said in explain_job(house.engine, job)
+        f"count as ended in {BOUND_S:.0f} s" in said for said in explain_job(harness.engine, job)
     )
-    other = House()
+    other = Harness()
     forever = lost(other, stop_after_s=None)
     other.wait(40.0)
     assert any("aryl node confirm-dead t0" in said for said in explain_job(other.engine, forever))
@@ -203,37 +207,37 @@ def test_nothing_counts_as_ended_before_its_shim_has_ended_it(
 
 def test_the_engine_ends_nothing_below_the_bound_and_everything_at_it() -> None:
     """The rule above is the engine's: just below it nothing changes, at it the job is freed."""
-    house = House(settings=EngineSettings(policy="fifo", silence_margin_s=7.0))
-    job = house.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
-    house.start(job, "t0")
-    bound_s = certain_end_s(house.engine.settings, job.spec)
+    harness = Harness(settings=EngineSettings(policy="fifo", silence_margin_s=7.0))
+    job = harness.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
+    harness.start(job, "t0")
+    bound_s = certain_end_s(harness.engine.settings, job.spec)
     assert bound_s == pytest.approx(90.18 + 7.0)
     assert bound_s is not None
-    say(house, silent_s=bound_s, unanswered_s=bound_s - 1e-6)
+    say(harness, silent_s=bound_s, unanswered_s=bound_s - 1e-6)
     assert state(job) == JobState.RUNNING
-    assert house.engine.awaited_silence_s() == {NodeName("t0"): bound_s}
-    say(house, silent_s=bound_s, unanswered_s=bound_s)
+    assert harness.engine.awaited_silence_s() == {NodeName("t0"): bound_s}
+    say(harness, silent_s=bound_s, unanswered_s=bound_s)
     assert state(job) == JobState.PENDING
 
 
 @pytest.mark.parametrize("is_heard_again", [False, True])
 def test_a_lent_node_that_is_dead_for_certain_ends_its_loan(*, is_heard_again: bool) -> None:
     """Nobody waits for it for ever; should it be alive, it goes home without that loan."""
-    house = House()
+    harness = Harness()
     node = NodeName("i0")
-    house.decide(Loan(node=node, service=CHAT, reason="idle"), lend=True)
-    house.wait(10.0)
-    [loan] = house.engine.state.loans.values()
+    harness.decide(Loan(node=node, service=CHAT, reason="idle"), lend=True)
+    harness.wait(10.0)
+    [loan] = harness.engine.state.loans.values()
     assert loan.begun_at_s is not None
-    house.sim.handle(NodeSilent(node=node, silent_s=20.0))
+    harness.sim.handle(NodeSilent(node=node, silent_s=20.0))
     dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/ada", target=node)
-    house.sim.handle(dead)
+    harness.sim.handle(dead)
     row = loan_row(loan, now_s=DAY_S)
     assert (row.state, row.is_late) == ("ended", False)
     assert row.reclaim_reason == "its node was confirmed dead by ops/ada"
-    assert house.node("i0").lease is None
+    assert harness.node("i0").lease is None
     if is_heard_again:
-        house.sim.nodes[node].report_soon()
-        house.wait(DAY_S / 24.0)
-        assert house.node("i0").role == NodeRole.SERVING
-        assert len(house.engine.state.loans) == 1
+        harness.sim.nodes[node].report_soon()
+        harness.wait(DAY_S / 24.0)
+        assert harness.node("i0").role == NodeRole.SERVING
+        assert len(harness.engine.state.loans) == 1

@@ -9,7 +9,7 @@ from coordinator.engine.state.events import NodeSilent, OperatorAction, Operator
 from coordinator.engine.state.loan_outcome import overdue_s
 from coordinator.engine.state.tables import LoanEntry
 from coordinator.service.api.rows import loan_row
-from tests.engine.house import state
+from tests.engine.harness import state
 from tests.engine.scripted_nodes import N, Reporting, service
 
 DEADLINE_S = 600.0

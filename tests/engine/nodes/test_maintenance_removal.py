@@ -20,8 +20,8 @@ from coordinator.engine.state.events import (
     RecordsLost,
     WorkerFact,
 )
-from tests.engine.house import House
-from tests.engine.house import state as state_of
+from tests.engine.harness import Harness
+from tests.engine.harness import state as state_of
 from tests.engine.scripted_nodes import N, Reporting, service
 from tests.tables import each_row
 
@@ -150,17 +150,17 @@ def test_what_is_open_of_it_must_be_ended_first(make: Callable[[], Reporting], w
 
 def test_a_rendezvous_store_is_something_that_it_runs() -> None:
     """It has no GPU that would name it, and its whole gang speaks through it."""
-    house = House(training=2, inference=0)
-    job = house.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN)
-    house.start(job, "t0", "t1")
-    house.wait(5.0)
+    harness = Harness(training=2, inference=0)
+    job = harness.submit("j", workers=(2, 3), launcher=Launcher.TORCHRUN)
+    harness.start(job, "t0", "t1")
+    harness.wait(5.0)
     assert job.store is not None
-    node = house.node(job.store.node)
+    node = harness.node(job.store.node)
     for slot in node.gpus:
         slot.holder = None
     job.workers.clear()
     node.role = NodeRole.LOST
-    assert "it may still run j" in why_not(house.engine.state, node)
+    assert "it may still run j" in why_not(harness.engine.state, node)
 
 
 def test_gpus_that_are_held_for_a_job_to_come_are_something_that_it_holds() -> None:
@@ -218,25 +218,25 @@ def test_one_that_reports_again_joins_anew_and_is_ordered_what_it_obeys() -> Non
 
 def test_the_others_go_on_as_they_were() -> None:
     """One between two others goes: who runs on these runs on, and the next job finds its place."""
-    house = House(training=3, inference=1)
-    first = house.submit("first", workers=(1, 2))
-    house.start(first, "t0", flexible=("t2",))
-    house.wait(5.0)
-    house.sim.nodes[NodeName("t1")].crash()
-    house.sim.handle(NodeSilent(node=NodeName("t1"), silent_s=20.0))
-    house.sim.handle(OperatorAsked(action=A.REMOVE, by="ops/ada", target="t1"))
-    assert house.engine.check() == []
-    assert [view.name for view in house.engine.snapshot().nodes] == ["i0", "t0", "t2"]
+    harness = Harness(training=3, inference=1)
+    first = harness.submit("first", workers=(1, 2))
+    harness.start(first, "t0", flexible=("t2",))
+    harness.wait(5.0)
+    harness.sim.nodes[NodeName("t1")].crash()
+    harness.sim.handle(NodeSilent(node=NodeName("t1"), silent_s=20.0))
+    harness.sim.handle(OperatorAsked(action=A.REMOVE, by="ops/ada", target="t1"))
+    assert harness.engine.check() == []
+    assert [view.name for view in harness.engine.snapshot().nodes] == ["i0", "t0", "t2"]
     assert first.running_workers == 2
-    second = house.submit("second")
-    house.start(second, "t2")
+    second = harness.submit("second")
+    harness.start(second, "t2")
     assert state_of(second) == JobState.PENDING, "t2 is full"
-    house.sim.nodes[NodeName("t1")].boot()
-    house.wait(5.0)
-    house.start(second, "t1")
-    house.wait(5.0)
+    harness.sim.nodes[NodeName("t1")].boot()
+    harness.wait(5.0)
+    harness.start(second, "t1")
+    harness.wait(5.0)
     assert state_of(second) == JobState.RUNNING
-    assert house.engine.check() == []
+    assert harness.engine.check() == []
 
 
 def test_it_replays_to_the_same_state() -> None:

@@ -12,7 +12,7 @@ from coordinator.engine.state.events import LoadMeasured, LoanPassDue
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Reclaim
 from coordinator.service.api.rows import loan_row
-from tests.engine.house import CHAT, state
+from tests.engine.harness import CHAT, state
 from tests.engine.scripted_nodes import CODE, N, Reporting, service
 
 R = NodeRole

@@ -11,7 +11,7 @@ from coordinator.engine.state.events import OrdersRecovered
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start, Suspend
 from coordinator.sim.run.cluster import Delays
-from tests.engine.house import House, start
+from tests.engine.harness import Harness, start
 
 
 def beside(job: JobEntry, host: JobEntry, node: str, *, is_packed: bool = False) -> Start:
@@ -21,44 +21,44 @@ def beside(job: JobEntry, host: JobEntry, node: str, *, is_packed: bool = False)
     return structs.replace(start(job, node), placements=(placement,), is_packed=is_packed)
 
 
-def found(house: House, name: str) -> JobEntry:
+def found(harness: Harness, name: str) -> JobEntry:
     """A job as the coordinator knows it now."""
-    return house.engine.state.jobs[JobId(name)]
+    return harness.engine.state.jobs[JobId(name)]
 
 
 @pytest.mark.parametrize("delays", [None, Delays(report_s=0.5, ready_s=60.0, start_s=2.0)])
 def test_a_lost_journal_finds_a_packed_pair_as_packed(delays: Delays | None) -> None:
     """Two whom the ledger has computing on the same GPUs count as packed and have half of each."""
-    house = House(training=1, inference=0, delays=delays)
-    house.wait(2.0)
-    host = house.submit("host")
-    house.start(host, "t0")
-    house.wait(100.0)
-    house.decide(beside(house.submit("guest"), host, "t0", is_packed=True))
-    house.wait(5.0)
-    house.lose_journal()
-    assert found(house, "host").state == JobState.RUNNING
-    house.wait(100.0)
-    pair = [found(house, name) for name in ("host", "guest")]
+    harness = Harness(training=1, inference=0, delays=delays)
+    harness.wait(2.0)
+    host = harness.submit("host")
+    harness.start(host, "t0")
+    harness.wait(100.0)
+    harness.decide(beside(harness.submit("guest"), host, "t0", is_packed=True))
+    harness.wait(5.0)
+    harness.lose_journal()
+    assert found(harness, "host").state == JobState.RUNNING
+    harness.wait(100.0)
+    pair = [found(harness, name) for name in ("host", "guest")]
     assert [(job.state, job.attempt.is_packed) for job in pair] == [(JobState.RUNNING, True)] * 2
     assert [job.workers[0].share for job in pair] == [0.5, 0.5]
-    assert len(house.sim.nodes[NodeName("t0")].keys(WorkerPhase.RUNNING)) == 2
-    assert house.engine.check() == []
+    assert len(harness.sim.nodes[NodeName("t0")].keys(WorkerPhase.RUNNING)) == 2
+    assert harness.engine.check() == []
 
 
 def test_jobs_that_take_turns_are_not_found_as_packed() -> None:
     """One of two on the same GPUs is suspended: it computes beside nobody."""
-    house = House(training=1, inference=0)
-    first = house.submit("first")
-    house.start(first, "t0")
-    house.wait(5.0)
+    harness = Harness(training=1, inference=0)
+    first = harness.submit("first")
+    harness.start(first, "t0")
+    harness.wait(5.0)
     aside = Suspend(job_id=first.job_id, reason="the test says so")
-    house.decide(aside, beside(house.submit("second"), first, "t0"))
-    house.wait(5.0)
-    house.lose_journal()
-    assert found(house, "first").state == JobState.SUSPENDED
-    assert found(house, "second").state == JobState.RUNNING
-    assert not any(job.attempt.is_packed for job in house.engine.state.jobs.values())
+    harness.decide(aside, beside(harness.submit("second"), first, "t0"))
+    harness.wait(5.0)
+    harness.lose_journal()
+    assert found(harness, "first").state == JobState.SUSPENDED
+    assert found(harness, "second").state == JobState.RUNNING
+    assert not any(job.attempt.is_packed for job in harness.engine.state.jobs.values())
 
 
 @pytest.mark.parametrize(("deaf", "shared"), [("t0", "t1"), ("t1", "t0")])
@@ -66,33 +66,33 @@ def test_a_gang_of_which_one_node_missed_the_suspension_is_put_aside(
     deaf: str, shared: str
 ) -> None:
     """Whichever ledger is read first, it does not compute beside the one that had its turn."""
-    house = House(inference=0)
-    wide = house.submit("wide", workers=(2, 2))
-    house.start(wide, "t0", "t1")
-    house.wait(5.0)
-    house.toggle_deaf(NodeName(deaf))
+    harness = Harness(inference=0)
+    wide = harness.submit("wide", workers=(2, 2))
+    harness.start(wide, "t0", "t1")
+    harness.wait(5.0)
+    harness.toggle_deaf(NodeName(deaf))
     aside = Suspend(job_id=wide.job_id, reason="the test says so")
-    house.decide(aside, beside(house.submit("narrow"), wide, shared))
-    house.wait(5.0)
-    house.deaf.clear()
-    house.lose_journal()
-    assert found(house, "wide").state == JobState.SUSPENDED
-    assert found(house, "narrow").state == JobState.RUNNING
-    assert not any(job.attempt.is_packed for job in house.engine.state.jobs.values())
+    harness.decide(aside, beside(harness.submit("narrow"), wide, shared))
+    harness.wait(5.0)
+    harness.deaf.clear()
+    harness.lose_journal()
+    assert found(harness, "wide").state == JobState.SUSPENDED
+    assert found(harness, "narrow").state == JobState.RUNNING
+    assert not any(job.attempt.is_packed for job in harness.engine.state.jobs.values())
     [computing] = [
-        key for node in house.sim.nodes.values() for key in node.keys(WorkerPhase.RUNNING)
+        key for node in harness.sim.nodes.values() for key in node.keys(WorkerPhase.RUNNING)
     ]
     assert computing.job_id == "narrow"
-    assert house.engine.check() == []
+    assert harness.engine.check() == []
 
 
 def test_who_was_there_before_a_ledger_was_read_is_not_packed_by_it() -> None:
     """A second reading of a ledger finds nobody, and leaves a host beside its guest as it is."""
-    house = House(training=1, inference=0)
-    host = house.submit("host")
-    house.start(host, "t0")
-    house.decide(beside(house.submit("guest"), host, "t0", is_packed=True))
-    house.wait(5.0)
-    orders = house.sim.nodes[NodeName("t0")].orders()
-    house.sim.handle(OrdersRecovered(node=NodeName("t0"), orders=orders))
-    assert (host.attempt.is_packed, found(house, "guest").attempt.is_packed) == (False, True)
+    harness = Harness(training=1, inference=0)
+    host = harness.submit("host")
+    harness.start(host, "t0")
+    harness.decide(beside(harness.submit("guest"), host, "t0", is_packed=True))
+    harness.wait(5.0)
+    orders = harness.sim.nodes[NodeName("t0")].orders()
+    harness.sim.handle(OrdersRecovered(node=NodeName("t0"), orders=orders))
+    assert (host.attempt.is_packed, found(harness, "guest").attempt.is_packed) == (False, True)

@@ -24,7 +24,7 @@ from coordinator.engine.state.events import (
 )
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Loan
-from tests.engine.house import CHAT, House, start, state
+from tests.engine.harness import CHAT, Harness, start, state
 from tests.engine.scripted_nodes import CODE, Reporting, service
 from tests.tables import each_row
 
@@ -177,9 +177,9 @@ def test_a_node_that_was_lost_may_come_back_anywhere() -> None:
     assert lone.report(R.ON_LOAN) == ["heard again -> on_loan"]
 
 
-def claim(house: House, name: str, *facts: WorkerFact) -> None:
+def claim(harness: Harness, name: str, *facts: WorkerFact) -> None:
     """A node's report with workers that it was not given."""
-    entry = house.node(name)
+    entry = harness.node(name)
     event = NodeReported(
         node=entry.name,
         boot_id=entry.boot_id,
@@ -190,26 +190,26 @@ def claim(house: House, name: str, *facts: WorkerFact) -> None:
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
         workers=facts,
     )
-    house.engine.handle(event, now_s=house.sim.loop.now_s)
-    assert house.engine.check() == []
+    harness.engine.handle(event, now_s=harness.sim.loop.now_s)
+    assert harness.engine.check() == []
 
 
 @each_row("phase", list(WorkerPhase))
 def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
     """Whatever it says of it, the job and the true holder stay as they are; it is told to stop."""
-    house = House()
-    job = house.submit("j")
-    house.start(job, "t0")
-    house.wait(5.0)
+    harness = Harness()
+    job = harness.submit("j")
+    harness.start(job, "t0")
+    harness.wait(5.0)
     key = WorkerKey(JobId("j"), 1, 0)
     before = msgspec.msgpack.encode(job)
-    claim(house, "t1", WorkerFact(key=key, phase=phase, exit_code=1, error="own fault"))
+    claim(harness, "t1", WorkerFact(key=key, phase=phase, exit_code=1, error="own fault"))
     assert msgspec.msgpack.encode(job) == before
-    other = house.node("t1")
+    other = harness.node("t1")
     is_over = phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
     assert other.ledger.acknowledged == ([key] if is_over else [])
     assert other.ledger.stale_stops == ([] if is_over else [key])
-    told = [line for line in house.engine.state.stories if line.what == f"stale worker {key}"]
+    told = [line for line in harness.engine.state.stories if line.what == f"stale worker {key}"]
     assert [(line.subject, line.reason) for line in told] == (
         [] if is_over else [("t1", "it was given to t0")]
     )
@@ -223,12 +223,12 @@ def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
 ) -> None:
     """Generations are counted by each leader: one of an earlier epoch, however high, is another
     leader's, whose last orders this one may never have read."""
-    house = House()
-    house.lose_journal()
-    job = house.submit("j")
-    house.start(job, "t0")
+    harness = Harness()
+    harness.lose_journal()
+    job = harness.submit("j")
+    harness.start(job, "t0")
     assert state(job) == JobState.RUNNING
-    entry = house.node("t0")
+    entry = harness.node("t0")
     event = NodeReported(
         node=entry.name,
         boot_id=entry.boot_id,
@@ -238,110 +238,110 @@ def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
         generation=entry.contact.generation + generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
     )
-    house.engine.handle(event, now_s=house.sim.loop.now_s)
-    assert house.engine.check() == []
+    harness.engine.handle(event, now_s=harness.sim.loop.now_s)
+    assert harness.engine.check() == []
     assert (job.counts.node_faults, state(job) == JobState.RUNNING) == (int(is_lost), not is_lost)
 
 
 FULL = "ledger /state/ledger: No space left on device"
 
 
-def report(house: House, name: str, ledger_error: str) -> Outcome:
+def report(harness: Harness, name: str, ledger_error: str) -> Outcome:
     """What a node says that stays as it was ordered, and whose disk is so."""
-    node = house.node(name)
+    node = harness.node(name)
     event = NodeReported(
         node=node.name,
         boot_id=node.boot_id,
         home_pool=node.home_pool,
         role=node.role,
-        epoch=house.engine.state.epoch,
+        epoch=harness.engine.state.epoch,
         generation=node.desired.generation,
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         service=node.service,
         detail=ledger_error,
         ledger_error=ledger_error,
     )
-    return house.engine.handle(event, now_s=house.engine.state.now_s)
+    return harness.engine.handle(event, now_s=harness.engine.state.now_s)
 
 
-def told(house: House) -> list[tuple[str, str]]:
+def told(harness: Harness) -> list[tuple[str, str]]:
     """What is told of disks, and why."""
-    lines = [(line.what, line.reason) for line in house.engine.state.stories]
+    lines = [(line.what, line.reason) for line in harness.engine.state.stories]
     return [(what, why) for what, why in lines if what.startswith("takes ")]
 
 
 def test_it_is_told_once_when_a_disk_fills_up_and_once_when_it_has_room() -> None:
     """However often the node says it; both times somebody may want to act on it."""
-    house = House()
-    first, again = report(house, "t0", FULL), report(house, "t0", FULL)
+    harness = Harness()
+    first, again = report(harness, "t0", FULL), report(harness, "t0", FULL)
     assert (first.needs_pass, first.needs_loan_pass) == (True, True)
     assert (again.needs_pass, again.needs_loan_pass) == (False, False)
-    assert report(house, "t0", "").needs_pass
-    assert told(house) == [("takes nothing new", FULL), ("takes new work again", "")]
+    assert report(harness, "t0", "").needs_pass
+    assert told(harness) == [("takes nothing new", FULL), ("takes new work again", "")]
 
 
 def test_no_worker_is_placed_on_it() -> None:
     """Policies see that it takes none, and what one decides all the same is refused."""
-    house = House()
-    job = house.submit()
-    report(house, "t0", FULL)
-    [seen] = [node for node in house.engine.snapshot().nodes if node.name == "t0"]
+    harness = Harness()
+    job = harness.submit()
+    report(harness, "t0", FULL)
+    [seen] = [node for node in harness.engine.snapshot().nodes if node.name == "t0"]
     assert not seen.is_schedulable
-    (why,) = house.refusals(start(job, "t0"))
+    (why,) = harness.refusals(start(job, "t0"))
     assert "t0" in why
     assert state(job) == JobState.PENDING
-    report(house, "t0", "")
-    house.start(job, "t0")
-    house.wait(1.0)
+    report(harness, "t0", "")
+    harness.start(job, "t0")
+    harness.wait(1.0)
     assert state(job) == JobState.RUNNING
 
 
 def test_it_is_not_lent_and_serves_on() -> None:
     """Its service counts on it as before; what a policy decides all the same is refused."""
-    house = House()
-    since_s = house.node("i0").serving_since_s
-    report(house, "i0", FULL)
+    harness = Harness()
+    since_s = harness.node("i0").serving_since_s
+    report(harness, "i0", FULL)
     loan = Loan(node=NodeName("i0"), service=CHAT, reason="idle")
-    house.decide(loan, lend=True)
-    assert house.node("i0").lease is None
-    assert house.engine.state.loans == {}
-    assert house.node("i0").role == NodeRole.SERVING
-    assert house.node("i0").serving_since_s == since_s
-    report(house, "i0", "")
-    house.decide(loan, lend=True)
-    house.wait(1.0)
-    assert house.node("i0").role == NodeRole.ON_LOAN
+    harness.decide(loan, lend=True)
+    assert harness.node("i0").lease is None
+    assert harness.engine.state.loans == {}
+    assert harness.node("i0").role == NodeRole.SERVING
+    assert harness.node("i0").serving_since_s == since_s
+    report(harness, "i0", "")
+    harness.decide(loan, lend=True)
+    harness.wait(1.0)
+    assert harness.node("i0").role == NodeRole.ON_LOAN
 
 
 def test_what_runs_there_and_what_is_lent_stays() -> None:
     """A full disk ends neither a worker nor a loan."""
-    house = House()
-    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
-    house.wait(1.0)
-    job = house.submit(work_s=1000.0)
-    house.start(job, "t0")
-    house.wait(1.0)
+    harness = Harness()
+    harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    harness.wait(1.0)
+    job = harness.submit(work_s=1000.0)
+    harness.start(job, "t0")
+    harness.wait(1.0)
     for name in ("i0", "t0"):
-        house.node(name).ledger.error = FULL
-    house.engine.handle(LoanPassDue(), now_s=house.engine.state.now_s)
-    house.wait(10.0)
+        harness.node(name).ledger.error = FULL
+    harness.engine.handle(LoanPassDue(), now_s=harness.engine.state.now_s)
+    harness.wait(10.0)
     assert state(job) == JobState.RUNNING
-    assert house.node("i0").role == NodeRole.ON_LOAN
+    assert harness.node("i0").role == NodeRole.ON_LOAN
 
 
 @pytest.mark.parametrize("is_present", [True, False])
 def test_workers_of_a_node_are_those_of_present_attempts(*, is_present: bool) -> None:
     """A key that an earlier attempt left on a GPU is of nobody, though a worker of the same number
     runs elsewhere."""
-    house = House()
-    job = house.submit()
-    house.start(job, "t1")
-    house.wait(5.0)
+    harness = Harness()
+    job = harness.submit()
+    harness.start(job, "t1")
+    harness.wait(5.0)
     [worker] = job.workers.values()
-    assert house.workers_on(worker.node) == [(job, worker)]
+    assert harness.workers_on(worker.node) == [(job, worker)]
     left = replace(worker.key, attempt=job.attempt.number - (0 if is_present else 1))
-    house.node("t0").gpus[0].holder = left
-    assert house.workers_on(house.node("t0").name) == ([(job, worker)] if is_present else [])
+    harness.node("t0").gpus[0].holder = left
+    assert harness.workers_on(harness.node("t0").name) == ([(job, worker)] if is_present else [])
 
 
 @pytest.mark.parametrize(("asked", "is_short"), [(CHAT, True), (CODE, False)])

@@ -11,7 +11,7 @@ from coordinator.engine.state.context import Context
 from coordinator.engine.state.events import JobCancelRequested
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement
-from tests.engine.house import state
+from tests.engine.harness import state
 from tests.engine.scripted_nodes import GPUS, N, Reporting, facts
 
 GONE = GPUS[1]

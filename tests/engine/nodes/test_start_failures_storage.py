@@ -12,7 +12,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.engine.state.tables import JobEntry
-from tests.engine.house import state
+from tests.engine.harness import state
 from tests.engine.scripted_nodes import BROKEN, REST_S, BlackHole, Refusal
 from tests.tables import each_row
 

@@ -17,7 +17,7 @@ from coordinator.policies.contract.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.sim.run.cluster import Delays
 from tests.builders import make_spec
-from tests.engine.house import CHAT, House, state
+from tests.engine.harness import CHAT, Harness, state
 from tests.engine.stopped_jobs import gone_report, lend
 from tests.tables import each_row
 
@@ -112,46 +112,46 @@ T0, I0 = NodeName("t0"), NodeName("i0")
 SUBMITTED_S = 20.0
 
 
-def seen(house: House, job: JobEntry) -> JobView:
+def seen(harness: Harness, job: JobEntry) -> JobView:
     """The job as a policy sees it."""
-    return next(view for view in house.engine.snapshot().jobs if view.job_id == job.job_id)
+    return next(view for view in harness.engine.snapshot().jobs if view.job_id == job.job_id)
 
 
-def not_in_time(house: House, job: JobEntry) -> None:
+def not_in_time(harness: Harness, job: JobEntry) -> None:
     """The node hears of its worker too late."""
-    house.toggle_deaf(T0)
-    house.start(job, T0)
-    house.wait(house.engine.settings.gang_ready_timeout_s)
-    assert house.engine.state.counters.gang_timeouts == 1
-    house.toggle_deaf(T0)
+    harness.toggle_deaf(T0)
+    harness.start(job, T0)
+    harness.wait(harness.engine.settings.gang_ready_timeout_s)
+    assert harness.engine.state.counters.gang_timeouts == 1
+    harness.toggle_deaf(T0)
 
 
-def node_dies(house: House, job: JobEntry) -> None:
+def node_dies(harness: Harness, job: JobEntry) -> None:
     """The node reboots while it makes ready."""
-    house.start(job, T0)
-    house.sim.nodes[T0].crash()
-    house.sim.nodes[T0].boot()
+    harness.start(job, T0)
+    harness.sim.nodes[T0].crash()
+    harness.sim.nodes[T0].boot()
 
 
-def fails_to_start(house: House, job: JobEntry) -> None:
+def fails_to_start(harness: Harness, job: JobEntry) -> None:
     """Its worker ends before it ran, by the job's own fault, and may be tried again."""
-    house.start(job, T0)
-    house.sim.nodes[T0].exited(next(iter(job.workers.values())).key, 1)
+    harness.start(job, T0)
+    harness.sim.nodes[T0].exited(next(iter(job.workers.values())).key, 1)
 
 
-def gives_way(house: House, job: JobEntry) -> None:
+def gives_way(harness: Harness, job: JobEntry) -> None:
     """It is preempted before it ran."""
-    house.start(job, T0)
-    house.decide(Preempt(job_id=job.job_id, reason="test"))
+    harness.start(job, T0)
+    harness.decide(Preempt(job_id=job.job_id, reason="test"))
 
 
-def node_goes_home(house: House, job: JobEntry) -> None:
+def node_goes_home(harness: Harness, job: JobEntry) -> None:
     """Its node is lent, and is called back while the job starts there."""
-    house.decide(Loan(node=I0, service=CHAT, reason="test"), lend=True)
-    house.wait(1.0)
-    house.start(job, I0)
+    harness.decide(Loan(node=I0, service=CHAT, reason="test"), lend=True)
+    harness.wait(1.0)
+    harness.start(job, I0)
     reclaim = Reclaim(node=I0, service=CHAT, deadline_s=60.0, reason="test")
-    house.decide(reclaim, lend=True)
+    harness.decide(reclaim, lend=True)
 
 
 WAYS = (not_in_time, node_dies, fails_to_start, gives_way, node_goes_home)
@@ -159,19 +159,19 @@ WAYS = (not_in_time, node_dies, fails_to_start, gives_way, node_goes_home)
 
 @each_row("undone", WAYS)
 def test_a_start_that_came_to_nothing_is_part_of_the_wait(
-    undone: Callable[[House, JobEntry], None],
+    undone: Callable[[Harness, JobEntry], None],
 ) -> None:
     """The job has waited all the time, for the figures and for whoever lets it age."""
-    house = House(delays=Delays(ready_s=5.0))
-    house.wait(SUBMITTED_S)
-    job = house.submit(max_restarts=1)
-    house.wait(100.0)
-    undone(house, job)
-    house.wait(house.engine.settings.retry_backoff_s + 1.0)
+    harness = Harness(delays=Delays(ready_s=5.0))
+    harness.wait(SUBMITTED_S)
+    job = harness.submit(max_restarts=1)
+    harness.wait(100.0)
+    undone(harness, job)
+    harness.wait(harness.engine.settings.retry_backoff_s + 1.0)
     assert (state(job), job.attempt.ran_at_s) == (JobState.PENDING, None)
-    assert seen(house, job).waiting_since_s == SUBMITTED_S
-    house.start(job, "t1")
-    house.wait(5.0)
+    assert seen(harness, job).waiting_since_s == SUBMITTED_S
+    harness.start(job, "t1")
+    harness.wait(5.0)
     assert state(job) == JobState.RUNNING
     assert job.started_at_s is not None
     assert job.wait.queueing_s == job.started_at_s - SUBMITTED_S > 100.0
@@ -179,26 +179,26 @@ def test_a_start_that_came_to_nothing_is_part_of_the_wait(
 
 def test_an_attempt_that_ran_is_no_wait() -> None:
     """What it computed is not queueing: the next wait begins when it has left its nodes."""
-    house = House(delays=Delays(stop_s=7.0))
-    job = house.submit()
-    house.wait(30.0)
-    house.start(job, T0)
-    house.wait(200.0)
-    house.decide(Preempt(job_id=job.job_id, reason="test"))
-    house.wait(17.0)  # 7 of them to stop
-    assert seen(house, job).waiting_since_s == 237.0
-    assert queueing_s(job, house.sim.loop.now_s) == 30.0 + 10.0
-    house.engine.handle(JobCancelRequested(job_id=job.job_id, by="ops/me"), now_s=250.0)
+    harness = Harness(delays=Delays(stop_s=7.0))
+    job = harness.submit()
+    harness.wait(30.0)
+    harness.start(job, T0)
+    harness.wait(200.0)
+    harness.decide(Preempt(job_id=job.job_id, reason="test"))
+    harness.wait(17.0)  # 7 of them to stop
+    assert seen(harness, job).waiting_since_s == 237.0
+    assert queueing_s(job, harness.sim.loop.now_s) == 30.0 + 10.0
+    harness.engine.handle(JobCancelRequested(job_id=job.job_id, by="ops/me"), now_s=250.0)
     assert queueing_s(job, 1000.0) == 30.0 + 13.0
 
 
-def hears_late(house: House, job: JobEntry, ended_ago_s: float) -> float:
+def hears_late(harness: Harness, job: JobEntry, ended_ago_s: float) -> float:
     """i0 is heard to have gone home by itself, with its worker's end so long ago; now."""
-    house.wait(400.0)
+    harness.wait(400.0)
     home = StopReason.PREEMPT
-    report = gone_report(house, job, "i0", ended_ago_s=ended_ago_s, stop_reason=home)
-    house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
-    return house.sim.loop.now_s
+    report = gone_report(harness, job, "i0", ended_ago_s=ended_ago_s, stop_reason=home)
+    harness.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
+    return harness.sim.loop.now_s
 
 
 @each_row(("ended_ago_s", "waited_s"), [(200.0, 200.0), (15.0, 15.0), (14.0, 0.0), (1e6, 400.0)])
@@ -208,25 +208,25 @@ def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
     """Its node went home when its lease had run out, and could tell nobody: that outage is part of
     the wait, for the figures and for whoever lets the job age. A report is always a little late,
     and no wait is longer than since the attempt began to run."""
-    house = House()
-    lend(house, "i0")
-    job = house.submit(work_s=1e6)
-    house.wait(30.0)
-    house.start(job, I0)
-    now_s = hears_late(house, job, ended_ago_s)
+    harness = Harness()
+    lend(harness, "i0")
+    job = harness.submit(work_s=1e6)
+    harness.wait(30.0)
+    harness.start(job, I0)
+    now_s = hears_late(harness, job, ended_ago_s)
     assert (state(job), job.attempt.ran_at_s) == (JobState.PENDING, None)
-    assert seen(house, job).waiting_since_s == now_s - waited_s
+    assert seen(harness, job).waiting_since_s == now_s - waited_s
     assert queueing_s(job, now_s + 10.0) == 30.0 + waited_s + 10.0
-    assert house.engine.check() == []
+    assert harness.engine.check() == []
 
 
 def test_a_gang_waits_from_the_end_of_its_last_worker() -> None:
     """The other node went on until it was told, and held its GPUs."""
-    house = House(delays=Delays(stop_s=7.0))
-    lend(house, "i0")
-    job = house.submit(workers=(2, 2), work_s=1e6)
-    house.start(job, I0, T0)
-    now_s = hears_late(house, job, 200.0)
+    harness = Harness(delays=Delays(stop_s=7.0))
+    lend(harness, "i0")
+    job = harness.submit(workers=(2, 2), work_s=1e6)
+    harness.start(job, I0, T0)
+    now_s = hears_late(harness, job, 200.0)
     assert state(job) == JobState.PREEMPTING
-    house.wait(10.0)
-    assert seen(house, job).waiting_since_s == now_s + 7.0
+    harness.wait(10.0)
+    assert seen(harness, job).waiting_since_s == now_s + 7.0

@@ -23,7 +23,7 @@ from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Placement, Start
 from coordinator.service.api.explain import job as explain_job
 from tests.builders import make_spec
-from tests.engine.house import state
+from tests.engine.harness import state
 from tests.engine.scripted_nodes import facts, journalled
 
 L4, A100, MIG = "NVIDIA L4", "NVIDIA A100", "NVIDIA A100 MIG 1g.10gb"

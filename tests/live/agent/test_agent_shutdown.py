@@ -12,42 +12,42 @@ import pytest
 
 from common.model import NodeRole
 from coordinator.demo.supervise import TERM_S
-from tests.agent.daemon_house import KEY, ROOT, DaemonHouse, end, lend, make_daemon_house
-from tests.agent.worker_house import is_alive
+from tests.agent.daemon_harness import KEY, ROOT, DaemonHarness, end, lend, make_daemon_harness
+from tests.agent.worker_harness import is_alive
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
-house = pytest.fixture(make_daemon_house)
+harness = pytest.fixture(make_daemon_harness)
 
 
-def halt_nats(house: DaemonHouse) -> int:
+def halt_nats(harness: DaemonHarness) -> int:
     """Its server takes connections and answers nobody; its pid."""
-    assert house.nats is not None
-    pid = house.nats.pid
+    assert harness.nats is not None
+    pid = harness.nats.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
 async def test_an_agent_told_to_end_while_nats_hangs_leaves_all_as_it_is(
-    house: DaemonHouse,
+    harness: DaemonHarness,
 ) -> None:
     """Before whoever supervises it loses patience, with 0: the loan stands in its ledger, its
     worker runs, and what brings the node home in time is still armed."""
-    agent = await house.start(house.config(inference=True))
-    worker = await lend(house, ttl_s=600.0)
-    nats = halt_nats(house)
+    agent = await harness.start(harness.config(inference=True))
+    worker = await lend(harness, ttl_s=600.0)
+    nats = halt_nats(harness)
     try:
         async with asyncio.timeout(TERM_S):
             assert await end(agent) == 0
     finally:
         os.kill(nats, signal.SIGCONT)
-    memory = house.memory()
+    memory = harness.memory()
     assert memory is not None
     assert memory.role == NodeRole.ON_LOAN
     assert memory.lease is not None
     assert [held.order.key for held in memory.workers.values()] == [KEY]
     assert is_alive(worker)
-    assert (house.state_dir / "last-resort.json").exists()
+    assert (harness.state_dir / "last-resort.json").exists()
 
 
 FILLER = """
@@ -71,17 +71,17 @@ asyncio.run(main())
 """A client of a server that is halted once it is connected: it sends until nothing more fits in."""
 
 
-async def test_a_bus_full_of_what_nobody_takes_is_left_all_the_same(house: DaemonHouse) -> None:
+async def test_a_bus_full_of_what_nobody_takes_is_left_all_the_same(harness: DaemonHarness) -> None:
     """More than all buffers on the way hold is dropped: a report that late says what was."""
     client = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FILLER, house.nats_url, cwd=ROOT, stdin=PIPE, stdout=PIPE
+        sys.executable, "-c", FILLER, harness.nats_url, cwd=ROOT, stdin=PIPE, stdout=PIPE
     )
     nats = None
     try:
         assert client.stdin is not None
         assert client.stdout is not None
         assert await client.stdout.readline() == b"connected\n"
-        nats = halt_nats(house)
+        nats = halt_nats(harness)
         client.stdin.write(b"\n")
         async with asyncio.timeout(TERM_S):
             assert await client.wait() == 0

@@ -13,13 +13,13 @@ from agent.settings_file import way_home
 from agent.storage import accepted_settings, file_ownership
 from agent.storage.ledger import Ledger, exclusive
 from common.model import NodeRole
-from tests.agent.bench import settings
-from tests.agent.daemon_house import DaemonHouse
-from tests.agent.lent_node import home, make_lent, make_quiet_house, role
+from tests.agent.daemon_harness import DaemonHarness
+from tests.agent.lent_node import home, make_lent, make_quiet_harness, role
+from tests.agent.life_harness import settings
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-quiet_house = pytest.fixture(make_quiet_house)
+quiet_harness = pytest.fixture(make_quiet_harness)
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ async def test_what_root_writes_is_the_accounts_at_once(state_dir: Path) -> None
 
 
 @pytest.mark.slow
-async def test_a_way_home_as_root_locks_out_no_agent(quiet_house: DaemonHouse) -> None:
+async def test_a_way_home_as_root_locks_out_no_agent(quiet_harness: DaemonHarness) -> None:
     """Ledger, lock and whatever else it left are their account's again."""
-    house = quiet_house
-    config = await make_lent(house)
-    for path in (house.state_dir, *house.state_dir.rglob("*")):
+    harness = quiet_harness
+    config = await make_lent(harness)
+    for path in (harness.state_dir, *harness.state_dir.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    await home(way_home(config, state_dir=None), house)
-    assert role(house) == NodeRole.SERVING
-    assert set(owners(house.state_dir).values()) == {THEIRS}
+    await home(way_home(config, state_dir=None), harness)
+    assert role(harness) == NodeRole.SERVING
+    assert set(owners(harness.state_dir).values()) == {THEIRS}
 
 
 def test_nothing_is_given_that_is_not_the_nodes(state_dir: Path, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from agent.storage.ledger import peek
 from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
-from tests.agent.daemon_house import DaemonHouse
+from tests.agent.daemon_harness import DaemonHarness
 from tests.agent.lent_node import (
     Spoil,
     append,
     home,
     make_lent,
-    make_quiet_house,
+    make_quiet_harness,
     role,
     with_other,
     without_server,
@@ -27,7 +27,7 @@ from tests.agent.lent_node import (
 
 R = NodeRole
 pytestmark = pytest.mark.slow
-quiet_house = pytest.fixture(make_quiet_house)
+quiet_harness = pytest.fixture(make_quiet_harness)
 
 
 def of_training(config: Path) -> None:
@@ -46,40 +46,40 @@ MISFIT: dict[str, Spoil] = {
 
 @pytest.mark.parametrize("name", MISFIT)
 async def test_a_file_of_another_pool_or_service_does_not_keep_a_node_away(
-    quiet_house: DaemonHouse, name: str
+    quiet_harness: DaemonHarness, name: str
 ) -> None:
     """A wrong template: its node goes home as what it was lent as."""
-    house = quiet_house
-    config = await make_lent(house)
+    harness = quiet_harness
+    config = await make_lent(harness)
     MISFIT[name](config)
-    settings = way_home(config, state_dir=house.state_dir)
+    settings = way_home(config, state_dir=harness.state_dir)
     assert (settings.home_pool, settings.service) == (Pool.INFERENCE, "chat")
-    await home(settings, house)
-    assert role(house) == R.SERVING
-    assert house.mark("routed").exists()
+    await home(settings, harness)
+    assert role(harness) == R.SERVING
+    assert harness.mark("routed").exists()
 
 
 async def test_a_file_of_another_pool_is_no_way_home_where_nothing_else_is_known(
-    quiet_house: DaemonHouse,
+    quiet_harness: DaemonHarness,
 ) -> None:
     """The ledger names the pool of the node."""
-    house = quiet_house
-    config = await make_lent(house)
-    (house.state_dir / accepted_settings.FILE).unlink()
+    harness = quiet_harness
+    config = await make_lent(harness)
+    (harness.state_dir / accepted_settings.FILE).unlink()
     of_training(config)
     with pytest.raises(ConfigError, match="home_pool: training, and the node is of the inference"):
-        way_home(config, state_dir=house.state_dir)
+        way_home(config, state_dir=harness.state_dir)
 
 
 async def test_what_was_accepted_and_never_done_is_not_gone_home_on(
-    quiet_house: DaemonHouse,
+    quiet_harness: DaemonHarness,
 ) -> None:
     """An agent was ended between accepting a move and making it; the file is as it was again."""
-    house = quiet_house
-    config = await make_lent(house)
+    harness = quiet_harness
+    config = await make_lent(harness)
     lent = config.read_text()
     of_training(config)
-    accepted_settings.keep(house.state_dir, load(config, AgentSettings))
+    accepted_settings.keep(harness.state_dir, load(config, AgentSettings))
     config.write_text(lent)
     assert way_home(config, state_dir=None).home_pool == Pool.INFERENCE
     of_training(config)
@@ -87,37 +87,39 @@ async def test_what_was_accepted_and_never_done_is_not_gone_home_on(
         way_home(config, state_dir=None)
 
 
-async def test_going_home_is_not_done_while_the_ledger_says_away(quiet_house: DaemonHouse) -> None:
+async def test_going_home_is_not_done_while_the_ledger_says_away(
+    quiet_harness: DaemonHarness,
+) -> None:
     """Whatever the settings: success would disarm whoever tries again."""
-    house = quiet_house
-    config = await make_lent(house)
+    harness = quiet_harness
+    config = await make_lent(harness)
     of_training(config)
     with pytest.raises(Unavailable, match="is on_loan, and with these settings"):
-        await home(load(config, AgentSettings), house)
-    memory = peek(house.state_dir)
+        await home(load(config, AgentSettings), harness)
+    memory = peek(harness.state_dir)
     assert memory is not None
     assert memory.role == R.ON_LOAN
 
 
-async def test_a_node_may_still_be_moved(quiet_house: DaemonHouse) -> None:
+async def test_a_node_may_still_be_moved(quiet_harness: DaemonHarness) -> None:
     """An agent that starts takes the other pool: what becomes of its loan is the agent's to do."""
-    config = await make_lent(quiet_house)
+    config = await make_lent(quiet_harness)
     of_training(config)
     assert checked(config).home_pool == Pool.TRAINING
 
 
-async def test_a_drop_in_names_the_state_as_well(quiet_house: DaemonHouse) -> None:
+async def test_a_drop_in_names_the_state_as_well(quiet_harness: DaemonHarness) -> None:
     """Where another one cannot be read; and a file that names none needs it named."""
-    house = quiet_house
-    config = await make_lent(house)
+    harness = quiet_harness
+    config = await make_lent(harness)
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("state_dir")))
     folder = config.with_name("agent.toml.d")
     folder.mkdir()
-    (folder / "10-state.toml").write_text(f'state_dir = "{house.state_dir}"\n')
+    (folder / "10-state.toml").write_text(f'state_dir = "{harness.state_dir}"\n')
     (folder / "20-spoilt.toml").write_text("nats_url =\n")
-    await home(way_home(config, state_dir=None), house)
-    assert role(house) == R.SERVING
+    await home(way_home(config, state_dir=None), harness)
+    assert role(harness) == R.SERVING
 
 
 ODD: dict[str, tuple[Spoil, str]] = {
@@ -139,44 +141,44 @@ ODD: dict[str, tuple[Spoil, str]] = {
 
 @pytest.mark.parametrize("name", ODD)
 async def test_a_file_that_is_odd_is_one_that_does_not_fit(
-    quiet_house: DaemonHouse, name: str
+    quiet_harness: DaemonHarness, name: str
 ) -> None:
     """Its error names the key, and its node goes home all the same."""
-    house = quiet_house
-    config = await make_lent(house)
+    harness = quiet_harness
+    config = await make_lent(harness)
     spoil, why = ODD[name]
     spoil(config)
     with pytest.raises(ConfigError, match=why):
         checked(config)
-    await home(way_home(config, state_dir=house.state_dir), house)
-    assert role(house) == R.SERVING
+    await home(way_home(config, state_dir=harness.state_dir), harness)
+    assert role(harness) == R.SERVING
 
 
 async def test_a_file_whose_state_dir_leads_to_itself_keeps_no_node_away(
-    quiet_house: DaemonHouse,
+    quiet_harness: DaemonHarness,
 ) -> None:
     """No state can be there, and the node's own is named beside it."""
-    house = quiet_house
-    config = await make_lent(house)
-    loop = house.directory / "loop"
+    harness = quiet_harness
+    config = await make_lent(harness)
+    loop = harness.directory / "loop"
     loop.symlink_to(loop)
     with_other("state_dir", str(loop))(config)
-    assert way_home(config, state_dir=house.state_dir).state_dir == str(house.state_dir)
-    found = expected_homes(config, state_dir=house.state_dir)
-    assert [settings.state_dir for settings in found] == [str(house.state_dir), str(loop)]
+    assert way_home(config, state_dir=harness.state_dir).state_dir == str(harness.state_dir)
+    found = expected_homes(config, state_dir=harness.state_dir)
+    assert [settings.state_dir for settings in found] == [str(harness.state_dir), str(loop)]
 
 
 async def test_of_two_state_dirs_the_one_whose_node_is_away_counts(
-    quiet_house: DaemonHouse,
+    quiet_harness: DaemonHarness,
 ) -> None:
     """The file names another one since, with what was left there long ago."""
-    house = quiet_house
-    lent_dir, old_dir = house.state_dir, house.directory / "old"
-    house.use_state_dir(old_dir)
-    await make_lent(house, role=R.SERVING)
-    house.use_state_dir(lent_dir)
-    config = await make_lent(house)
+    harness = quiet_harness
+    lent_dir, old_dir = harness.state_dir, harness.directory / "old"
+    harness.use_state_dir(old_dir)
+    await make_lent(harness, role=R.SERVING)
+    harness.use_state_dir(lent_dir)
+    config = await make_lent(harness)
     with_other("state_dir", str(old_dir))(config)
     assert way_home(config, state_dir=lent_dir).state_dir == str(lent_dir)
-    config = await make_lent(house, role=R.SERVING)
+    config = await make_lent(harness, role=R.SERVING)
     assert way_home(config, state_dir=old_dir).state_dir == str(lent_dir)

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from common.messages import CollectorReport
-from tests.agent.daemon_house import DaemonHouse, end, make_daemon_house
-from tests.agent.worker_house import is_alive, kill
+from tests.agent.daemon_harness import DaemonHarness, end, make_daemon_harness
+from tests.agent.worker_harness import is_alive, kill
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
-house = pytest.fixture(make_daemon_house)
+harness = pytest.fixture(make_daemon_harness)
 
 FAULTS = """
 [[fault]]
@@ -50,18 +50,18 @@ told_by = "both"
 """
 
 
-def told(house: DaemonHouse) -> Counter[tuple[int, int]]:
+def told(harness: DaemonHarness) -> Counter[tuple[int, int]]:
     """How often all reports together have told each XID, by the index of its GPU."""
     return Counter(
-        (gpu.index, code) for report in house.reports for gpu in report.gpus for code in gpu.xids
+        (gpu.index, code) for report in harness.reports for gpu in report.gpus for code in gpu.xids
     )
 
 
-def fared(house: DaemonHouse) -> CollectorReport | None:
+def fared(harness: DaemonHarness) -> CollectorReport | None:
     """How the last report says that reading the kernel log went."""
-    if not house.reports:
+    if not harness.reports:
         return None
-    named = {report.name: report for report in house.reports[-1].collectors}
+    named = {report.name: report for report in harness.reports[-1].collectors}
     return named.get("kernel_log")
 
 
@@ -74,53 +74,53 @@ def log_children(pid: int) -> list[int]:
     ]
 
 
-async def test_each_xid_reaches_the_reports_once(house: DaemonHouse) -> None:
+async def test_each_xid_reaches_the_reports_once(harness: DaemonHarness) -> None:
     """Of NVML alone, of the log alone, of both: one each. A log whose reader is killed is said
     and read again while reports go on; no child outlives the agent."""
-    house.fleet.write_text(house.fleet.read_text() + FAULTS)
+    harness.fleet.write_text(harness.fleet.read_text() + FAULTS)
     # More looks than reports: an XID must not be lost between two of them, nor told twice.
-    agent = await house.start(house.config(report_period_s=0.3, step_period_s=0.05))
+    agent = await harness.start(harness.config(report_period_s=0.3, step_period_s=0.05))
     last = {(0, 63), (1, 63)}
-    await house.until(lambda: last <= told(house).keys(), "the last XIDs")
-    count = len(house.reports)
-    await house.until(lambda: len(house.reports) > count + 3, "reports after them")
+    await harness.until(lambda: last <= told(harness).keys(), "the last XIDs")
+    count = len(harness.reports)
+    await harness.until(lambda: len(harness.reports) > count + 3, "reports after them")
     expected = {(0, 79): 1, (1, 13): 1, (0, 31): 1, (1, 48): 1, (0, 63): 1, (1, 63): 1}
-    assert told(house) == expected
+    assert told(harness) == expected
 
     [child] = log_children(agent.pid)
     kill(child)
 
     def is_down() -> bool:
-        report = fared(house)
+        report = fared(harness)
         return report is not None and "ended with -9" in report.error
 
     def is_up() -> bool:
-        report = fared(house)
+        report = fared(harness)
         return report is not None and report.is_success
 
-    await house.until(is_down, "the reason")
-    await house.until(is_up, "another reader")
-    assert told(house) == expected
+    await harness.until(is_down, "the reason")
+    await harness.until(is_up, "another reader")
+    assert told(harness) == expected
     [second] = log_children(agent.pid)
     assert await end(agent) == 0
     assert not is_alive(second)
 
 
-async def test_a_log_that_is_off_is_not_read(house: DaemonHouse) -> None:
+async def test_a_log_that_is_off_is_not_read(harness: DaemonHarness) -> None:
     """NVML's own events still come."""
-    house.fleet.write_text(house.fleet.read_text() + FAULTS)
-    agent = await house.start(house.config(kernel_log="off"))
-    await house.until(lambda: {(0, 63), (1, 63)} <= told(house).keys(), "NVML's last XIDs")
-    assert told(house).keys() == {(0, 79), (0, 31), (1, 48), (0, 63), (1, 63)}
-    assert fared(house) is None
+    harness.fleet.write_text(harness.fleet.read_text() + FAULTS)
+    agent = await harness.start(harness.config(kernel_log="off"))
+    await harness.until(lambda: {(0, 63), (1, 63)} <= told(harness).keys(), "NVML's last XIDs")
+    assert told(harness).keys() == {(0, 79), (0, 31), (1, 48), (0, 63), (1, 63)}
+    assert fared(harness) is None
     assert log_children(agent.pid) == []
 
 
-async def test_an_agent_that_is_killed_leaves_no_reader(house: DaemonHouse) -> None:
+async def test_an_agent_that_is_killed_leaves_no_reader(harness: DaemonHarness) -> None:
     """kill -9 of the agent: the child sees that nobody reads it, and ends."""
-    house.fleet.write_text(house.fleet.read_text() + FAULTS)
-    agent = await house.start(house.config())
-    await house.until(lambda: log_children(agent.pid) != [], "a reader")
+    harness.fleet.write_text(harness.fleet.read_text() + FAULTS)
+    agent = await harness.start(harness.config())
+    await harness.until(lambda: log_children(agent.pid) != [], "a reader")
     [child] = log_children(agent.pid)
     kill(agent.pid)
-    await house.until(lambda: not is_alive(child), "the reader has gone")
+    await harness.until(lambda: not is_alive(child), "the reader has gone")

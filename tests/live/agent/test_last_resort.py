@@ -22,78 +22,78 @@ from agent.lease.renewal import RESORT_LIMIT_S, LastResort
 from agent.shim import files as shim_files
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.last_resort_keeper import CLOCK, KeeperHouse, make_keeper_house
-from tests.agent.worker_house import kill, rss_bytes
+from tests.agent.last_resort_keeper import CLOCK, KeeperHarness, make_keeper_harness
+from tests.agent.worker_harness import kill, rss_bytes
 from tests.tables import each_row
 
-house = pytest.fixture(make_keeper_house)
+harness = pytest.fixture(make_keeper_harness)
 
 
 @pytest.mark.slow
-async def test_the_command_runs_once_when_its_instant_has_come(house: KeeperHouse) -> None:
+async def test_the_command_runs_once_when_its_instant_has_come(harness: KeeperHarness) -> None:
     """Nobody but the keeper is needed, and afterwards nothing is armed."""
-    await house.resort.arm(0.0)
-    await house.until(lambda: not house.keepers() and house.fired_count > 0, "fired and left")
-    assert house.fired_count == 1
-    assert not house.path.exists()
+    await harness.resort.arm(0.0)
+    await harness.until(lambda: not harness.keepers() and harness.fired_count > 0, "fired and left")
+    assert harness.fired_count == 1
+    assert not harness.path.exists()
 
 
 @pytest.mark.slow
-async def test_arming_again_puts_it_off_and_has_one_keeper(house: KeeperHouse) -> None:
+async def test_arming_again_puts_it_off_and_has_one_keeper(harness: KeeperHarness) -> None:
     """A renewal replaces the instant; even another agent's renewal finds the same keeper."""
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "one keeper")
-    before = house.keepers()
-    await house.new_resort().arm(900.0)
-    await house.resort.arm(1200.0)
-    assert house.keepers() == before
-    orders = last_resort_process.read_orders(str(house.path))
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "one keeper")
+    before = harness.keepers()
+    await harness.new_resort().arm(900.0)
+    await harness.resort.arm(1200.0)
+    assert harness.keepers() == before
+    orders = last_resort_process.read_orders(str(harness.path))
     assert orders is not None
     assert orders.fire_at_s > CLOCK.now_s() + 1100.0
-    assert house.fired_count == 0
+    assert harness.fired_count == 0
 
 
 @pytest.mark.slow
-async def test_disarming_ends_the_keeper_and_nothing_runs(house: KeeperHouse) -> None:
+async def test_disarming_ends_the_keeper_and_nothing_runs(harness: KeeperHarness) -> None:
     """A node that is home needs no last resort; a second disarm is no error."""
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "one keeper")
-    await house.resort.disarm()
-    await house.resort.disarm()
-    await house.until(lambda: not house.keepers(), "the keeper left")
-    assert house.fired_count == 0
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "one keeper")
+    await harness.resort.disarm()
+    await harness.resort.disarm()
+    await harness.until(lambda: not harness.keepers(), "the keeper left")
+    assert harness.fired_count == 0
 
 
 @pytest.mark.slow
 async def test_a_keeper_that_was_killed_is_replaced_by_the_next_renewal(
-    house: KeeperHouse,
+    harness: KeeperHarness,
 ) -> None:
     """The file alone brings nobody home, so each arming makes sure of a process."""
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "one keeper")
-    [pid] = house.keepers()
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "one keeper")
+    [pid] = harness.keepers()
     kill(pid)
-    await house.until(lambda: not house.keepers(), "it is dead")
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "another keeper")
+    await harness.until(lambda: not harness.keepers(), "it is dead")
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "another keeper")
 
 
 @pytest.mark.slow
-async def test_arming_right_after_disarming_is_never_lost(house: KeeperHouse) -> None:
+async def test_arming_right_after_disarming_is_never_lost(harness: KeeperHarness) -> None:
     """A keeper on its way out notices that it is wanted again, or a new one is there."""
     for _ in range(10):
-        await house.resort.arm(600.0)
-        await house.resort.disarm()
-    await house.resort.arm(0.0)
-    await house.until(lambda: house.fired_count == 1, "fired")
+        await harness.resort.arm(600.0)
+        await harness.resort.disarm()
+    await harness.resort.arm(0.0)
+    await harness.until(lambda: harness.fired_count == 1, "fired")
 
 
 @pytest.mark.slow
-async def test_a_keeper_is_nobody_s_child(house: KeeperHouse) -> None:
+async def test_a_keeper_is_nobody_s_child(harness: KeeperHarness) -> None:
     """The end of the agent, or of its session, does not reach it."""
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "one keeper")
-    [pid] = house.keepers()
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "one keeper")
+    [pid] = harness.keepers()
     assert os.getsid(pid) not in (os.getsid(0), 0)
     assert pid not in shim_files.descendants(os.getpid())
 
@@ -359,9 +359,9 @@ async def test_an_arming_that_takes_too_long_fails_and_leaves_the_earlier_timer(
 
 
 @pytest.mark.slow
-async def test_a_waiting_keeper_is_small(house: KeeperHouse) -> None:
+async def test_a_waiting_keeper_is_small(harness: KeeperHarness) -> None:
     """A keeper costs a node less than a shim does."""
-    await house.resort.arm(600.0)
-    await house.until(lambda: len(house.keepers()) == 1, "one keeper")
-    [pid] = house.keepers()
+    await harness.resort.arm(600.0)
+    await harness.until(lambda: len(harness.keepers()) == 1, "one keeper")
+    [pid] = harness.keepers()
     assert rss_bytes(pid) <= 12 * 1024 * 1024

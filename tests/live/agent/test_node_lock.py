@@ -16,33 +16,33 @@ from agent.storage.ledger import exclusive
 from common.clock import SystemClock
 from common.errors import Unavailable
 from common.settings import load
-from tests.agent.daemon_house import DaemonHouse
-from tests.agent.lent_node import home, make_lent, make_quiet_house
-from tests.agent.worker_house import PATIENCE_S
+from tests.agent.daemon_harness import DaemonHarness
+from tests.agent.lent_node import home, make_lent, make_quiet_harness
+from tests.agent.worker_harness import PATIENCE_S
 
 CLOCK = SystemClock()
 EARLIER = "00000000-0000-4000-8000-000000000000"
 
 pytestmark = pytest.mark.slow
-quiet_house = pytest.fixture(make_quiet_house)
+quiet_harness = pytest.fixture(make_quiet_harness)
 
 
 async def test_the_word_of_a_holder_that_is_gone_makes_no_ledger_one_of_this_boot(
-    quiet_house: DaemonHouse,
+    quiet_harness: DaemonHarness,
 ) -> None:
     """After a boot an agent has taken the node and not yet written who it is: ledger and holder's
     file agree with each other, and its leases and workers are over all the same."""
-    house = quiet_house
-    settings = load(await make_lent(house, boot_id=EARLIER), AgentSettings)
+    harness = quiet_harness
+    settings = load(await make_lent(harness, boot_id=EARLIER), AgentSettings)
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     said = f"{EARLIER} {gone.pid:010d} {1:020d} {7:012d} {0.0:020.6f}\n"
-    node_lock.path_in(house.state_dir).write_text(said)
+    node_lock.path_in(harness.state_dir).write_text(said)
     with (
-        exclusive(house.state_dir),
+        exclusive(harness.state_dir),
         pytest.raises(Unavailable, match=r"another agent works on this node$"),
     ):
-        await home(settings, house)
+        await home(settings, harness)
 
 
 def locks() -> str:

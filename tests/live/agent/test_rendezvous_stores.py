@@ -15,10 +15,10 @@ from agent.telemetry.machine import ThisMachine
 from agent.workers.spec import TORCH_STORE, worker_argv
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason
-from tests.agent.daemon_house import DaemonHouse, kill_9, make_daemon_house
-from tests.agent.store_house import KEY_VALUE_STORE, ask, store_order
-from tests.agent.worker_house import (
-    WorkerHouse,
+from tests.agent.daemon_harness import DaemonHarness, kill_9, make_daemon_harness
+from tests.agent.rendezvous_store import KEY_VALUE_STORE, ask, store_order
+from tests.agent.worker_harness import (
+    WorkerHarness,
     is_alive,
     kill,
     make_order,
@@ -29,7 +29,7 @@ P, R = WorkerPhase, NodeRole
 STORE = store_order().key
 
 pytestmark = pytest.mark.slow
-daemon = pytest.fixture(make_daemon_house)
+daemon = pytest.fixture(make_daemon_harness)
 
 TORCH = """
 import json, os, socket, sys
@@ -41,7 +41,7 @@ class TCPStore:
 """A pretend `torch.distributed` whose store says what it was given, and really listens."""
 
 
-house = pytest.fixture(make_workers)
+harness = pytest.fixture(make_workers)
 
 
 def torch_order(directory: Path, torch: str = TORCH) -> WorkerOrder:
@@ -65,14 +65,14 @@ def free_endpoint() -> str:
 
 
 async def test_a_torchrun_job_s_store_is_a_tcpstore_of_its_own_python(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """As master at the endpoint, waiting for nobody; modules of ours are not in torch's way."""
     endpoint = free_endpoint()
     order = torch_order(tmp_path)
-    await house.runner.start(order, endpoint=endpoint)
-    await house.until_said(order.key, f"rendezvous store at {endpoint}")
-    given = json.loads(house.log(order.key).splitlines()[0])
+    await harness.runner.start(order, endpoint=endpoint)
+    await harness.until_said(order.key, f"rendezvous store at {endpoint}")
+    given = json.loads(harness.log(order.key).splitlines()[0])
     path = given.pop("path")
     port = int(endpoint.rpartition(":")[2])
     assert given == {
@@ -83,34 +83,34 @@ async def test_a_torchrun_job_s_store_is_a_tcpstore_of_its_own_python(
     }
     assert str(TORCH_STORE.parent) not in path
     assert port in ThisMachine().listening_ports()
-    await house.runner.stop(order.key, StopReason.STALE, 10.0)
-    status = await house.until_exited(order.key)
+    await harness.runner.stop(order.key, StopReason.STALE, 10.0)
+    status = await harness.until_exited(order.key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.STALE)
     assert port not in ThisMachine().listening_ports()
 
 
 async def test_a_port_that_was_taken_meanwhile_has_an_exit_code_of_its_own(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Nobody is at fault: the gang gets another one."""
     endpoint = free_endpoint()
     first, second = store_order(command=KEY_VALUE_STORE), torch_order(tmp_path)
-    await house.runner.start(first, endpoint=endpoint)
-    await house.until_said(first.key, "pid")
+    await harness.runner.start(first, endpoint=endpoint)
+    await harness.until_said(first.key, "pid")
     second = replace(second, key=replace(second.key, attempt=2))
-    await house.runner.start(second, endpoint=endpoint)
-    assert (await house.until_exited(second.key)).exit_code == torch_store.EX_TEMPFAIL
-    assert "in use" in house.log(second.key)
+    await harness.runner.start(second, endpoint=endpoint)
+    assert (await harness.until_exited(second.key)).exit_code == torch_store.EX_TEMPFAIL
+    assert "in use" in harness.log(second.key)
 
 
 async def test_a_python_without_torch_is_said_in_the_store_s_log(
-    house: WorkerHouse, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     """Whoever looks for the reason finds what Python says."""
     order = torch_order(tmp_path, torch="raise ImportError('no torch of this kind')")
-    await house.runner.start(order, endpoint=free_endpoint())
-    assert (await house.until_exited(order.key)).exit_code == 1
-    assert "no torch of this kind" in house.log(order.key)
+    await harness.runner.start(order, endpoint=free_endpoint())
+    assert (await harness.until_exited(order.key)).exit_code == 1
+    assert "no torch of this kind" in harness.log(order.key)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:x"])
@@ -133,7 +133,7 @@ def test_the_default_store_s_command_names_a_file_that_is_there() -> None:
 
 
 async def test_a_store_outlives_the_workers_of_its_node_and_kill_9_of_the_agent(
-    daemon: DaemonHouse,
+    daemon: DaemonHarness,
 ) -> None:
     """Kill a flexible worker with its shim, then the agent: what was kept is there, and adopted."""
     config = daemon.config()

@@ -16,43 +16,43 @@ from agent.hooks.running_command import CommandRecord, end_left
 from agent.storage.ledger import peek
 from common.clock import SystemClock
 from common.model import NodeRole
-from tests.agent.daemon_house import LOOK_S, DaemonHouse, kill_9, make_daemon_house
-from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.agent.daemon_harness import LOOK_S, DaemonHarness, kill_9, make_daemon_harness
+from tests.agent.worker_harness import PATIENCE_S, is_alive
 
 R = NodeRole
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
-    """A daemon's house; at its end commands that still wait are let go."""
-    async for house in make_daemon_house(tmp_path):
-        yield house
-        house.mark("go").touch()
+async def harness(tmp_path: Path) -> AsyncGenerator[DaemonHarness]:
+    """A daemon's harness; at its end commands that still wait are let go."""
+    async for harness in make_daemon_harness(tmp_path):
+        yield harness
+        harness.mark("go").touch()
 
 
-def hanging(house: DaemonHouse, script: str) -> Path:
+def hanging(harness: DaemonHarness, script: str) -> Path:
     """A settings file whose unroute command writes down its processes and waits to be let go; then
     it does what `script` says."""
-    waits = f"while [ ! -e {house.mark('go')} ]; do sleep 0.05; done"
-    pids = house.mark("command")
+    waits = f"while [ ! -e {harness.mark('go')} ]; do sleep 0.05; done"
+    pids = harness.mark("command")
     text = f"sh -c 'echo $$ >> {pids}; {waits}' & echo $$ >> {pids}; wait; {script}"
-    config = house.config(inference=True)
-    was = f"rm -f {house.mark('routed')}"
+    config = harness.config(inference=True)
+    was = f"rm -f {harness.mark('routed')}"
     assert was in config.read_text()
     config.write_text(config.read_text().replace(was, text))
     return config
 
 
 async def until_it_hangs(
-    house: DaemonHouse, config: Path
+    harness: DaemonHarness, config: Path
 ) -> tuple[asyncio.subprocess.Process, list[int]]:
     """An agent whose unroute command runs, and the command's two processes."""
-    agent = await house.start(config)
-    await house.until_role(R.SERVING)
-    assert house.mark("routed").exists()
-    await house.want(R.ON_LOAN, ttl_s=3.0)
-    marks = house.mark("command")
-    await house.until(
+    agent = await harness.start(config)
+    await harness.until_role(R.SERVING)
+    assert harness.mark("routed").exists()
+    await harness.want(R.ON_LOAN, ttl_s=3.0)
+    marks = harness.mark("command")
+    await harness.until(
         lambda: marks.exists() and len(marks.read_text().splitlines()) == 2, "the command runs"
     )
     pids = [int(line) for line in marks.read_text().splitlines()]
@@ -62,37 +62,37 @@ async def until_it_hangs(
 
 @pytest.mark.nats
 @pytest.mark.slow
-async def test_an_agent_ends_the_command_of_the_one_before_it(house: DaemonHouse) -> None:
+async def test_an_agent_ends_the_command_of_the_one_before_it(harness: DaemonHarness) -> None:
     """Killed while its unroute runs, it leaves it to nobody: the next agent is home and routed to
     when the old command would have taken the node out of its routing."""
-    config = hanging(house, f"rm -f {house.mark('routed')}")
-    agent, pids = await until_it_hangs(house, config)
+    config = hanging(harness, f"rm -f {harness.mark('routed')}")
+    agent, pids = await until_it_hangs(harness, config)
     await kill_9(agent)
     assert all(map(is_alive, pids))
-    await house.start(config)
+    await harness.start(config)
     assert not any(map(is_alive, pids))
-    await house.want(R.SERVING)
-    await house.until_role(R.SERVING)
-    assert house.mark("routed").exists()
+    await harness.want(R.SERVING)
+    await harness.until_role(R.SERVING)
+    assert harness.mark("routed").exists()
 
 
 @pytest.mark.nats
 @pytest.mark.slow
-async def test_a_last_resort_ends_the_command_of_a_dead_agent(house: DaemonHouse) -> None:
+async def test_a_last_resort_ends_the_command_of_a_dead_agent(harness: DaemonHarness) -> None:
     """It brings the node home, and nothing takes it out again."""
-    config = hanging(house, f"rm -f {house.mark('routed')}")
-    agent, pids = await until_it_hangs(house, config)
+    config = hanging(harness, f"rm -f {harness.mark('routed')}")
+    agent, pids = await until_it_hangs(harness, config)
     await kill_9(agent)
     assert all(map(is_alive, pids))
 
     def is_home() -> bool:
-        memory = peek(house.state_dir)
+        memory = peek(harness.state_dir)
         return memory is not None and memory.role == R.SERVING
 
     # Nobody is to help it: two of them would take turns.
-    await house.until(is_home, "its last resort has brought the node home")
+    await harness.until(is_home, "its last resort has brought the node home")
     assert not any(map(is_alive, pids))
-    assert house.mark("routed").exists()
+    assert harness.mark("routed").exists()
 
 
 def told(started: Path) -> list[int]:

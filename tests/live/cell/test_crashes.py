@@ -11,7 +11,7 @@ import pytest
 
 from common.model import JobState
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.house import is_alive, running_cell
+from tests.live.cell.harness import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -26,101 +26,101 @@ before, between and after the two. Exact points: tests/service/test_decision_loo
 
 async def test_kill_9_of_the_coordinator_around_a_submit(tmp_path: Path) -> None:
     """No acknowledged job is lost and none runs twice, whenever the coordinator dies."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
         accepted: list[str] = []
         for number, delay_s in enumerate(DELAYS_S):
             submits = [
                 asyncio.create_task(
-                    house.submit(
-                        house.shell(f"job-{number}-{i}", f"echo ran >> $OUT/{number}-{i}"),
+                    harness.submit(
+                        harness.shell(f"job-{number}-{i}", f"echo ran >> $OUT/{number}-{i}"),
                         request_id=f"request-{number}-{i}",
                     )
                 )
                 for i in range(SUBMITS_PER_KILL)
             ]
             await asyncio.sleep(delay_s)  # it chooses when the kill comes and waits for nothing
-            await house.kill_coordinator()
+            await harness.kill_coordinator()
             accepted += await asyncio.gather(*submits)
         assert len(set(accepted)) == len(DELAYS_S) * SUBMITS_PER_KILL
         for job_id in accepted:
-            row = await house.until_state(job_id, JobState.SUCCEEDED)
+            row = await harness.until_state(job_id, JobState.SUCCEEDED)
             assert row.attempt == 1
-        assert {row.job_id for row in await house.jobs()} == set(accepted)
-        assert house.said("*-*") == ["ran"] * len(accepted)
+        assert {row.job_id for row in await harness.jobs()} == set(accepted)
+        assert harness.said("*-*") == ["ran"] * len(accepted)
 
 
 async def test_a_second_coordinator_leads_only_when_the_first_does_not(tmp_path: Path) -> None:
     """A leader that was frozen and wakes up as another leads neither appends nor commands."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
-        first = await house.submit(house.shell("first", _wait_for_go()))
-        await house.until_state(first, JobState.RUNNING)
-        epoch = (await house.status()).epoch
-        frozen_pid = house.cell.units.pid(COORDINATOR)
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
+        first = await harness.submit(harness.shell("first", _wait_for_go()))
+        await harness.until_state(first, JobState.RUNNING)
+        epoch = (await harness.status()).epoch
+        frozen_pid = harness.cell.units.pid(COORDINATOR)
         assert frozen_pid is not None
-        house.cell.start_coordinator("standby")
-        await house.until_logged("standby", "standing by")
-        assert (await house.status()).epoch == epoch
-        house.cell.units.signal(COORDINATOR, signal.SIGSTOP)
+        harness.cell.start_coordinator("standby")
+        await harness.until_logged("standby", "standing by")
+        assert (await harness.status()).epoch == epoch
+        harness.cell.units.signal(COORDINATOR, signal.SIGSTOP)
 
         async def has_another_epoch() -> bool:
-            return (await house.status()).epoch > epoch
+            return (await harness.status()).epoch > epoch
 
-        await house.until("the standby leads", has_another_epoch)
-        second = await house.submit(house.shell("second", _wait_for_go()))
-        await house.until_state(second, JobState.RUNNING)
-        epoch = (await house.status()).epoch
-        house.cell.units.signal(COORDINATOR, signal.SIGCONT)
+        await harness.until("the standby leads", has_another_epoch)
+        second = await harness.submit(harness.shell("second", _wait_for_go()))
+        await harness.until_state(second, JobState.RUNNING)
+        epoch = (await harness.status()).epoch
+        harness.cell.units.signal(COORDINATOR, signal.SIGCONT)
 
         async def has_stepped_down() -> bool:
-            return house.cell.units.pid(COORDINATOR) not in (None, frozen_pid)
+            return harness.cell.units.pid(COORDINATOR) not in (None, frozen_pid)
 
-        await house.until("the first has ended and stands by", has_stepped_down)
-        (house.directory / "go").touch()
+        await harness.until("the first has ended and stands by", has_stepped_down)
+        (harness.directory / "go").touch()
         for job_id in (first, second):
-            row = await house.until_state(job_id, JobState.SUCCEEDED)
+            row = await harness.until_state(job_id, JobState.SUCCEEDED)
             assert row.attempt == 1
-        assert (await house.status()).epoch == epoch
+        assert (await harness.status()).epoch == epoch
 
 
 async def test_a_nats_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
     """By the cell itself, on the same port with the same store: workers never notice, the queue is
     as it was, and work goes on."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
-        running = await house.submit(house.shell("running", _wait_for_go(), gpus=4))
-        waiting = await house.submit(house.shell("waiting", "true"))
-        await house.until_state(running, JobState.RUNNING)
-        pid = await house.until_worker_runs()
-        url = house.cell.nats.url
-        await house.kill_nats()
-        assert house.cell.nats.url == url
-        later = await house.submit(house.shell("later", "true"))
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
+        running = await harness.submit(harness.shell("running", _wait_for_go(), gpus=4))
+        waiting = await harness.submit(harness.shell("waiting", "true"))
+        await harness.until_state(running, JobState.RUNNING)
+        pid = await harness.until_worker_runs()
+        url = harness.cell.nats.url
+        await harness.kill_nats()
+        assert harness.cell.nats.url == url
+        later = await harness.submit(harness.shell("later", "true"))
         assert is_alive(pid)
-        (house.directory / "go").touch()
+        (harness.directory / "go").touch()
         for job_id in (running, waiting, later):
-            row = await house.until_state(job_id, JobState.SUCCEEDED)
+            row = await harness.until_state(job_id, JobState.SUCCEEDED)
             assert row.attempt == 1
-        assert len(house.said("pids")) == 1
+        assert len(harness.said("pids")) == 1
 
 
 async def test_a_coordinator_with_an_empty_journal_stops_nothing(tmp_path: Path) -> None:
     """It does not know the jobs that it finds, so it leaves them alone until they end."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
-        lost = await house.submit(house.shell("lost", _wait_for_go(), gpus=3))
-        await house.until_state(lost, JobState.RUNNING)
-        pid = await house.until_worker_runs()
-        house.kill(COORDINATOR)
-        await house.cell.kill_nats()
-        shutil.rmtree(house.cell.nats.directory / "jetstream")
-        await house.cell.start_nats()
-        await house.kill_coordinator()
-        fits = await house.submit(house.shell("fits", "true"))
-        await house.until_state(fits, JobState.SUCCEEDED)
-        large = await house.submit(house.shell("large", "true", gpus=4))
-        await house.until_job(large, "waits for the GPUs", lambda row: bool(row.blockers))
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
+        lost = await harness.submit(harness.shell("lost", _wait_for_go(), gpus=3))
+        await harness.until_state(lost, JobState.RUNNING)
+        pid = await harness.until_worker_runs()
+        harness.kill(COORDINATOR)
+        await harness.cell.kill_nats()
+        shutil.rmtree(harness.cell.nats.directory / "jetstream")
+        await harness.cell.start_nats()
+        await harness.kill_coordinator()
+        fits = await harness.submit(harness.shell("fits", "true"))
+        await harness.until_state(fits, JobState.SUCCEEDED)
+        large = await harness.submit(harness.shell("large", "true", gpus=4))
+        await harness.until_job(large, "waits for the GPUs", lambda row: bool(row.blockers))
         assert is_alive(pid)
-        (house.directory / "go").touch()
-        await house.until_state(large, JobState.SUCCEEDED)
-        assert house.said("ended") == ["0"]
+        (harness.directory / "go").touch()
+        await harness.until_state(large, JobState.SUCCEEDED)
+        assert harness.said("ended") == ["0"]
 
 
 def _wait_for_go() -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.model import CheckpointSpec, JobState, NodeRole
-from tests.live.cell.house import PERIODS, running_cell
+from tests.live.cell.harness import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -26,27 +26,27 @@ async def test_a_job_that_ignores_the_request_to_save_loses_its_grace_as_well(
     """Job, loan and cell book no less than from its first sign of life to its last one."""
     async with running_cell(
         tmp_path, training_nodes=1, inference_nodes=2, periods=LONG_GRACE
-    ) as house:
-        filler = await house.submit(house.training("filler", work_s=600, gpus=GPUS))
-        await house.until_state(filler, JobState.RUNNING)
+    ) as harness:
+        filler = await harness.submit(harness.training("filler", work_s=600, gpus=GPUS))
+        await harness.until_state(filler, JobState.RUNNING)
         spec = msgspec.structs.replace(
-            house.shell("stubborn", STUBBORN, gpus=GPUS),
+            harness.shell("stubborn", STUBBORN, gpus=GPUS),
             checkpoint=CheckpointSpec(grace_s=LONG_GRACE.grace_s),
         )
-        stubborn = await house.submit(spec)
-        row = await house.until_state(stubborn, JobState.RUNNING)
-        [lent] = await house.until_role(NodeRole.ON_LOAN)
+        stubborn = await harness.submit(spec)
+        row = await harness.until_state(stubborn, JobState.RUNNING)
+        [lent] = await harness.until_role(NodeRole.ON_LOAN)
         assert row.nodes == (lent,)
 
         async def computes() -> bool:
-            return len(house.said("ticks")) >= SOME_TICKS
+            return len(harness.said("ticks")) >= SOME_TICKS
 
-        await house.until("it has computed for a while", computes)
-        async with house.load(req_per_s=5.0):
-            row = await house.until_state(stubborn, JobState.PENDING)
-            ticks = [float(line) for line in house.said("ticks")]
+        await harness.until("it has computed for a while", computes)
+        async with harness.load(req_per_s=5.0):
+            row = await harness.until_state(stubborn, JobState.PENDING)
+            ticks = [float(line) for line in harness.said("ticks")]
             computed_gpu_s = GPUS * (ticks[-1] - ticks[0])
             assert computed_gpu_s > GPUS * LONG_GRACE.grace_s
-            assert (await house.figures())["lost_gpu_s"] >= computed_gpu_s
-            (loan,) = await house.loans()
+            assert (await harness.figures())["lost_gpu_s"] >= computed_gpu_s
+            (loan,) = await harness.loans()
             assert loan.realised_cost_gpu_s >= computed_gpu_s

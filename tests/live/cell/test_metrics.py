@@ -16,7 +16,7 @@ from agent.metrics_page import FAMILIES as AGENT
 from common.model import NodeRole
 from common.monitoring.families import Family
 from coordinator.service.metrics.table import FAMILIES as COORDINATOR
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 from tests.live.prometheus import PROMETHEUS, asked, prometheus
 
 PROMTOOL = shutil.which("promtool")
@@ -78,32 +78,32 @@ async def test_prometheus_scrapes_a_cell_that_lends(tmp_path: Path) -> None:
     """Every target of the configuration that `aryl up` writes is up; a loan and its reclaim are
     seen with their stages; each page has the metrics of its table and no other, and promtool and
     the parser of OpenMetrics find nothing wrong in it."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as house:
-        cell = house.cell
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as harness:
+        cell = harness.cell
         config = each_second(cell.prometheus_path, tmp_path / "prometheus.yml")
         async with prometheus(config, tmp_path) as url:
-            await house.submit(house.training("long", work_s=600.0, workers=(1, 4), gpus=4))
-            await house.until_role(NodeRole.ON_LOAN)
-            async with house.load(req_per_s=20.0):
-                await house.until_role(NodeRole.SERVING, 2)
+            await harness.submit(harness.training("long", work_s=600.0, workers=(1, 4), gpus=4))
+            await harness.until_role(NodeRole.ON_LOAN)
+            async with harness.load(req_per_s=20.0):
+                await harness.until_role(NodeRole.SERVING, 2)
             coordinator, agents = cell.coordinator_metrics, cell.agent_metrics
-            await _all_are_up(house, url, 1 + len(agents))
+            await _all_are_up(harness, url, 1 + len(agents))
 
             async def stages() -> set[str]:
                 count = "aryl_reclaim_stage_seconds_count > 0"
                 return {one["metric"]["stage"] for one in await asked(url, count)}
 
-            assert {"device_free", "server_ready", "exit"} <= await house.until("stages", stages)
+            assert {"device_free", "server_ready", "exit"} <= await harness.until("stages", stages)
             in_time = await asked(url, 'aryl_returns_total{kind="reclaim", outcome="in_time"} > 0')
             assert len(in_time) == 1
             await _pages_are_right(coordinator, agents)
 
 
-async def _all_are_up(house: House, url: str, count: int) -> None:
+async def _all_are_up(harness: Harness, url: str, count: int) -> None:
     async def up() -> bool:
         return len(await asked(url, "up == 1")) == count
 
-    await house.until("all targets are up", up)
+    await harness.until("all targets are up", up)
     assert len(await asked(url, "aryl_leader == 1")) == 1
     assert len(await asked(url, "aryl_gpu_busy_ratio")) == 3 * 4
 

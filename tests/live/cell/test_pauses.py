@@ -14,7 +14,7 @@ from common.model import JobState, NodeRole
 from coordinator.demo.cell import COORDINATOR
 from coordinator.engine.state.events import NodeSilent
 from coordinator.service.daemon import EXIT_FENCED
-from tests.live.cell.house import PERIODS, running_cell
+from tests.live.cell.harness import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -32,36 +32,36 @@ async def test_a_coordinator_that_was_stopped_past_its_ttl_steps_down_and_harms_
     """Exit code 75 before it commands anything: no node is lost, no job stopped, no loan ended."""
     async with running_cell(
         tmp_path, training_nodes=1, inference_nodes=2, periods=LONG_LOANS
-    ) as house:
+    ) as harness:
         jobs = [
-            await house.submit(house.training(name, work_s=600, gpus=4))
+            await harness.submit(harness.training(name, work_s=600, gpus=4))
             for name in ("filler", "lodger")
         ]
-        [lent] = await house.until_role(NodeRole.ON_LOAN)
+        [lent] = await harness.until_role(NodeRole.ON_LOAN)
         for job_id in jobs:
-            await house.until_state(job_id, JobState.RUNNING)
-        before = {row.lease_id: row for row in await house.loans()}
-        epoch = (await house.status()).epoch
-        starts = house.cell.units.starts(COORDINATOR)
+            await harness.until_state(job_id, JobState.RUNNING)
+        before = {row.lease_id: row for row in await harness.loans()}
+        epoch = (await harness.status()).epoch
+        starts = harness.cell.units.starts(COORDINATOR)
         caplog.set_level(logging.WARNING)
-        house.cell.units.signal(COORDINATOR, signal.SIGSTOP)
+        harness.cell.units.signal(COORDINATOR, signal.SIGSTOP)
         await asyncio.sleep(PAUSE_S)  # it is the pause and waits for nothing
-        house.cell.units.signal(COORDINATOR, signal.SIGCONT)
+        harness.cell.units.signal(COORDINATOR, signal.SIGCONT)
 
         async def has_another_epoch() -> bool:
-            return (await house.status()).epoch > epoch
+            return (await harness.status()).epoch > epoch
 
-        await house.until("another one leads", has_another_epoch)
-        assert house.cell.units.starts(COORDINATOR) == starts + 1
+        await harness.until("another one leads", has_another_epoch)
+        assert harness.cell.units.starts(COORDINATOR) == starts + 1
         assert f"{COORDINATOR} ended with {EXIT_FENCED}" in caplog.messages
-        await house.until_logged(COORDINATOR, "stepping down: the leader lease ran out")
-        await house.until_role(NodeRole.ON_LOAN)
+        await harness.until_logged(COORDINATOR, "stepping down: the leader lease ran out")
+        await harness.until_role(NodeRole.ON_LOAN)
         for job_id in jobs:
-            row = await house.until_state(job_id, JobState.RUNNING)
+            row = await harness.until_state(job_id, JobState.RUNNING)
             assert (row.attempt, row.preemption_count) == (1, 0)
-        [loan] = await house.loans()
+        [loan] = await harness.loans()
         assert (loan.lease_id, loan.node) == (next(iter(before)), lent)
-        figures = await house.figures()
+        figures = await harness.figures()
         assert (figures["preemptions"], figures["leases_lapsed"]) == (0, 0)
-        events = [entry.event for _, record in await house.journal() for entry in record.entries]
+        events = [entry.event for _, record in await harness.journal() for entry in record.entries]
         assert [event for event in events if isinstance(event, NodeSilent)] == []

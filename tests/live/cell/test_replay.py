@@ -11,7 +11,7 @@ from common.model import JobState, NodeRole
 from coordinator.engine.record import decision_bytes
 from coordinator.policies.contract.decisions import Decision, Loan, Reclaim, Resize, Start
 from coordinator.sim.run.replay import replay
-from tests.live.cell.house import PERIODS, House, running_cell
+from tests.live.cell.harness import PERIODS, Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -30,29 +30,29 @@ PATIENT = msgspec.structs.replace(PERIODS, lease_ttl_s=12.0, reclaim_deadline_s=
 """Leases outlive the takeover on a busy machine too: nodes come home because they are reclaimed."""
 
 
-async def a_life_with_loans_and_reclaims(house: House) -> None:
+async def a_life_with_loans_and_reclaims(harness: Harness) -> None:
     """An elastic job and a guest on lent nodes, a coordinator that dies, a load that rises."""
-    elastic = house.training("elastic", work_s=600, workers=(4, 8), save_every_s=600)
-    first = await house.submit(msgspec.structs.replace(elastic, expected_runtime_s=600.0))
-    await house.until_job(first, "has grown", lambda row: row.worker_count == 8)
-    await house.kill_coordinator()
-    guest = await house.submit(house.training("guest", work_s=8, gpus=4))
-    row = await house.until_job(guest, "runs on a lent node", lambda row: bool(row.nodes))
+    elastic = harness.training("elastic", work_s=600, workers=(4, 8), save_every_s=600)
+    first = await harness.submit(msgspec.structs.replace(elastic, expected_runtime_s=600.0))
+    await harness.until_job(first, "has grown", lambda row: row.worker_count == 8)
+    await harness.kill_coordinator()
+    guest = await harness.submit(harness.training("guest", work_s=8, gpus=4))
+    row = await harness.until_job(guest, "runs on a lent node", lambda row: bool(row.nodes))
     assert row.nodes != ("train-1",)
-    async with house.load(req_per_s=12.0):
-        await house.until_role(NodeRole.SERVING, 2)
-        await house.until_job(guest, "was preempted", lambda row: row.preemption_count == 1)
-    await house.until_state(guest, JobState.SUCCEEDED)
+    async with harness.load(req_per_s=12.0):
+        await harness.until_role(NodeRole.SERVING, 2)
+        await harness.until_job(guest, "was preempted", lambda row: row.preemption_count == 1)
+    await harness.until_state(guest, JobState.SUCCEEDED)
 
 
 async def test_the_journal_of_a_real_cell_is_replayed_without_a_difference(tmp_path: Path) -> None:
     """Real agents, jobs, loans, reclaims and a killed coordinator: the same bytes are decided."""
     async with running_cell(
         tmp_path, training_nodes=1, inference_nodes=2, periods=PATIENT
-    ) as house:
-        await a_life_with_loans_and_reclaims(house)
-        known = await house.figures()
-        records = await house.journal()
+    ) as harness:
+        await a_life_with_loans_and_reclaims(harness)
+        known = await harness.figures()
+        records = await harness.journal()
     result = replay(records)
     assert result.differences == ()
     recorded = tuple(decision for _, record in records for decision in record.decisions)

@@ -10,7 +10,7 @@ import pytest
 
 from common.api import Events, GetEvents, JobRow
 from common.model import CheckpointSpec, JobState, RetrySpec
-from tests.live.cell.house import PERIODS, running_cell
+from tests.live.cell.harness import PERIODS, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -39,21 +39,21 @@ def waits(row: JobRow) -> bool:
 
 async def test_a_job_that_hangs_is_stalled_and_ended_by_its_timeout(tmp_path: Path) -> None:
     """It computed and told steps, then none: an own fault of the class stalled, with its story."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
         spec = msgspec.structs.replace(
-            house.shell("hangs", ""),
+            harness.shell("hangs", ""),
             command=(sys.executable, "-I", "-S", "-c", HANGS),
             checkpoint=CheckpointSpec(grace_s=PERIODS.grace_s),
             stall_timeout_s=TIMEOUT_S,
             retry=RetrySpec(max_restarts=1),
         )
-        job_id = await house.submit(spec)
-        row = await house.until_job(job_id, "waits for its next try", waits)
-        assert house.said("told") == ["told"]
+        job_id = await harness.submit(spec)
+        row = await harness.until_job(job_id, "waits for its next try", waits)
+        assert harness.said("told") == ["told"]
         assert row.failure is not None
         assert row.failure.reason == "stalled"
         assert row.error.startswith("stalled: no step after 7 for ")
         assert row.preemption_count == 0
-        told = (await house.client.ask(GetEvents(subject=job_id), Events)).rows
+        told = (await harness.client.ask(GetEvents(subject=job_id), Events)).rows
         what = [line.what for line in told]
         assert what.index("stalled") < what.index("stall over")

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from common.api import GetLogs, Logs
 from common.model import STORE_INDEX, JobState, RendezvousSpec, WorkerRange
-from tests.agent.store_house import KEY_VALUE_STORE
-from tests.live.cell.house import is_alive, running_cell
+from tests.agent.rendezvous_store import KEY_VALUE_STORE
+from tests.live.cell.harness import is_alive, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -41,9 +41,9 @@ async def test_a_gang_meets_at_its_store_and_starts_anew_when_that_is_killed(
     tmp_path: Path,
 ) -> None:
     """Free of charge, with a store of its own; and no store is left when the job has ended."""
-    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
-        spec = house.shell("gang", "", gpus=4)
-        job_id = await house.submit(
+    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as harness:
+        spec = harness.shell("gang", "", gpus=4)
+        job_id = await harness.submit(
             replace(
                 spec,
                 command=(KEY_VALUE_STORE[0], "-I", "-S", "-c", MEET),
@@ -54,26 +54,26 @@ async def test_a_gang_meets_at_its_store_and_starts_anew_when_that_is_killed(
 
         async def have_met(attempt: int) -> bool:
             met = {f"{attempt} rank0", f"{attempt} rank1"}
-            return met <= set(house.said("met"))
+            return met <= set(harness.said("met"))
 
-        await house.until("both workers have met", lambda: have_met(1))
-        [first] = [int(line) for line in house.said("stores")]
+        await harness.until("both workers have met", lambda: have_met(1))
+        [first] = [int(line) for line in harness.said("stores")]
         os.kill(first, signal.SIGKILL)
-        await house.until("they have met again", lambda: have_met(2))
-        _, second = [int(line) for line in house.said("stores")]
+        await harness.until("they have met again", lambda: have_met(2))
+        _, second = [int(line) for line in harness.said("stores")]
         assert is_alive(second)
-        (house.directory / "go").touch()
-        row = await house.until_state(job_id, JobState.SUCCEEDED)
+        (harness.directory / "go").touch()
+        row = await harness.until_state(job_id, JobState.SUCCEEDED)
         assert (row.attempt, row.exit_code) == (2, 0)
 
         async def has_left() -> bool:
             return not is_alive(second)
 
-        await house.until("its store has left", has_left)
+        await harness.until("its store has left", has_left)
 
         async def is_kept() -> bool:
             request = GetLogs(job_id=job_id, worker_index=STORE_INDEX)
-            return (await house.client.ask(request, Logs)).text == f"pid {second}\n"
+            return (await harness.client.ask(request, Logs)).text == f"pid {second}\n"
 
-        await house.until("its log is kept", is_kept)
-        assert (await house.client.ask(GetLogs(job_id=job_id), Logs)).worker_index == 0
+        await harness.until("its log is kept", is_kept)
+        assert (await harness.client.ask(GetLogs(job_id=job_id), Logs)).worker_index == 0

@@ -18,59 +18,61 @@ from coordinator.demo.supervise import Unit
 from coordinator.engine.state.events import JobSubmitted
 from tests.live.cell import fatal_coordinator
 from tests.live.cell.fatal_coordinator import Point
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 
-async def lead_with_one_that_dies_at(house: House, point: Point) -> None:
+async def lead_with_one_that_dies_at(harness: Harness, point: Point) -> None:
     """Nobody leads now; one does that will die when it submits the job of this name."""
-    epoch = max(record.epoch for _, record in await house.journal())
-    config = house.cell.run_dir / f"{point}.toml"
-    config.write_text(coordinator_toml(house.cell.plan, name=point, nats_url=house.cell.nats.url))
+    epoch = max(record.epoch for _, record in await harness.journal())
+    config = harness.cell.run_dir / f"{point}.toml"
+    config.write_text(
+        coordinator_toml(harness.cell.plan, name=point, nats_url=harness.cell.nats.url)
+    )
     script = (sys.executable, fatal_coordinator.__file__)
     options = ("--config", str(config), "--point", point, "--job", point)
-    environment = {MARKER: str(house.cell.run_dir)}
-    house.cell.units.start(
+    environment = {MARKER: str(harness.cell.run_dir)}
+    harness.cell.units.start(
         Unit(name=point, argv=(*script, *options), env=environment, is_restarted=False)
     )
 
     async def leads() -> bool:
-        return (await house.status()).epoch > epoch
+        return (await harness.status()).epoch > epoch
 
-    await house.until(f"{point} leads", leads)
+    await harness.until(f"{point} leads", leads)
 
 
-async def submitted(house: House, name: str) -> int:
+async def submitted(harness: Harness, name: str) -> int:
     """How often a job of this name stands in the journal."""
-    events = [entry.event for _, record in await house.journal() for entry in record.entries]
+    events = [entry.event for _, record in await harness.journal() for entry in record.entries]
     return sum(isinstance(event, JobSubmitted) and event.spec.name == name for event in events)
 
 
 async def test_acknowledged_survives_and_what_is_asked_again_happens_once(tmp_path: Path) -> None:
     """Whether it dies before it wrote the job, before it said so or after: an acknowledgement is a
     promise, and a submitter that heard none asks again under the same request id."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as house:
-        await house.cell.units.kill(COORDINATOR)
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=0) as harness:
+        await harness.cell.units.kill(COORDINATOR)
         asking: list[asyncio.Task[str]] = []
         for point in Point:
-            await lead_with_one_that_dies_at(house, point)
-            spec = house.shell(point, f"echo ran >> $OUT/{point}")
-            asking.append(asyncio.create_task(house.submit(spec, request_id=point)))
+            await lead_with_one_that_dies_at(harness, point)
+            spec = harness.shell(point, f"echo ran >> $OUT/{point}")
+            asking.append(asyncio.create_task(harness.submit(spec, request_id=point)))
 
             async def is_dead(unit: str = point) -> bool:
-                return house.cell.units.starts(unit) == 1 and house.cell.units.pid(unit) is None
+                return harness.cell.units.starts(unit) == 1 and harness.cell.units.pid(unit) is None
 
-            await house.until(f"the one that dies {point} is dead", is_dead)
-            assert await submitted(house, point) == (point != Point.BEFORE_APPEND)
+            await harness.until(f"the one that dies {point} is dead", is_dead)
+            assert await submitted(harness, point) == (point != Point.BEFORE_APPEND)
             if point == Point.AFTER_REPLY:
                 await asking[-1]  # nobody lives who could have said it but the dead one
             else:
                 assert not asking[-1].done()
-        house.cell.start_coordinator(COORDINATOR)
+        harness.cell.start_coordinator(COORDINATOR)
         for point, job_id in zip(Point, await asyncio.gather(*asking), strict=True):
-            row = await house.until_state(job_id, JobState.SUCCEEDED)
+            row = await harness.until_state(job_id, JobState.SUCCEEDED)
             assert (row.name, row.attempt) == (point, 1)
-            assert await submitted(house, point) == 1
-            assert house.said(point.value) == ["ran"]
-        assert len(await house.jobs()) == len(Point)
+            assert await submitted(harness, point) == 1
+            assert harness.said(point.value) == ["ran"]
+        assert len(await harness.jobs()) == len(Point)

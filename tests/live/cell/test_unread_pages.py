@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientSession, web
 
 from common.api import Describe, Description, Events, GetEvents, UnknownLoadRow
 from common.model import NodeRole
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -64,63 +64,63 @@ class Pages:
         config.write_text(found)
 
 
-async def asked(house: House) -> None:
+async def asked(harness: Harness) -> None:
     """Wait for so many requests more that the cell has decided several times meanwhile."""
-    before = (await house.cell.router_stats())["requests_total"]
+    before = (await harness.cell.router_stats())["requests_total"]
 
     async def is_over() -> bool:
-        return bool((await house.cell.router_stats())["requests_total"] >= before + REQUESTS)
+        return bool((await harness.cell.router_stats())["requests_total"] >= before + REQUESTS)
 
-    await house.until(f"{REQUESTS} requests more", is_over)
+    await harness.until(f"{REQUESTS} requests more", is_over)
 
 
-async def service(house: House) -> Description:
-    return await house.client.ask(Describe(kind="service", name="chat"), Description)
+async def service(harness: Harness) -> Description:
+    return await harness.client.ask(Describe(kind="service", name="chat"), Description)
 
 
 async def test_pages_that_go_slow_lend_nothing_and_bring_home_what_is_lent(tmp_path: Path) -> None:
     """And no request is refused, though a job wants more nodes than there are."""
     async with (
         Pages().open() as pages,
-        running_cell(tmp_path, training_nodes=1, inference_nodes=3) as house,
+        running_cell(tmp_path, training_nodes=1, inference_nodes=3) as harness,
     ):
-        names = [node.name for node in house.cell.nodes if node.server_port]
-        for node in house.cell.nodes:
+        names = [node.name for node in harness.cell.nodes if node.server_port]
+        for node in harness.cell.nodes:
             if node.server_port:
                 pages.put_before(node.config)
-                house.kill_agent(node.name)
-        spec = house.training("elastic", work_s=600, workers=(4, 12), save_every_s=600)
-        await house.submit(msgspec.structs.replace(spec, expected_runtime_s=600.0))
-        await house.until_role(NodeRole.ON_LOAN, 2)
+                harness.kill_agent(node.name)
+        spec = harness.training("elastic", work_s=600, workers=(4, 12), save_every_s=600)
+        await harness.submit(msgspec.structs.replace(spec, expected_runtime_s=600.0))
+        await harness.until_role(NodeRole.ON_LOAN, 2)
 
         pages.may_answer.clear()
-        await house.until_role(NodeRole.SERVING, 3)
-        lent = await house.loans()
+        await harness.until_role(NodeRole.SERVING, 3)
+        lent = await harness.loans()
         assert {loan.state for loan in lent} == {"returned"}
         assert all("unknown for more than 4 s" in loan.reclaim_reason for loan in lent)
 
         async def is_told() -> bool:
-            found = (await service(house)).service
+            found = (await service(harness)).service
             unknown = found.load_unknown if found else None
             return isinstance(unknown, UnknownLoadRow) and unknown.nodes == tuple(names)
 
-        await house.until("the load of all nodes is unknown", is_told)
-        assert (await house.status()).loads_unknown == ("chat (3 of 3 nodes)",)
-        async with house.load(req_per_s=12.0):
-            await asked(house)
-            assert len(await house.loans()) == len(lent)
-            assert len(await house.serving()) == 3
+        await harness.until("the load of all nodes is unknown", is_told)
+        assert (await harness.status()).loads_unknown == ("chat (3 of 3 nodes)",)
+        async with harness.load(req_per_s=12.0):
+            await asked(harness)
+            assert len(await harness.loans()) == len(lent)
+            assert len(await harness.serving()) == 3
             pages.may_answer.set()
 
             async def is_known() -> bool:
-                found = (await service(house)).service
+                found = (await service(harness)).service
                 return found is not None and found.load_unknown is msgspec.UNSET
 
-            await house.until("the load is known again", is_known)
-            await asked(house)
-            assert len(await house.serving()) == 3
-        rows = (await house.client.ask(GetEvents(subject="service/chat"), Events)).rows
+            await harness.until("the load is known again", is_known)
+            await asked(harness)
+            assert len(await harness.serving()) == 3
+        rows = (await harness.client.ask(GetEvents(subject="service/chat"), Events)).rows
         told = [row.what for row in rows if row.subject == "chat" and "load" in row.what]
         assert told[:1] + told[-1:] == ["load unknown", "load known again"]
-        assert (await house.cell.router_stats())["refused_total"] == 0
-        await house.until_role(NodeRole.ON_LOAN, 2)
+        assert (await harness.cell.router_stats())["refused_total"] == 0
+        await harness.until_role(NodeRole.ON_LOAN, 2)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.api import WindowRow
 from common.model import CheckpointSpec, JobState
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -18,9 +18,9 @@ IN_S = 35
 """Long enough for a job of two seconds with its start (15 s, start_p99_s) and its grace (2 s)."""
 
 
-async def submitted(house: House, name: str, *, limit_s: float | None = None) -> str:
-    spec = house.shell(name, "exec sleep 600", gpus=2)
-    return await house.submit(
+async def submitted(harness: Harness, name: str, *, limit_s: float | None = None) -> str:
+    spec = harness.shell(name, "exec sleep 600", gpus=2)
+    return await harness.submit(
         replace(spec, time_limit_s=limit_s, checkpoint=CheckpointSpec(grace_s=2.0))
     )
 
@@ -29,30 +29,30 @@ async def test_a_node_is_empty_when_its_window_begins(tmp_path: Path) -> None:
     """A job with a short limit runs before; one without waits and is told why; what was there goes
     on until then. The serving node that closes is not lent to the one that waits.
     """
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=1) as house:
-        there = await submitted(house, "there")
-        await house.until_state(there, JobState.RUNNING)
-        _, err = await house.aryl(
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=1) as harness:
+        there = await submitted(harness, "there")
+        await harness.until_state(there, JobState.RUNNING)
+        _, err = await harness.aryl(
             "node", "drain", "train-1", "infer-1", "--at", f"now+{IN_S}", "--yes",
             "--reason", "cooling",
         )  # fmt: skip
         assert f"still there then: {there} (no time limit)" in err
-        window = (await house.node("train-1")).window
+        window = (await harness.node("train-1")).window
         assert isinstance(window, WindowRow)
         assert window.reason == "by ops/test: cooling"
-        waits = await submitted(house, "waits")
-        short = await submitted(house, "short", limit_s=2.0)
-        await house.until_job(short, "has run", lambda row: row.started_at_s is not None)
-        out, _ = await house.aryl("explain", "job", waits)
+        waits = await submitted(harness, "waits")
+        short = await submitted(harness, "short", limit_s=2.0)
+        await harness.until_job(short, "has run", lambda row: row.started_at_s is not None)
+        out, _ = await harness.aryl("explain", "job", waits)
         assert "train-1 closes in " in out
         assert f"and {waits} has no time limit" in out
-        row = await house.until_job(there, "is stopped", lambda row: row.preemption_count == 1)
-        assert (await house.job(short)).state == JobState.FAILED, "by its time limit"
-        assert (await house.job(waits)).started_at_s is None
+        row = await harness.until_job(there, "is stopped", lambda row: row.preemption_count == 1)
+        assert (await harness.job(short)).state == JobState.FAILED, "by its time limit"
+        assert (await harness.job(waits)).started_at_s is None
         assert row.attempt == 1
-        out, _ = await house.aryl("node", "list", "-o", "json")
+        out, _ = await harness.aryl("node", "list", "-o", "json")
         rows = {one["node"]: one for one in json.loads(out)["nodes"]}
         assert [rows[name]["is_draining"] for name in ("train-1", "infer-1")] == [True, True]
-        assert not await house.loans()
-        out, _ = await house.aryl("events", "--for", "train-1")
+        assert not await harness.loans()
+        out, _ = await harness.aryl("events", "--for", "train-1")
         assert "window begins" in out

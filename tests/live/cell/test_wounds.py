@@ -13,7 +13,7 @@ import pytest
 from common.api import Events, GetEvents
 from common.model import CheckpointSpec, JobSpec, JobState
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.house import PERIODS, running_cell
+from tests.live.cell.harness import PERIODS, running_cell
 from tests.service.wounds import flip_acknowledged
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -30,46 +30,48 @@ async def test_a_wounded_journal_costs_no_job_and_no_loan(tmp_path: Path) -> Non
     after it the standby, with every job in its first attempt."""
     async with running_cell(
         tmp_path, training_nodes=1, inference_nodes=2, periods=PATIENT
-    ) as house:
-        house.cell.start_coordinator("standby")
-        await house.until_logged("standby", "standing by")
+    ) as harness:
+        harness.cell.start_coordinator("standby")
+        await harness.until_logged("standby", "standing by")
         running = [
-            await house.submit(_saving(house.shell(f"busy-{number}", _ticks(number), gpus=GPUS)))
+            await harness.submit(
+                _saving(harness.shell(f"busy-{number}", _ticks(number), gpus=GPUS))
+            )
             for number in range(2)
         ]
         for job_id in running:
-            await house.until_state(job_id, JobState.RUNNING)
-        [loan] = [loan for loan in await house.loans() if loan.state == "on loan"]
-        waiting = await house.submit(house.shell("large", "true", worker_count=8, gpus=GPUS))
-        epoch = (await house.status()).epoch
+            await harness.until_state(job_id, JobState.RUNNING)
+        [loan] = [loan for loan in await harness.loans() if loan.state == "on loan"]
+        waiting = await harness.submit(harness.shell("large", "true", worker_count=8, gpus=GPUS))
+        epoch = (await harness.status()).epoch
 
-        killed = house.cell.nats.pid
+        killed = harness.cell.nats.pid
         assert killed is not None
         os.kill(killed, signal.SIGSTOP)
-        flip_acknowledged(house.cell.nats)
-        await house.kill_nats()
-        later = await house.submit(house.shell("later", "true", worker_count=8, gpus=GPUS))
+        flip_acknowledged(harness.cell.nats)
+        await harness.kill_nats()
+        later = await harness.submit(harness.shell("later", "true", worker_count=8, gpus=GPUS))
         await asyncio.sleep(1.5 * PATIENT.lease_ttl_s)  # a lease that is not renewed would be over
-        assert (await house.status()).epoch == epoch
-        rows = (await house.client.ask(GetEvents(subject="cell"), Events)).rows
+        assert (await harness.status()).epoch == epoch
+        rows = (await harness.client.ask(GetEvents(subject="cell"), Events)).rows
         assert [row for row in rows if row.what.startswith("journal record")]
-        states = {one.lease_id: one.state for one in await house.loans()}
+        states = {one.lease_id: one.state for one in await harness.loans()}
         assert states[loan.lease_id] == "on loan"
 
-        await house.cell.units.kill(COORDINATOR)
+        await harness.cell.units.kill(COORDINATOR)
 
         async def has_another_epoch() -> bool:
-            return (await house.status()).epoch > epoch
+            return (await harness.status()).epoch > epoch
 
-        await house.until("the standby leads", has_another_epoch)
-        rows_of = {row.job_id: row for row in await house.jobs()}
+        await harness.until("the standby leads", has_another_epoch)
+        rows_of = {row.job_id: row for row in await harness.jobs()}
         assert set(rows_of) == {*running, waiting, later}
         assert [rows_of[job_id].attempt for job_id in running] == [1, 1]
-        (house.directory / "go").touch()
+        (harness.directory / "go").touch()
         for number, job_id in enumerate(running):
-            row = await house.until_state(job_id, JobState.SUCCEEDED)
+            row = await harness.until_state(job_id, JobState.SUCCEEDED)
             assert row.attempt == 1
-            assert len(set(house.said(f"pid-{number}"))) == 1
+            assert len(set(harness.said(f"pid-{number}"))) == 1
 
 
 def _saving(spec: JobSpec) -> JobSpec:

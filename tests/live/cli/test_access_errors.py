@@ -26,7 +26,7 @@ from coordinator.cli.session import EXIT_UNREACHABLE, Surroundings
 from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.leadership.jetstream_key import NatsKey
-from tests.agent.daemon_house import DaemonHouse
+from tests.agent.daemon_harness import DaemonHarness
 from tests.servers import client_url
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -173,11 +173,11 @@ async def test_a_call_of_jetstream_that_nats_refuses_fails_at_once(address: str)
 
 
 @pytest.fixture
-async def house(tmp_path: Path, address: str) -> AsyncIterator[DaemonHouse]:
+async def harness(tmp_path: Path, address: str) -> AsyncIterator[DaemonHarness]:
     """Where an agent runs."""
-    house = DaemonHouse(tmp_path, nats_url=f"tls://n1:wrong@{address}")
-    yield house
-    await house.close()
+    harness = DaemonHarness(tmp_path, nats_url=f"tls://n1:wrong@{address}")
+    yield harness
+    await harness.close()
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ async def house(tmp_path: Path, address: str) -> AsyncIterator[DaemonHouse]:
     ids=["password", "permission"],
 )
 async def test_an_agent_that_nats_refuses_goes_on_and_says_why(
-    house: DaemonHouse, address: str, login: str, node: str, said: str, advice: str
+    harness: DaemonHarness, address: str, login: str, node: str, said: str, advice: str
 ) -> None:
     """A node goes home without NATS, so its agent stays; its log names the cause."""
-    config = house.config(node=node, nats_url=f"tls://{login}@{address}")
+    config = harness.config(node=node, nats_url=f"tls://{login}@{address}")
     with config.open("a") as file:
         file.write(f"[access]\ntls_ca_path = {json.dumps(CA)}\n")
-    agent = await house.spawn("--config", str(config), "--fake-nvml", str(house.fleet))
+    agent = await harness.spawn("--config", str(config), "--fake-nvml", str(harness.fleet))
     assert agent.stderr is not None
     lines: list[str] = []
     async with asyncio.timeout(PATIENCE_S):

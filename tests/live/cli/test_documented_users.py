@@ -25,7 +25,7 @@ from coordinator.cli.session import EXIT_UNREACHABLE
 from coordinator.client import EXIT_CODES
 from coordinator.demo.nats_server import find_binary
 from coordinator.service.journal.journal_stream import Journal
-from tests.agent.daemon_house import DaemonHouse
+from tests.agent.daemon_harness import DaemonHarness
 from tests.live.commands import aryl, environ_of
 from tests.servers import client_url
 from tests.test_docs_examples import INSTALL, REFERENCE, block_with, file_of
@@ -117,10 +117,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_a_person_a_node_and_the_coordinator_speak_as_documented(site: Site) -> None:
     """Ada's questions are answered, her job runs on the node, and the node says that it ended."""
-    house = DaemonHouse(site.directory, nats_url=site.url("train-1"))
-    config = house.config(cell=CELL, node="train-1")
+    harness = DaemonHarness(site.directory, nats_url=site.url("train-1"))
+    config = harness.config(cell=CELL, node="train-1")
     try:
-        await house.spawn("--config", str(config), "--fake-nvml", str(house.fleet))
+        await harness.spawn("--config", str(config), "--fake-nvml", str(harness.fleet))
         await site.until("node", "list", has={"node": "train-1", "role": "training"})
         job = await site.asked(
             "job", "submit", "--name", "hello", "--gpus-per-worker", "1", "-o", "json", "--", "true"
@@ -129,7 +129,7 @@ async def test_a_person_a_node_and_the_coordinator_speak_as_documented(site: Sit
             "job", "list", "--all", has={"job_id": job["job_id"], "state": "succeeded"}
         )
     finally:
-        await house.close()
+        await harness.close()
 
 
 async def test_a_person_speaks_for_no_other_tenant(site: Site) -> None:

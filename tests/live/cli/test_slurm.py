@@ -13,7 +13,7 @@ from common.api import Jobs, ListJobs
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.slurm.main import COMMANDS
 from coordinator.demo.cell import COORDINATOR
-from tests.live.cell.house import House, running_cell
+from tests.live.cell.harness import Harness, running_cell
 from tests.live.commands import Said, environ_of, slurm_command
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -81,12 +81,12 @@ job. submitit and the jobs call the others as processes."""
 class Shell:
     """A login node: Slurm's commands on its PATH, and a directory that all nodes see."""
 
-    def __init__(self, house: House, directory: Path) -> None:
-        self.house = house
+    def __init__(self, harness: Harness, directory: Path) -> None:
+        self.harness = harness
         self.directory = directory
         self.environ = {
             **os.environ,
-            **environ_of(house.cell.nats.url),
+            **environ_of(harness.cell.nats.url),
             "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
             "PWD": str(directory),
         }
@@ -115,7 +115,7 @@ class Shell:
 
     async def until_ended(self, number: str, state: JobState) -> None:
         """Wait until a job is over."""
-        await self.house.until_job(
+        await self.harness.until_job(
             await self.job_id(number), f"is {state}", lambda row: row.state == state
         )
 
@@ -129,10 +129,10 @@ async def test_slurm_s_commands_on_a_real_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batch scripts, steps, signals, `srun` and submitit, by Slurm's own names."""
-    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
-        shell = Shell(house, tmp_path / "out")
+    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as harness:
+        shell = Shell(harness, tmp_path / "out")
         monkeypatch.chdir(shell.directory)  # where the commands are given
-        await house.aryl("slurm", "link", "bin")
+        await harness.aryl("slurm", "link", "bin")
         # On one cell: it takes longer to start than each of these.
         await a_script_travels(shell)
         await steps_of_two_nodes(shell)
@@ -178,11 +178,11 @@ async def a_signal_and_a_drain(shell: Shell) -> None:
     async def began() -> bool:
         return (shell.directory / "began-").exists()
 
-    await shell.house.until("it runs", began)
+    await shell.harness.until("it runs", began)
     node = (await shell.run("squeue", "-h", "-j", number, "-o", "%N")).strip()
-    await shell.house.aryl("node", "drain", node, "--yes")
+    await shell.harness.aryl("node", "drain", node, "--yes")
     await shell.until_ended(number, JobState.SUCCEEDED)
-    await shell.house.aryl("node", "uncordon", node)
+    await shell.harness.aryl("node", "uncordon", node)
     lines = (shell.directory / f"save-{number}.out").read_text().splitlines()
     assert lines == ["saved", "srun ended with 0", "srun ended with 0"]
     assert (shell.directory / "began-1").exists()
@@ -264,18 +264,18 @@ async def forgotten_jobs(shell: Shell) -> None:
     call = ("sacct", "-anXP", "-S", "today", "-o", "JobID,State,ExitCode,Start,End,Elapsed,NNodes")
 
     async def has_ended() -> bool:
-        return all(row.state in FINAL_JOB_STATES for row in await shell.house.jobs())
+        return all(row.state in FINAL_JOB_STATES for row in await shell.harness.jobs())
 
-    await shell.house.until("every job has ended", has_ended)
+    await shell.harness.until("every job has ended", has_ended)
     before = set((await shell.run(*call)).splitlines())
-    settings = shell.house.cell.run_dir / f"{COORDINATOR}.toml"
+    settings = shell.harness.cell.run_dir / f"{COORDINATOR}.toml"
     text = settings.read_text()
     settings.write_text(text.replace("engine = {", "engine = {finished_jobs_kept = 1, ", 1))
-    await shell.house.kill_coordinator()
-    await shell.house.cell.ready(shell.house.client)
+    await shell.harness.kill_coordinator()
+    await shell.harness.cell.ready(shell.harness.client)
     for _ in range(2):
         await shell.run("srun", "--gpus=1", "true")
-    known = (await shell.house.client.ask(ListJobs(), Jobs)).rows
+    known = (await shell.harness.client.ask(ListJobs(), Jobs)).rows
     assert len(known) <= 4 < len(before)
     # The end of tasks that never had their turn is their own, and no longer that of their array.
     after = set((await shell.run(*call)).splitlines())

@@ -14,7 +14,7 @@ import pytest
 
 from common.clock import SystemClock
 from coordinator.demo.supervise import RESTART_S, Supervisor, Unit, mentioning, sweep
-from tests.agent.worker_house import is_alive, kill
+from tests.agent.worker_harness import is_alive, kill
 from tests.demo.processes import LIMIT_S
 from tests.fakeclock import FakeClock
 

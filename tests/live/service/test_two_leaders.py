@@ -24,8 +24,8 @@ from coordinator.service.api.handlers import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.leadership.lease import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.ports import LeasePort
-from tests.agent import bench
-from tests.agent.agent_house import AgentHouse
+from tests.agent import life_harness
+from tests.agent.agent_harness import AgentHarness
 from tests.fakes import FakeClock
 from tests.servers import running_nats
 from tests.service.cell import make_settings, make_spec
@@ -86,8 +86,8 @@ class Scene:
 
     def __init__(self, place: JetStream, stack: AsyncExitStack) -> None:
         self.place = place
-        self.house = AgentHouse(cell=CELL, node=NODE)
-        self.clock = self.house.clock
+        self.harness = AgentHarness(cell=CELL, node=NODE)
+        self.clock = self.harness.clock
         """Everybody's but the old leader's."""
         self._leaders: list[Leader] = []
         self._stack = stack
@@ -95,10 +95,10 @@ class Scene:
     async def start_agent(self) -> None:
         """The real agent, on a connection of its own."""
         agent = Agent(
-            self.house.node,
+            self.harness.node,
             bus=await self.place.bus(),
             clock=self.clock,
-            last_resort=self.house.last_resort,
+            last_resort=self.harness.last_resort,
             instance="one",
         )
         self._stack.push_async_callback(_end, asyncio.create_task(agent.run()))
@@ -123,7 +123,7 @@ class Scene:
 
     def epoch(self) -> int:
         """The one that the agent obeys."""
-        return self.house.life.memory.epoch
+        return self.harness.life.memory.epoch
 
     async def until(self, condition: Callable[[], bool], *clocks: FakeClock) -> None:
         """Let these clocks and the real server run until something is so."""
@@ -196,7 +196,7 @@ async def test_a_leader_that_was_replaced_cannot_command(tmp_path: Path) -> None
     async with two_leaders(tmp_path / "nats") as (scene, old, new):
         desired = old.coordinator.engine.desired(NODE)
         assert desired.epoch == 1
-        order = bench.order()
+        order = life_harness.order()
         forged = msgspec.structs.replace(
             desired, generation=desired.generation + 1000, workers=(order,)
         )
@@ -209,5 +209,5 @@ async def test_a_leader_that_was_replaced_cannot_command(tmp_path: Path) -> None
         assert old.coordinator.dispatcher.refusals == 1
         assert new.coordinator.is_leading
         assert scene.epoch() == 2
-        assert scene.house.runner.calls == []
-        assert not scene.house.life.memory.workers
+        assert scene.harness.runner.calls == []
+        assert not scene.harness.life.memory.workers

@@ -20,7 +20,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
 
@@ -63,21 +63,21 @@ def test_where_nobody_waits_nobody_is_woken_for_the_rest() -> None:
 
 def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
     """A job that runs again after a stop is left alone until its rest ends, and no longer."""
-    house = House(
+    harness = Harness(
         training=1, inference=0, settings=EngineSettings(policy="srtf", min_runtime_s=30.0)
     )
-    house.engine.policy = policy("srtf")
-    long = house.submit("long", work_s=1000.0, path="/saves")
-    house.wait(10.0)
-    house.submit("first", work_s=3.0)
-    house.wait(5.0)
+    harness.engine.policy = policy("srtf")
+    long = harness.submit("long", work_s=1000.0, path="/saves")
+    harness.wait(10.0)
+    harness.submit("first", work_s=3.0)
+    harness.wait(5.0)
     assert (long.state, long.counts.preemptions) == (JobState.RUNNING, 1)
-    second = house.submit("second", work_s=3.0)
-    house.wait(24.0)
+    second = harness.submit("second", work_s=3.0)
+    harness.wait(24.0)
     assert (long.counts.preemptions, second.state) == (1, JobState.PENDING)
-    house.wait(10.0)
+    harness.wait(10.0)
     assert (long.counts.preemptions, second.state) == (2, JobState.SUCCEEDED)
-    assert house.engine.state.counters.decisions_refused == 0
+    assert harness.engine.state.counters.decisions_refused == 0
 
 
 @pytest.mark.parametrize("at_s", [100.0, 100.7, 110.7])

@@ -23,7 +23,7 @@ from coordinator.policies.parts.restart_cost import (
 )
 from coordinator.policies.registry import policy
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.tables import each_row
 
 IN_TURNS = (
@@ -178,54 +178,54 @@ def test_a_policy_sees_what_a_job_says_and_what_stops_cost_it(
     path: str | None, wasted_gpu_s: float
 ) -> None:
     """A path to save to is its word; what its stop after ten seconds threw away is the truth."""
-    house = House(training=1, inference=0)
-    job = house.submit("a", path=path)
-    house.start(job, "t0")
-    house.wait(10.0)
-    house.decide(Preempt(job_id=job.job_id, predicted_cost_gpu_s=80.0, reason="the test says so"))
-    house.wait(10.0)
-    [view] = house.engine.snapshot().jobs
+    harness = Harness(training=1, inference=0)
+    job = harness.submit("a", path=path)
+    harness.start(job, "t0")
+    harness.wait(10.0)
+    harness.decide(Preempt(job_id=job.job_id, predicted_cost_gpu_s=80.0, reason="the test says so"))
+    harness.wait(10.0)
+    [view] = harness.engine.snapshot().jobs
     assert view.saves_when_asked is (path is not None)
     assert view.wasted_gpu_s == pytest.approx(wasted_gpu_s)
 
 
 def test_what_would_be_lost_is_counted_by_the_gpus_that_a_job_had() -> None:
     """Ten seconds on two workers of four GPUs, then ten on one: 120 GPU-seconds, not 80."""
-    house = House(training=1, inference=0)
-    job = house.submit("a", workers=(1, 2), gpus_per_worker=4, work_s=1000.0)
-    house.start(job, "t0", flexible=("t0",))
-    house.wait(10.0)
-    house.decide(Resize(job_id=job.job_id, removed_workers=(1,), reason="the test says so"))
-    house.wait(10.0)
-    house.decide()
-    [view] = house.engine.snapshot().jobs
+    harness = Harness(training=1, inference=0)
+    job = harness.submit("a", workers=(1, 2), gpus_per_worker=4, work_s=1000.0)
+    harness.start(job, "t0", flexible=("t0",))
+    harness.wait(10.0)
+    harness.decide(Resize(job_id=job.job_id, removed_workers=(1,), reason="the test says so"))
+    harness.wait(10.0)
+    harness.decide()
+    [view] = harness.engine.snapshot().jobs
     assert len(view.placed) == 1
-    assert view.lost_gpu_s(house.engine.state.now_s) == pytest.approx(120.0)
-    assert loss_gpu_s(view, house.engine.state.now_s) == pytest.approx(120.0)
+    assert view.lost_gpu_s(harness.engine.state.now_s) == pytest.approx(120.0)
+    assert loss_gpu_s(view, harness.engine.state.now_s) == pytest.approx(120.0)
 
 
 def test_a_policy_sees_whether_the_present_attempt_has_saved() -> None:
     """A verified save counts until the attempt is over; what is lost is what came after it."""
-    house = House(training=1, inference=0)
-    job = house.submit("a")
-    house.start(job, "t0")
-    house.wait(10.0)
+    harness = Harness(training=1, inference=0)
+    job = harness.submit("a")
+    harness.start(job, "t0")
+    harness.wait(10.0)
     saved = Checkpoint(step=5, path="/saves", is_verified=True)
     seen: list[tuple[bool, float]] = []
     acts: tuple[Callable[[], None], ...] = (
         lambda: None,
-        lambda: house.sim.handle(
+        lambda: harness.sim.handle(
             ProgressReported(job_id=job.job_id, attempt=job.attempt.number, checkpoint=saved)
         ),
-        lambda: house.decide(Preempt(job_id=job.job_id, reason="the test says so")),
-        lambda: house.start(job, "t0"),
+        lambda: harness.decide(Preempt(job_id=job.job_id, reason="the test says so")),
+        lambda: harness.start(job, "t0"),
     )
     for act in acts:
         act()
-        house.wait(10.0)
-        house.decide()
-        [view] = house.engine.snapshot().jobs
-        seen.append((view.has_saved, view.lost_gpu_s(house.engine.state.now_s)))
+        harness.wait(10.0)
+        harness.decide()
+        [view] = harness.engine.snapshot().jobs
+        seen.append((view.has_saved, view.lost_gpu_s(harness.engine.state.now_s)))
     assert [has_saved for has_saved, _ in seen] == [False, True, False, False]
     assert [lost_gpu_s for _, lost_gpu_s in seen] == pytest.approx([160.0, 80.0, 0.0, 80.0])
 

@@ -18,8 +18,8 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.sim.run.cluster import Delays
 from tests.builders import NOW_S
 from tests.draws import whole
-from tests.engine.house import House
-from tests.engine.test_commit import house_of
+from tests.engine.harness import Harness
+from tests.engine.test_commit import harness_of
 from tests.policies.tenant_books import cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
 from tests.tables import each_row
@@ -82,12 +82,12 @@ def test_what_its_own_guarantee_covers_it_always_may_have() -> None:
     assert names(found.decisions, Start) == {"j"}
 
 
-def called_back(house: House, job: JobEntry) -> BackOff:
+def called_back(harness: Harness, job: JobEntry) -> BackOff:
     """Start it, and stop it for the guarantee of `a`."""
-    house.start(job, "t0")
-    house.wait(1.0)
-    house.decide(Preempt(job_id=job.job_id, guarantee="a", reason="test"))
-    house.wait(60.0)
+    harness.start(job, "t0")
+    harness.wait(1.0)
+    harness.decide(Preempt(job_id=job.job_id, guarantee="a", reason="test"))
+    harness.wait(60.0)
     assert job.back_off is not None
     return job.back_off
 
@@ -95,11 +95,11 @@ def called_back(house: House, job: JobEntry) -> BackOff:
 @given(whole(3, 14))
 def test_the_wait_doubles_up_to_a_bound(count: int) -> None:
     """It begins after the free ones, and is never longer than four hours."""
-    house = house_of(OWNER)
-    job = house.submit("j1", tenant="b")
-    first = called_back(house, job)
+    harness = harness_of(OWNER)
+    job = harness.submit("j1", tenant="b")
+    first = called_back(harness, job)
     job.back_off = replace(first, count=count)
-    rest = called_back(house, job)
+    rest = called_back(harness, job)
     assert rest.count == count + 1
     expected_s = FIRST_S * 2 ** (count - FREE_COUNT)
     assert rest.until_s - rest.since_s == pytest.approx(min(MOST_S, expected_s))
@@ -107,14 +107,14 @@ def test_the_wait_doubles_up_to_a_bound(count: int) -> None:
 
 def test_who_saved_meanwhile_begins_anew() -> None:
     """An attempt that had verified a save gets on: the stops before it are in no row with it."""
-    house = house_of(OWNER)
-    job = house.submit("j1", tenant="b", path="/saves")
-    assert called_back(house, job).count == 1
-    assert called_back(house, job).count == 2
-    house.start(job, "t0")
-    house.wait(1.0)
+    harness = harness_of(OWNER)
+    job = harness.submit("j1", tenant="b", path="/saves")
+    assert called_back(harness, job).count == 1
+    assert called_back(harness, job).count == 2
+    harness.start(job, "t0")
+    harness.wait(1.0)
     job.saves.checkpoint = Checkpoint(step=1, path="/saves/1", is_verified=True)
-    job.saves.at_s = house.sim.loop.now_s
-    house.decide(Preempt(job_id=job.job_id, guarantee="a", reason="test"))
+    job.saves.at_s = harness.sim.loop.now_s
+    harness.decide(Preempt(job_id=job.job_id, guarantee="a", reason="test"))
     assert job.back_off is not None
     assert job.back_off.count == 1

@@ -10,7 +10,7 @@ from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
 from coordinator.engine.state.tables import DrainEntry
 from coordinator.policies.contract.decisions import FAIR_SHARE, FRAGMENTATION, Loan
 from coordinator.service.api import explain
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 from tests.service.cell import Cell, make_settings, make_spec
 
 
@@ -93,18 +93,18 @@ async def test_a_serving_node_is_told_why_it_is_not_lent() -> None:
 @pytest.mark.parametrize("beside", ["", "unroute command: sh exited with 1", "lease l1-10"])
 def test_a_lent_node_says_its_lease_once(beside: str) -> None:
     """Its agent names it too, and what else the agent says stays."""
-    house = House()
-    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
-    node = house.node("i0")
+    harness = Harness()
+    harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    node = harness.node("i0")
     assert node.lease is not None
     own = f"lease {node.lease.lease_id}"
     node.detail = f"{own}; {beside}" if beside else own
-    said = explain.node(house.engine, node)
+    said = explain.node(harness.engine, node)
     assert f"lent by chat under {own}" in said
     assert not [line for line in said if line.split("; ")[0] == own]
     assert [line for line in said if line == beside] == ([beside] if beside else [])
     node.lease = None
-    assert node.detail in explain.node(house.engine, node)
+    assert node.detail in explain.node(harness.engine, node)
 
 
 async def test_an_estimate_counts_a_type_that_needs_more_workers() -> None:
@@ -142,21 +142,21 @@ async def test_a_waiting_job_is_told_how_long_it_waited_for_what() -> None:
 
 def test_all_ages_of_an_answer_are_of_the_instant_that_it_is_asked_for() -> None:
     """A cell in which nothing happens has an old last event: nobody's time stands still for it."""
-    house = House()
-    job = house.submit("runs", work_s=1000.0)
-    house.start(job, "t0")
-    house.wait(10.0)
-    now_s = house.engine.state.now_s
-    house.engine.state.drains[NodeName("t0")] = DrainEntry(until_s=now_s + 90.0, reason="drained")
-    node = house.node("t0")
+    harness = Harness()
+    job = harness.submit("runs", work_s=1000.0)
+    harness.start(job, "t0")
+    harness.wait(10.0)
+    now_s = harness.engine.state.now_s
+    harness.engine.state.drains[NodeName("t0")] = DrainEntry(until_s=now_s + 90.0, reason="drained")
+    node = harness.node("t0")
     node.cordon.is_cordoned = node.cordon.is_draining = True
 
     def said(after_s: float) -> tuple[str, str, str]:
         at_s = now_s + after_s
         return (
-            " ".join(explain.node(house.engine, node, now_s=at_s)),
-            " ".join(explain.job(house.engine, job, now_s=at_s)),
-            explain.estimate(house.engine, job, now_s=at_s),
+            " ".join(explain.node(harness.engine, node, now_s=at_s)),
+            " ".join(explain.job(harness.engine, job, now_s=at_s)),
+            explain.estimate(harness.engine, job, now_s=at_s),
         )
 
     first_s = float(said(0.0)[2].split()[0])

@@ -14,7 +14,7 @@ from coordinator.engine.state.events import JobCancelRequested, OperatorAction, 
 from coordinator.engine.state.tables import AfterVacating, JobEntry
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.service.api import explain, explain_job, rows
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.engine.scripted_nodes import BACK_OFF_S, SETTINGS, BlackHole, Refusal
 from tests.service.cell import Cell, job, running
 
@@ -71,29 +71,29 @@ async def test_a_job_that_is_being_cancelled_says_so_until_it_has_ended() -> Non
 )
 def test_what_becomes_of_a_job_is_said_by_what_will(after: AfterVacating, said: str) -> None:
     """All of them stop their workers, and only some wait again."""
-    house = House()
-    entry = house.submit()
-    house.start(entry, "t0")
-    house.wait(10.0)
-    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == ()
+    harness = Harness()
+    entry = harness.submit()
+    harness.start(entry, "t0")
+    harness.wait(10.0)
+    assert explain_job.stopping_reasons(entry, now_s=harness.sim.loop.now_s) == ()
     entry.after_vacating, entry.exit_code = after, 3
-    assert explain_job.stopping_reasons(entry, now_s=house.sim.loop.now_s) == (said,)
+    assert explain_job.stopping_reasons(entry, now_s=harness.sim.loop.now_s) == (said,)
 
 
 def test_a_job_that_was_cancelled_while_it_was_preempted_does_not_wait_again() -> None:
     """Its state is still that of a preemption."""
-    house = House()
-    entry = house.submit()
-    house.start(entry, "t0")
-    house.wait(10.0)
-    house.toggle_deaf(NodeName("t0"))
-    house.decide(Preempt(job_id=entry.job_id, reason="the test says so"))
-    house.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/ada"))
+    harness = Harness()
+    entry = harness.submit()
+    harness.start(entry, "t0")
+    harness.wait(10.0)
+    harness.toggle_deaf(NodeName("t0"))
+    harness.decide(Preempt(job_id=entry.job_id, reason="the test says so"))
+    harness.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/ada"))
     assert state(entry) == JobState.PREEMPTING
-    [what, _] = explain.job(house.engine, entry)
+    [what, _] = explain.job(harness.engine, entry)
     assert what == "cancelled by ops/ada: it ends when its workers have left t0"
-    house.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/bob"))
-    assert explain.job(house.engine, entry)[0] == what
+    harness.sim.handle(JobCancelRequested(job_id=entry.job_id, by="ops/bob"))
+    assert explain.job(harness.engine, entry)[0] == what
 
 
 SILENT = Refusal("workdir or checkpoint.path: the storage did not answer in 10 s", Fault.STORAGE)

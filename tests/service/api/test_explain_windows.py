@@ -24,7 +24,7 @@ from coordinator.engine.state.events import OperatorAction, OperatorAsked
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Loan
 from coordinator.service.api import explain_windows
-from tests.engine.house import CHAT, House
+from tests.engine.harness import CHAT, Harness
 from tests.service.cell import Cell, job, make_settings, running
 from tests.tables import each_row
 
@@ -89,30 +89,30 @@ async def test_a_drained_node_stays_drained_and_the_answer_says_so() -> None:
 def test_it_says_which_jobs_are_preempted_and_which_only_shrink() -> None:
     """On a training node at its window and after its deadline, on a lent one when the loan ends. A
     job with only flexible workers there runs on."""
-    house = House()
-    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="test"), lend=True)
-    house.wait(60.0)
-    base = house.submit("base", gpus_per_worker=4, work_s=1e6)
-    house.start(base, "t0")
-    grown = house.submit("grown", gpus_per_worker=2, workers=(1, 3), work_s=1e6)
-    house.start(grown, "t1", flexible=("t0", "i0"))
-    guest = house.submit("guest", gpus_per_worker=4, work_s=1e6)
-    house.start(guest, "i0")
-    house.wait(60.0)
+    harness = Harness()
+    harness.decide(Loan(node=NodeName("i0"), service=CHAT, reason="test"), lend=True)
+    harness.wait(60.0)
+    base = harness.submit("base", gpus_per_worker=4, work_s=1e6)
+    harness.start(base, "t0")
+    grown = harness.submit("grown", gpus_per_worker=2, workers=(1, 3), work_s=1e6)
+    harness.start(grown, "t1", flexible=("t0", "i0"))
+    guest = harness.submit("guest", gpus_per_worker=4, work_s=1e6)
+    harness.start(guest, "i0")
+    harness.wait(60.0)
     answers: list[str] = []
     for node in ("t0", "i0"):
         order = OperatorAsked(
             action=A.DRAIN_AT, by="ops/me", target=node, in_s=500.0, deadline_s=50.0
         )
-        house.sim.handle(order)
-        answers.append(explain_windows.ordered(house.engine, node))
+        harness.sim.handle(order)
+        answers.append(explain_windows.ordered(harness.engine, node))
     shrinks = "grown (its flexible workers are released, and it runs on)"
     assert f"still there then: base (no time limit), {shrinks}" in answers[0]
     assert "is called home in 440 s; still there then: grown (its flexible" in answers[1]
     assert "guest (no time limit)" in answers[1]
 
     def of(job: JobEntry) -> list[str]:
-        return explain_windows.of_job(house.engine, job, house.engine.state.now_s)
+        return explain_windows.of_job(harness.engine, job, harness.engine.state.now_s)
 
     assert of(base) == [
         "t0 closes, ordered by ops/me: unless it ends in 550 s, it is preempted and waits again"
@@ -142,13 +142,13 @@ def test_the_answer_warns_when_a_service_has_too_few_nodes_then(
     lent: tuple[str, ...], closes: tuple[str, ...], in_s: float, warns: str
 ) -> None:
     """None is left to call home, or none can be home by then."""
-    house = House(training=1)
+    harness = Harness(training=1)
     for node in lent:
-        house.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
-        house.wait(30.0)
+        harness.decide(Loan(node=NodeName(node), service=CHAT, reason="test"), lend=True)
+        harness.wait(30.0)
     for node in closes:
-        house.sim.handle(OperatorAsked(action=A.DRAIN_AT, by="ops/me", target=node, in_s=in_s))
-    said = explain_windows.ordered(house.engine, closes[-1])
+        harness.sim.handle(OperatorAsked(action=A.DRAIN_AT, by="ops/me", target=node, in_s=in_s))
+    said = explain_windows.ordered(harness.engine, closes[-1])
     assert ("warning: chat needs 1 and has " in said) == bool(warns)
     assert warns in said
 

@@ -34,7 +34,7 @@ from coordinator.service.api.rows import tenant_rows
 from coordinator.service.nodes.report_folding import Folder
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.cli.fake_cell import FakeCell, aryl, node_row, status
-from tests.engine.house import House, state
+from tests.engine.harness import Harness, state
 from tests.engine.jobs.test_gpu_sharing import beside, resume, suspend
 from tests.engine.jobs.test_stalls import FLOOR_S, quiet, tells, told
 from tests.engine.scripted_nodes import BACK_OFF_S, FAULT, BlackHole, Refusal
@@ -93,76 +93,76 @@ def test_a_job_that_ended_says_how() -> None:
 
 def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     """Its line has the words of `explain`, and none any more once it computes itself."""
-    house = House()
-    first = house.submit("first", work_s=1000.0)
-    house.start(first, "t0")
-    second = house.submit("second", work_s=1000.0)
-    house.decide(suspend(first), beside(second, first))
-    house.wait(10.0)
+    harness = Harness()
+    first = harness.submit("first", work_s=1000.0)
+    harness.start(first, "t0")
+    second = harness.submit("second", work_s=1000.0)
+    harness.decide(suspend(first), beside(second, first))
+    harness.wait(10.0)
 
     since_s = first.suspension.since_s or 0.0
 
     def said(after_s: float) -> str:
-        return plain_text.why(rows.job_row(house.engine, first, now_s=since_s + after_s))
+        return plain_text.why(rows.job_row(harness.engine, first, now_s=since_s + after_s))
 
     assert state(first) == JobState.SUSPENDED
     assert said(10.0) == (
         f"it keeps its GPUs and has been suspended for 10 s while {second.job_id} computes on them"
     )
-    now_s = house.engine.state.now_s
-    assert said(now_s - since_s) == explain.job(house.engine, first)[0]
-    assert said(99.0) == explain.job(house.engine, first, now_s=since_s + 99.0)[0]
-    house.decide(suspend(second), resume(first))
+    now_s = harness.engine.state.now_s
+    assert said(now_s - since_s) == explain.job(harness.engine, first)[0]
+    assert said(99.0) == explain.job(harness.engine, first, now_s=since_s + 99.0)[0]
+    harness.decide(suspend(second), resume(first))
     assert said(20.0) == ""
 
 
 def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
     """Two have the same GPUs and one of them computes: the glance at a cell says one and one."""
-    house = House()
+    harness = Harness()
     folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
-    first = house.submit("first", work_s=1000.0)
-    house.start(first, "t0")
+    first = harness.submit("first", work_s=1000.0)
+    harness.start(first, "t0")
 
     def glanced() -> tuple[int, int, str]:
         found = rows.status(
-            house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=9.0, clock_warning=""
+            harness.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=9.0, clock_warning=""
         )
         return found.running_jobs, found.suspended_jobs, dict(glance(found))["jobs"]
 
     assert glanced() == (1, 0, "1 running, 0 starting, 0 pending")
-    second = house.submit("second", work_s=1000.0)
-    house.decide(suspend(first), beside(second, first))
-    house.wait(10.0)
+    second = harness.submit("second", work_s=1000.0)
+    harness.decide(suspend(first), beside(second, first))
+    harness.wait(10.0)
     assert state(second) == JobState.RUNNING
     assert glanced() == (1, 1, "1 running, 1 suspended, 0 starting, 0 pending")
 
 
 def test_a_stalled_job_is_said_to_be_so_wherever_it_is_shown() -> None:
     """Its line, the glance at the cell and the explanation say so; its state stays what it is."""
-    house = House()
+    harness = Harness()
     folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
-    job = stalled(house)
-    now_s = house.engine.state.now_s
-    shown = rows.job_row(house.engine, job, now_s=now_s)
+    job = stalled(harness)
+    now_s = harness.engine.state.now_s
+    shown = rows.job_row(harness.engine, job, now_s=now_s)
     assert (shown.state, shown.stalled_s) == (JobState.RUNNING, 120.0)
     assert plain_text.job_state(shown) == "STALLED"
     assert plain_text.why(shown) == "no step after 5 for 120 s; its usual interval is 10 s"
-    assert explain.job(house.engine, job)[0] == f"STALLED: {plain_text.why(shown)}"
+    assert explain.job(harness.engine, job)[0] == f"STALLED: {plain_text.why(shown)}"
     found = rows.status(
-        house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""
+        harness.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=now_s, clock_warning=""
     )
     assert (found.running_jobs, found.stalled_jobs) == (1, 1)
     assert dict(glance(found))["jobs"] == "1 running (1 STALLED), 0 starting, 0 pending"
-    tells(house, job, 6)
-    over = rows.job_row(house.engine, job, now_s=now_s)
+    tells(harness, job, 6)
+    over = rows.job_row(harness.engine, job, now_s=now_s)
     assert (over.stalled_s, plain_text.job_state(over)) == (UNSET, "running")
 
 
-def stalled(house: House) -> JobEntry:
+def stalled(harness: Harness) -> JobEntry:
     """A job that has told steps and then none, as its nodes show."""
-    job = told(house)
-    house.wait(FLOOR_S)
-    quiet(house, job, FLOOR_S)
+    job = told(harness)
+    harness.wait(FLOOR_S)
+    quiet(harness, job, FLOOR_S)
     return job
 
 

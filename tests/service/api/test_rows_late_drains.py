@@ -31,7 +31,7 @@ from coordinator.engine.state.events import NodeReported, OperatorAction
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.nodes.report_folding import Folder
 from coordinator.sim.run.replay import replay
-from tests.agent.bench import Bench, lease
+from tests.agent.life_harness import LifeHarness, lease
 from tests.service.agents import CHAT, DELAYS
 from tests.service.cell import CELL, Agent, Cell, make_settings, submit
 from tests.service.wire import example
@@ -232,13 +232,13 @@ WORKERS = "workers that do not end within their grace are killed"
 
 def test_an_agent_tells_of_a_command_that_does_not_end() -> None:
     """Not of one that is as quick as they are, nor of one that has ended."""
-    bench = Bench(at_s=100.0)
-    bench.serve()
-    bench.answers_hooks = False
-    bench.want(NodeRole.ON_LOAN, lease=lease())
-    bench.step()
-    assert bench.hooks[-1] == HookKind.UNROUTE
-    life, began_at_s = bench.life, bench.now_s
+    harness = LifeHarness(at_s=100.0)
+    harness.serve()
+    harness.answers_hooks = False
+    harness.want(NodeRole.ON_LOAN, lease=lease())
+    harness.step()
+    assert harness.hooks[-1] == HookKind.UNROUTE
+    life, began_at_s = harness.life, harness.now_s
     assert life.slow_command(began_at_s + SLOW_S) is UNSET
     told = CommandReport(name="unroute", running_s=40.0)
     assert life.slow_command(began_at_s + 40.0) == told

@@ -31,7 +31,7 @@ NODE = NodeName("i0")
 DAY_S = 86_400.0
 
 
-class Bench:
+class Harness:
     """A folder and a clock; who reports is said by (boot, instance)."""
 
     def __init__(self) -> None:
@@ -73,13 +73,13 @@ class Bench:
 def test_an_agent_that_is_restarted_is_heard_at_once() -> None:
     """However often, as it holds what the one before it held; nobody is told of rivals, nor of a
     report that was on its way meanwhile."""
-    bench = Bench()
+    harness = Harness()
     for instance, before in (("a", None), ("b", "a"), ("c", "b")):
-        assert bench.is_heard("boot", instance, follows=before)
-    assert not bench.is_heard("boot", "b")
-    assert bench.is_heard("boot", "c")
-    assert bench.told() == ""
-    assert bench.folder.rivals.dropped_count == 1
+        assert harness.is_heard("boot", instance, follows=before)
+    assert not harness.is_heard("boot", "b")
+    assert harness.is_heard("boot", "c")
+    assert harness.told() == ""
+    assert harness.folder.rivals.dropped_count == 1
 
 
 @each_row("period_s", [0.25, 0.5, 1.0, LOST_AFTER_S])
@@ -87,14 +87,14 @@ def test_a_restart_that_nothing_proves_is_heard_after_a_few_reports_that_did_not
     period_s: float,
 ) -> None:
     """A container that lost its state directory, or one whose disk is new."""
-    bench = Bench()
-    bench.hear("boot", "a", period_s=period_s)
-    gone_at_s = bench.now_s
-    while not bench.is_heard("boot", "b", follows="earlier", period_s=period_s):
-        assert bench.now_s - gone_at_s < LOST_AFTER_S
-    assert bench.now_s - gone_at_s >= min(LOST_AFTER_S, MISSED * period_s)
-    assert bench.now_s - gone_at_s <= min(LOST_AFTER_S, MISSED * period_s) + 1.0
-    assert bench.told() == ""
+    harness = Harness()
+    harness.hear("boot", "a", period_s=period_s)
+    gone_at_s = harness.now_s
+    while not harness.is_heard("boot", "b", follows="earlier", period_s=period_s):
+        assert harness.now_s - gone_at_s < LOST_AFTER_S
+    assert harness.now_s - gone_at_s >= min(LOST_AFTER_S, MISSED * period_s)
+    assert harness.now_s - gone_at_s <= min(LOST_AFTER_S, MISSED * period_s) + 1.0
+    assert harness.told() == ""
 
 
 @pytest.mark.slow
@@ -108,18 +108,18 @@ def test_a_second_agent_on_the_boot_never_speaks_while_the_first_one_does(
 ) -> None:
     """However often it is started anew, each time as somebody else, and though one report of the
     first one is lost now and then."""
-    bench = Bench()
-    bench.hear("boot", "a", period_s=1.0)
+    harness = Harness()
+    harness.hear("boot", "a", period_s=1.0)
     number = reports = 0
     for apart_s in periods:
         for _ in range(2):
-            bench.now_s += apart_s / 2
+            harness.now_s += apart_s / 2
             reports += 1
             number += reports in starts
-            second = bench.hear("boot", f"b{number}", follows=f"b{number - 1}")
-            assert bench.folder.reports[NODE] is not second
-        first = bench.hear("boot", "a", period_s=1.0)
-        assert bench.folder.reports[NODE] is first
+            second = harness.hear("boot", f"b{number}", follows=f"b{number - 1}")
+            assert harness.folder.reports[NODE] is not second
+        first = harness.hear("boot", "a", period_s=1.0)
+        assert harness.folder.reports[NODE] is first
 
 
 @pytest.mark.parametrize("follows", [None, "b"])
@@ -128,26 +128,26 @@ def test_an_agent_that_was_replaced_is_not_heard_again_though_reports_are_missed
 ) -> None:
     """It has ended: what comes of it was on its way, or somebody made a copy of its state. Only
     where nobody else speaks for the node any more is it heard."""
-    bench = Bench()
-    assert bench.is_heard("boot", "a")
-    assert bench.is_heard("boot", "b", follows="a")
-    gone_at_s = bench.now_s
+    harness = Harness()
+    assert harness.is_heard("boot", "a")
+    assert harness.is_heard("boot", "b", follows="a")
+    gone_at_s = harness.now_s
     assert MISSED * PERIOD_S + 1.0 < LOST_AFTER_S
-    while bench.now_s - gone_at_s < LOST_AFTER_S - 1.0:
-        assert not bench.is_heard("boot", "a", follows=follows)
-    assert bench.is_heard("boot", "b")
-    bench.now_s += LOST_AFTER_S
-    assert bench.is_heard("boot", "a", follows=follows)
+    while harness.now_s - gone_at_s < LOST_AFTER_S - 1.0:
+        assert not harness.is_heard("boot", "a", follows=follows)
+    assert harness.is_heard("boot", "b")
+    harness.now_s += LOST_AFTER_S
+    assert harness.is_heard("boot", "a", follows=follows)
 
 
 def test_a_machine_that_is_rebooted_is_heard_at_once() -> None:
     """What its last boot had on its way comes late, and is dropped without a word."""
-    bench = Bench()
-    assert bench.is_heard("first", "a")
-    assert bench.is_heard("second", "b")
-    assert not bench.is_heard("first", "a")
-    assert bench.is_heard("second", "b")
-    assert bench.told() == ""
+    harness = Harness()
+    assert harness.is_heard("first", "a")
+    assert harness.is_heard("second", "b")
+    assert not harness.is_heard("first", "a")
+    assert harness.is_heard("second", "b")
+    assert harness.told() == ""
 
 
 @pytest.mark.parametrize(
@@ -156,75 +156,75 @@ def test_a_machine_that_is_rebooted_is_heard_at_once() -> None:
 def test_of_two_agents_one_is_heard_all_the_time(second: tuple[str, str], heard: str) -> None:
     """The one that was there, or the one that came last if it was on a machine that had booted
     meanwhile; the other one never again."""
-    bench = Bench()
-    assert bench.is_heard("one", "a")
-    assert bench.both(second, ("one", "a"), for_s=10 * LOST_AFTER_S) == [heard]
-    assert f"two agents report as {NODE}" in bench.told()
+    harness = Harness()
+    assert harness.is_heard("one", "a")
+    assert harness.both(second, ("one", "a"), for_s=10 * LOST_AFTER_S) == [heard]
+    assert f"two agents report as {NODE}" in harness.told()
 
 
 def test_a_machine_that_was_up_all_the_time_is_no_reboot_of_another() -> None:
     """It is not heard for a second, so that no job of the first one is called lost."""
-    bench = Bench()
-    bench.boots_s = {"one": DAY_S - 500.0, "two": DAY_S - 100.0}
-    assert bench.is_heard("one", "a")
-    assert bench.both(("one", "a"), ("two", "b"), for_s=60.0) == ["a"]
-    assert "boot two is not" in bench.told()
+    harness = Harness()
+    harness.boots_s = {"one": DAY_S - 500.0, "two": DAY_S - 100.0}
+    assert harness.is_heard("one", "a")
+    assert harness.both(("one", "a"), ("two", "b"), for_s=60.0) == ["a"]
+    assert "boot two is not" in harness.told()
 
 
 def test_a_rival_is_told_when_it_stays_and_no_longer_than_that() -> None:
     """What comes in one heap after a pause of the coordinator is no rival."""
-    bench = Bench()
-    bench.is_heard("one", "a")
-    bench.is_heard("two", "b")
-    bench.both(("one", "a"), ("two", "b"), for_s=LOST_AFTER_S - 3.0)
-    assert bench.told() == ""
-    bench.both(("one", "a"), ("two", "b"), for_s=6.0)
-    assert bench.told() != ""
+    harness = Harness()
+    harness.is_heard("one", "a")
+    harness.is_heard("two", "b")
+    harness.both(("one", "a"), ("two", "b"), for_s=LOST_AFTER_S - 3.0)
+    assert harness.told() == ""
+    harness.both(("one", "a"), ("two", "b"), for_s=6.0)
+    assert harness.told() != ""
     for _ in range(int(LOST_AFTER_S) + 1):
-        assert bench.is_heard("two", "b")
-    assert bench.told() == ""
+        assert harness.is_heard("two", "b")
+    assert harness.told() == ""
 
 
 def test_a_rival_is_no_sign_of_life_and_is_heard_when_the_other_is_gone() -> None:
     """Switching off the wrong machine leaves the right one, though it was not heard before."""
-    bench = Bench()
-    bench.is_heard("one", "a")
-    bench.is_heard("two", "b")
-    heard_at_s = bench.now_s
+    harness = Harness()
+    harness.is_heard("one", "a")
+    harness.is_heard("two", "b")
+    heard_at_s = harness.now_s
     for _ in range(int(LOST_AFTER_S)):
-        assert not bench.is_heard("one", "a")
-        assert bench.folder.heard_at_s[NODE] == heard_at_s
-    assert bench.is_heard("one", "a")
-    assert not bench.is_heard("two", "b")
-    assert bench.is_heard("one", "a")
+        assert not harness.is_heard("one", "a")
+        assert harness.folder.heard_at_s[NODE] == heard_at_s
+    assert harness.is_heard("one", "a")
+    assert not harness.is_heard("two", "b")
+    assert harness.is_heard("one", "a")
 
 
 def test_of_many_rivals_the_same_one_is_told() -> None:
     """The words of a fact that does not change do not change, or each would be news."""
-    bench = Bench()
-    bench.is_heard("one", "a")
-    bench.boots_s |= {"two": 0.0, "three": 0.0}
+    harness = Harness()
+    harness.is_heard("one", "a")
+    harness.boots_s |= {"two": 0.0, "three": 0.0}
     said: set[str] = set()
     for _ in range(20):
-        bench.is_heard("one", "a")
-        bench.is_heard("two", "b")
-        bench.is_heard("three", "c")
-        said.add(bench.told())
+        harness.is_heard("one", "a")
+        harness.is_heard("two", "b")
+        harness.is_heard("three", "c")
+        said.add(harness.told())
     assert len(said - {""}) == 1
 
 
 def test_a_new_leader_hears_the_machine_that_the_last_one_heard() -> None:
     """Whichever of them happened to report first to it."""
-    bench = Bench()
-    bench.boots_s = {"one": 0.0, "two": 0.0}
-    bench.is_heard("two", "b")
-    assert not bench.is_heard("one", "a")
-    bench.folder.prefer(NODE, "elsewhere")
-    assert bench.is_heard("two", "b")
-    bench.folder.prefer(NODE, "one")
-    assert NODE not in bench.folder.reports
-    assert bench.is_heard("one", "a")
-    assert not bench.is_heard("two", "b")
+    harness = Harness()
+    harness.boots_s = {"one": 0.0, "two": 0.0}
+    harness.is_heard("two", "b")
+    assert not harness.is_heard("one", "a")
+    harness.folder.prefer(NODE, "elsewhere")
+    assert harness.is_heard("two", "b")
+    harness.folder.prefer(NODE, "one")
+    assert NODE not in harness.folder.reports
+    assert harness.is_heard("one", "a")
+    assert not harness.is_heard("two", "b")
 
 
 def test_an_agent_that_is_restarted_for_ever_fills_no_memory() -> None:

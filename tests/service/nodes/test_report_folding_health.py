@@ -20,7 +20,7 @@ from common.messages import (
 )
 from common.model import Checkpoint, GpuUuid, JobId, Pool, Progress, WorkerKey
 from coordinator.service.nodes.report_folding import facts_of
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.service.cell import CELL, Cell
 
 SEEN = Trespass(pid=77, gpu_uuid=GpuUuid("GPU-1"))
@@ -86,15 +86,15 @@ async def test_a_node_whose_next_report_is_taken_is_cured() -> None:
         assert not any("refused" in line for line in found.why)
 
 
-def told(house: House) -> list[str]:
+def told(harness: Harness) -> list[str]:
     """What was told of trespasses."""
-    stories = house.engine.state.stories
+    stories = harness.engine.state.stories
     return [line.what for line in stories if line.what.startswith("trespass")]
 
 
-def says(house: House, *found: Trespass, boot: str = "") -> None:
+def says(harness: Harness, *found: Trespass, boot: str = "") -> None:
     """t0 reports what it sees on its GPUs."""
-    entry = house.node("t0")
+    entry = harness.node("t0")
     report = NodeReport(
         node="t0",
         boot_id=boot or entry.boot_id,
@@ -107,18 +107,18 @@ def says(house: House, *found: Trespass, boot: str = "") -> None:
         period_s=1.0,
         trespasses=found,
     )
-    house.sim.handle(facts_of(report))
+    harness.sim.handle(facts_of(report))
 
 
 def test_a_trespass_is_told_once_each_and_anew_after_a_boot() -> None:
     """A process that comes and goes does not fill the story; process ids mean one boot."""
-    house = House()
+    harness = Harness()
     other = Trespass(pid=78, gpu_uuid=GpuUuid("GPU-1"), owner="uid 7: train")
     for found in ((SEEN,), (), (SEEN,), (other, SEEN)):
-        says(house, *found)
-    assert told(house) == ["trespass: process 77 on GPU-1", "trespass: process 78 on GPU-1"]
-    says(house, SEEN, boot="another")
-    assert told(house)[2:] == ["trespass: process 77 on GPU-1"]
+        says(harness, *found)
+    assert told(harness) == ["trespass: process 77 on GPU-1", "trespass: process 78 on GPU-1"]
+    says(harness, SEEN, boot="another")
+    assert told(harness)[2:] == ["trespass: process 77 on GPU-1"]
 
 
 def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
@@ -131,11 +131,11 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
         progress=Progress(step=100, total_steps=100),
         checkpoint=Checkpoint(step=90, path="/c", is_verified=True),
     )
-    house = House()
-    job = house.submit("j")
-    house.start(job, "t0")
-    house.wait(1.0)
-    entry = house.node("t0")
+    harness = Harness()
+    job = harness.submit("j")
+    harness.start(job, "t0")
+    harness.wait(1.0)
+    entry = harness.node("t0")
     report = NodeReport(
         node="t0",
         boot_id=entry.boot_id,
@@ -151,7 +151,7 @@ def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
     running = facts_of(report)
     assert running.workers[0].progress is None
     ended = facts_of(replace(report, workers=(replace(worker, phase=WorkerPhase.EXITED),)))
-    house.engine.handle(ended, now_s=house.sim.loop.now_s)
+    harness.engine.handle(ended, now_s=harness.sim.loop.now_s)
     assert job.state == "succeeded"
     assert job.progress == Progress(step=100, total_steps=100)
     assert job.saves.checkpoint == Checkpoint(step=90, path="/c", is_verified=True)

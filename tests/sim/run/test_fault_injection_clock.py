@@ -14,7 +14,7 @@ from tests.sim.run.failing_jobs import (
     beside,
     fails_in,
     figures,
-    house,
+    harness,
     preempt,
     put_aside,
     take_up,
@@ -24,7 +24,7 @@ from tests.sim.run.failing_jobs import (
 
 def test_the_clock_stands_still_and_nothing_is_billed_while_a_job_is_suspended() -> None:
     """100 s of computing, 700 s aside, and the 200 s that are left."""
-    made, job = house(300.0)
+    made, job = harness(300.0)
     made.start(job, "t0")
     made.wait(100.0)
     other = put_aside(made, job)
@@ -36,7 +36,7 @@ def test_the_clock_stands_still_and_nothing_is_billed_while_a_job_is_suspended()
 
 def test_a_packed_job_comes_to_its_failure_at_its_pace_and_is_billed_its_part() -> None:
     """Two that are each busy for 0.616 go at 0.73 of their speed, on half of the GPUs each."""
-    made, job = house(292.0)
+    made, job = harness(292.0)
     profile = JobProfile(gpu_busy_ratio=0.616)
     job.spec = structs.replace(job.spec, profile=profile)
     made.start(job, "t0")
@@ -49,7 +49,7 @@ def test_a_packed_job_comes_to_its_failure_at_its_pace_and_is_billed_its_part() 
 
 def test_the_clock_goes_on_after_a_preemption_that_saved() -> None:
     """What is left counts, and both attempts were on the way to the failure."""
-    made, job = house(300.0, path="/saves")
+    made, job = harness(300.0, path="/saves")
     made.start(job, "t0")
     made.wait(100.0)
     made.decide(preempt(job))
@@ -60,7 +60,7 @@ def test_the_clock_goes_on_after_a_preemption_that_saved() -> None:
 
 def test_a_moved_job_takes_its_clock_along() -> None:
     """It fails where it went, when it would have."""
-    made, job = house(300.0, path="/saves")
+    made, job = harness(300.0, path="/saves")
     made.start(job, "t0")
     made.wait(100.0)
     place = Placement(node=NodeName("t1"), worker_count=1)
@@ -71,7 +71,7 @@ def test_a_moved_job_takes_its_clock_along() -> None:
 def test_the_clock_goes_back_to_the_last_regular_save() -> None:
     """Of 290 s 250 were saved: 50 s are left, and the 40 s are the preemption's loss."""
     rules = RunRules(saves=Saves.PERIODIC, save_period_s=250.0)
-    made, job = house(300.0, rules=rules)
+    made, job = harness(300.0, rules=rules)
     made.start(job, "t0")
     made.wait(290.0)
     made.decide(preempt(job))
@@ -82,7 +82,7 @@ def test_the_clock_goes_back_to_the_last_regular_save() -> None:
 def test_a_fault_for_good_comes_at_the_same_point_of_the_program_again() -> None:
     """The second attempt goes on from the save at 250 s, and has 50 s to go."""
     rules = RunRules(saves=Saves.PERIODIC, save_period_s=250.0)
-    made, job = house(300.0, rules=rules)
+    made, job = harness(300.0, rules=rules)
     made.start(job, "t0")
     fails_in(made, 300.0, 8 * 300.0)
     made.start(job, "t0")
@@ -92,7 +92,7 @@ def test_a_fault_for_good_comes_at_the_same_point_of_the_program_again() -> None
 def test_other_failures_come_so_long_after_the_start_as_was_drawn() -> None:
     """Wherever the attempt goes on from."""
     rules = RunRules(saves=Saves.PERIODIC, save_period_s=250.0)
-    made, job = house(300.0, 120.0, rules=rules)
+    made, job = harness(300.0, 120.0, rules=rules)
     made.start(job, "t0")
     fails_in(made, 300.0, 8 * 300.0)
     made.start(job, "t1")
@@ -103,7 +103,7 @@ def test_what_was_saved_spares_no_failure() -> None:
     """900 of 1,000 s are saved: a failure after 500 s comes after the 100 s that are left, as it
     comes where nobody had the job save.
     """
-    made, job = house(950.0, 500.0, path="/saves")
+    made, job = harness(950.0, 500.0, path="/saves")
     made.start(job, "t0")
     made.wait(900.0)
     made.decide(preempt(job))
@@ -118,7 +118,7 @@ def test_what_was_saved_spares_no_failure() -> None:
 
 def test_an_attempt_s_time_has_its_own_warm_up_in_it_and_no_other_one() -> None:
     """60 s each: of the attempt that tries again they count, after a preemption they do not."""
-    made, job = house(300.0, 200.0, 40.0, rules=RunRules(restart_s=60.0), path="/saves")
+    made, job = harness(300.0, 200.0, 40.0, rules=RunRules(restart_s=60.0), path="/saves")
     made.start(job, "t0")
     made.wait(100.0)
     made.decide(preempt(job))
@@ -132,7 +132,7 @@ def test_an_attempt_s_time_has_its_own_warm_up_in_it_and_no_other_one() -> None:
 
 def test_a_faster_gang_is_sooner_at_the_point_and_saves_nothing_there() -> None:
     """Three workers for one: a third of the time, twice, though the two others could have saved."""
-    made, job = house(300.0, workers=(1, 3), gpus_per_worker=2, path="/saves")
+    made, job = harness(300.0, workers=(1, 3), gpus_per_worker=2, path="/saves")
     made.start(job, "t0", flexible=("t1", "t1"))
     fails_in(made, 100.0, 2 * 300.0)
     made.start(job, "t0", flexible=("t1", "t1"))
@@ -141,7 +141,7 @@ def test_a_faster_gang_is_sooner_at_the_point_and_saves_nothing_there() -> None:
 
 def test_an_attempt_s_warm_up_makes_it_longer_for_its_failure_too() -> None:
     """60 s of warm-up and 1,000 s of work: it fails after 1,030 s, as it has not ended by then."""
-    made, job = house(300.0, 1030.0, rules=RunRules(restart_s=60.0))
+    made, job = harness(300.0, 1030.0, rules=RunRules(restart_s=60.0))
     made.start(job, "t0")
     fails_in(made, 300.0, 8 * 300.0)
     made.start(job, "t1")
@@ -150,7 +150,7 @@ def test_an_attempt_s_warm_up_makes_it_longer_for_its_failure_too() -> None:
 
 def test_a_worker_that_begins_after_its_gang_failed_does_not_fail_again() -> None:
     """Its node had not heard that it should stop, and nobody computes with it."""
-    made, job = house(300.0, workers=(1, 3), gpus_per_worker=2, delays=Delays(start_s=5.0))
+    made, job = harness(300.0, workers=(1, 3), gpus_per_worker=2, delays=Delays(start_s=5.0))
     made.start(job, "t0")
     made.wait(302.0)
     more = Placement(node=NodeName("t1"), worker_count=1)
@@ -164,7 +164,7 @@ def test_a_worker_that_begins_after_its_gang_failed_does_not_fail_again() -> Non
 
 def test_the_clock_stands_still_while_a_gang_meets_its_new_worker() -> None:
     """100 s of one worker, 30 s in which both stand, and 100 s of two of them."""
-    made, job = house(300.0, rules=RunRules(resize_s=30.0), workers=(1, 3), gpus_per_worker=2)
+    made, job = harness(300.0, rules=RunRules(resize_s=30.0), workers=(1, 3), gpus_per_worker=2)
     made.start(job, "t0")
     made.wait(100.0)
     more = Placement(node=NodeName("t1"), worker_count=1)
@@ -174,7 +174,7 @@ def test_the_clock_stands_still_while_a_gang_meets_its_new_worker() -> None:
 
 def test_a_gang_that_computes_on_while_it_leaves_does_not_fail() -> None:
     """It cannot save, so that what it does then is lost anyhow; one of its nodes heard nothing."""
-    made, job = house(300.0, workers=(2, 2), work_s=2000.0, delays=Delays(stop_s=30.0))
+    made, job = harness(300.0, workers=(2, 2), work_s=2000.0, delays=Delays(stop_s=30.0))
     made.start(job, "t0", "t1")
     made.wait(290.0)
     made.toggle_deaf(NodeName("t1"))

@@ -11,29 +11,29 @@ from coordinator.policies.contract.decisions import Placement, Preempt, Resize
 from coordinator.sim.inputs.failure_table import Trouble
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.fault_injection import Failing, FailureFigures
-from tests.engine.house import House
+from tests.engine.harness import Harness
 
 REASON = "cuda_failure"
 AFTER_S = 300.0
 
 
-def failing_house(delays: Delays | None = None) -> tuple[House, JobEntry]:
+def failing_harness(delays: Delays | None = None) -> tuple[Harness, JobEntry]:
     """A job of one worker of two GPUs and up to three more, which fails after 300 s of one."""
-    house = House(training=2, inference=0, delays=delays)
+    harness = Harness(training=2, inference=0, delays=delays)
     trouble = Trouble(reason=REASON, trials=1, times_s=(AFTER_S,))
     troubles = {JobId("j"): trouble}
-    sim = house.sim
+    sim = harness.sim
     rules, runs_s = read_rules(), {JobId("j"): 1e6}
     sim.failing = Failing(troubles, rules.failure, sim.loop, sim.nodes, sim.runtime, runs_s)
-    job = house.submit("j", workers=(1, 4), gpus_per_worker=2, work_s=1e6)
+    job = harness.submit("j", workers=(1, 4), gpus_per_worker=2, work_s=1e6)
     assert job.spec.workers == WorkerRange(min=1, max=4)
-    return house, job
+    return harness, job
 
 
-def figures(house: House) -> FailureFigures:
+def figures(harness: Harness) -> FailureFigures:
     """What has failed up to now."""
-    assert house.sim.failing is not None
-    return house.sim.failing.figures()
+    assert harness.sim.failing is not None
+    return harness.sim.failing.figures()
 
 
 def grow(job: JobEntry) -> Resize:
@@ -49,62 +49,62 @@ def shrink(job: JobEntry, *removed: int) -> Resize:
 
 def test_a_worker_given_back_is_not_held_any_more() -> None:
     """Three workers of two GPUs for 50 s, one for 150 s: 600 GPU-seconds, not 1200."""
-    house, job = failing_house()
-    house.start(job, "t0", flexible=("t1", "t1"))
-    house.wait(50.0)
-    house.decide(shrink(job, 1, 2))
-    house.wait(149.0)
-    assert figures(house).trials == 0
-    house.wait(1.0)
-    assert figures(house).trials == 1
-    assert figures(house).gpu_s == pytest.approx(6 * 50.0 + 2 * 150.0)
+    harness, job = failing_harness()
+    harness.start(job, "t0", flexible=("t1", "t1"))
+    harness.wait(50.0)
+    harness.decide(shrink(job, 1, 2))
+    harness.wait(149.0)
+    assert figures(harness).trials == 0
+    harness.wait(1.0)
+    assert figures(harness).trials == 1
+    assert figures(harness).gpu_s == pytest.approx(6 * 50.0 + 2 * 150.0)
 
 
 def test_a_worker_that_joins_counts_from_then_on() -> None:
     """One worker for 100 s, two for 50 s and one again for 100 s, when the point is reached."""
-    house, job = failing_house()
-    house.start(job, "t0")
-    house.wait(100.0)
-    house.decide(grow(job))
-    house.wait(50.0)
-    house.decide(shrink(job, 1))
-    house.wait(99.0)
-    assert figures(house).trials == 0
-    house.wait(1.0)
-    assert figures(house).gpu_s == pytest.approx(2 * 250.0 + 2 * 50.0)
+    harness, job = failing_harness()
+    harness.start(job, "t0")
+    harness.wait(100.0)
+    harness.decide(grow(job))
+    harness.wait(50.0)
+    harness.decide(shrink(job, 1))
+    harness.wait(99.0)
+    assert figures(harness).trials == 0
+    harness.wait(1.0)
+    assert figures(harness).gpu_s == pytest.approx(2 * 250.0 + 2 * 50.0)
 
 
 def test_gpus_are_held_until_a_worker_has_ended() -> None:
     """One that was ordered to stop holds its GPUs for the 30 s that this takes."""
-    house, job = failing_house(Delays(stop_s=30.0))
-    house.start(job, "t0", flexible=("t1",))
-    house.wait(100.0)
-    house.decide(shrink(job, 1))
-    house.wait(100.0)
-    assert figures(house).gpu_s == pytest.approx(2 * 200.0 + 2 * 130.0)
+    harness, job = failing_harness(Delays(stop_s=30.0))
+    harness.start(job, "t0", flexible=("t1",))
+    harness.wait(100.0)
+    harness.decide(shrink(job, 1))
+    harness.wait(100.0)
+    assert figures(harness).gpu_s == pytest.approx(2 * 200.0 + 2 * 130.0)
 
 
 def test_a_node_that_dies_takes_its_flexible_worker() -> None:
     """The gang goes on without it, more slowly, and fails at its point."""
-    house, job = failing_house()
-    house.start(job, "t0", flexible=("t1",))
-    house.wait(100.0)
-    house.sim.nodes[NodeName("t1")].crash()
-    house.wait(99.0)
-    assert figures(house).trials == 0
-    house.wait(1.0)
-    assert figures(house).gpu_s == pytest.approx(2 * 200.0 + 2 * 100.0)
+    harness, job = failing_harness()
+    harness.start(job, "t0", flexible=("t1",))
+    harness.wait(100.0)
+    harness.sim.nodes[NodeName("t1")].crash()
+    harness.wait(99.0)
+    assert figures(harness).trials == 0
+    harness.wait(1.0)
+    assert figures(harness).gpu_s == pytest.approx(2 * 200.0 + 2 * 100.0)
 
 
 def test_an_attempt_that_was_stopped_does_not_fail() -> None:
     """Nothing was saved: the next attempt has all the way to go again, and that is what counts."""
-    house, job = failing_house()
-    house.start(job, "t0", flexible=("t1",))
-    house.wait(100.0)
-    house.decide(Preempt(job_id=job.job_id, reason="others first"))
-    house.wait(400.0)
-    house.start(job, "t0")
-    house.wait(299.0)
-    assert figures(house).trials == 0
-    house.wait(1.0)
-    assert figures(house).gpu_s == pytest.approx(2 * 300.0)
+    harness, job = failing_harness()
+    harness.start(job, "t0", flexible=("t1",))
+    harness.wait(100.0)
+    harness.decide(Preempt(job_id=job.job_id, reason="others first"))
+    harness.wait(400.0)
+    harness.start(job, "t0")
+    harness.wait(299.0)
+    assert figures(harness).trials == 0
+    harness.wait(1.0)
+    assert figures(harness).gpu_s == pytest.approx(2 * 300.0)

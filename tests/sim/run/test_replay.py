@@ -14,7 +14,7 @@ from coordinator.engine.state.events import PassDue
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.registry import policy
 from coordinator.sim.run.replay import Replay
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.tables import each_row
 
 Decisions = tuple[Decision, ...]
@@ -24,12 +24,12 @@ class Recorded:
     """A pass that starts two jobs on two nodes, as a journal keeps it."""
 
     def __init__(self) -> None:
-        house = House()
+        harness = Harness()
         for name in ("one", "two"):
-            house.submit(name)
-        self._settings = house.engine.settings
-        self._before = house.engine.encode_state()
-        self.now_s = house.engine.state.now_s
+            harness.submit(name)
+        self._settings = harness.engine.settings
+        self._before = harness.engine.encode_state()
+        self.now_s = harness.engine.state.now_s
         self.decisions = self.engine().handle(PassDue(), now_s=self.now_s).decisions
 
     def engine(self) -> Engine:

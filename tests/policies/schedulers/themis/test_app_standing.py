@@ -6,20 +6,22 @@ from common.model import JobId
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.service.api import explain
-from tests.engine.house import House
+from tests.engine.harness import Harness
 from tests.tables import each_row
 
 
-def house_of(name: str, *, path: str | None = None) -> House:
+def harness_of(name: str, *, path: str | None = None) -> Harness:
     """A node whose GPUs one job has held for ten minutes while another one waits."""
-    house = House(training=1, inference=0, settings=EngineSettings(policy=name, min_runtime_s=0.0))
-    house.engine.policy = policy(name)
-    house.submit("runs", work_s=9000.0, path=path)
-    house.wait(1.0)
-    house.submit("waits", work_s=9000.0)
-    house.wait(599.0)
-    house.decide()
-    return house
+    harness = Harness(
+        training=1, inference=0, settings=EngineSettings(policy=name, min_runtime_s=0.0)
+    )
+    harness.engine.policy = policy(name)
+    harness.submit("runs", work_s=9000.0, path=path)
+    harness.wait(1.0)
+    harness.submit("waits", work_s=9000.0)
+    harness.wait(599.0)
+    harness.decide()
+    return harness
 
 
 @each_row(
@@ -34,8 +36,8 @@ def house_of(name: str, *, path: str | None = None) -> House:
 )
 def test_a_running_job_is_told_how_it_stands(name: str, said: str) -> None:
     """`explain` has the policy's own words beside the count of workers."""
-    house = house_of(name)
-    reasons = explain.job(house.engine, house.engine.state.jobs[JobId("runs")])
+    harness = harness_of(name)
+    reasons = explain.job(harness.engine, harness.engine.state.jobs[JobId("runs")])
     assert "1 worker runs, 0 of them flexible" in reasons
     assert [reason for reason in reasons if said in reason], reasons
 
@@ -45,8 +47,8 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
     """A job that never saves has its GPU-seconds named; one that saves when asked does not."""
     kept = "it keeps its base gang when its turn ends: a stop would lose 4800 GPU-s of work"
     never, saves = (
-        house.engine.explain.standing(JobId("runs"))
-        for house in (house_of(name), house_of(name, path="/saves"))
+        harness.engine.explain.standing(JobId("runs"))
+        for harness in (harness_of(name), harness_of(name, path="/saves"))
     )
     assert [reason for reason in never if reason.startswith(kept)], never
     assert not [reason for reason in saves if reason.startswith("it keeps its base gang")]
@@ -55,6 +57,6 @@ def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
 @each_row("name", sorted(POLICIES))
 def test_who_is_not_there_has_no_standing(name: str) -> None:
     """Of an unknown job no policy says anything, and none fails."""
-    assert house_of("fifo").engine.explain.standing(JobId("nobody")) == ()
-    house = House(training=1, inference=0, settings=EngineSettings(policy=name))
-    assert policy(name).standing(house.engine.snapshot(), b"", JobId("nobody")) == ()
+    assert harness_of("fifo").engine.explain.standing(JobId("nobody")) == ()
+    harness = Harness(training=1, inference=0, settings=EngineSettings(policy=name))
+    assert policy(name).standing(harness.engine.snapshot(), b"", JobId("nobody")) == ()

@@ -95,7 +95,7 @@ def make_order(
     )
 
 
-class WorkerHouse:
+class WorkerHarness:
     """A run directory and a runner on it; whatever runs at the end of a test is killed."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -193,19 +193,19 @@ def rss_bytes(pid: object) -> int:
     return int(rss_kib) * 1024
 
 
-async def make_workers(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+async def make_workers(tmp_path: Path) -> AsyncGenerator[WorkerHarness, None]:
     """A fixture: a run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+    async for harness in make_harness(tmp_path / "workers"):
+        yield harness
 
 
-async def make_house(run_dir: Path) -> AsyncGenerator[WorkerHouse, None]:
+async def make_harness(run_dir: Path) -> AsyncGenerator[WorkerHarness, None]:
     """The body of a fixture."""
-    house = WorkerHouse(run_dir)
+    harness = WorkerHarness(run_dir)
     try:
-        yield house
+        yield harness
     finally:
-        await asyncio.shield(house.close())
+        await asyncio.shield(harness.close())
 
 
 class HangingDiskStarter(DetachedStarter):

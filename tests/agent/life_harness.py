@@ -1,4 +1,4 @@
-"""A bench for one node's life: say what is wanted and what is, read what it would do."""
+"""A harness for one node's life: say what is wanted and what is, read what it would do."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def two_gpus(
     )
 
 
-class Bench:
+class LifeHarness:
     """One node's life and a world that the test sets by its attributes."""
 
     def __init__(

@@ -46,7 +46,7 @@ from tests.builders import make_spec
 CHAT = ServiceName("chat")
 
 
-class House:
+class Harness:
     """Two training and two inference nodes of 8 GPUs, unless said otherwise."""
 
     def __init__(

@@ -85,7 +85,7 @@ _NUMBERS = itertools.count(1)
 T = TypeVar("T")
 
 
-class House:
+class Harness:
     """A running cell, its files, and what a submitter and an operator do with it."""
 
     def __init__(self, cell: Cell, bus: Bus, directory: Path) -> None:
@@ -96,13 +96,13 @@ class House:
         self._bus = bus
         self._before: dict[str, Any] = {}
 
-    async def turn(self, directory: Path) -> House:
+    async def turn(self, directory: Path) -> Harness:
         """The same cell for one of the tests that share it, with files of the test's own."""
         out = directory / "out"
         out.mkdir()
-        house = House(self.cell, self._bus, out)
-        house._before = await self.figures()
-        return house
+        harness = Harness(self.cell, self._bus, out)
+        harness._before = await self.figures()
+        return harness
 
     async def tidy(self) -> None:
         """Leave an idle cell to the next test: no job, no loan, and every node open and at home."""
@@ -372,7 +372,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[House]:
+async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[Harness]:
     """A cell that is ready, and nothing of it afterwards."""
     values: dict[str, Any] = {"gpus_per_node": 4, "peak_req_per_s": 20.0, "periods": PERIODS}
     plan = CellPlan(**(values | changes))
@@ -384,9 +384,9 @@ async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[House]:
         await cell.start()
         bus = await connect_nats(cell.nats.url, identity="test", clock=SystemClock())
         try:
-            house = House(cell, bus, out)
-            await cell.ready(house.client)
-            yield house
+            harness = Harness(cell, bus, out)
+            await cell.ready(harness.client)
+            yield harness
         finally:
             await bus.close()
     finally:

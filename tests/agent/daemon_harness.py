@@ -38,7 +38,7 @@ from common.messages import (
 )
 from common.model import GpuUuid, JobId, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
 from coordinator.demo.nats_server import NatsServer
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, is_alive, kill, make_order
+from tests.agent.worker_harness import PATIENCE_S, WorkerHarness, is_alive, kill, make_order
 from tests.servers import running_nats
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ KEY = WorkerKey(JobId("job-1"), 1, 0)
 PAGE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:request_success_total 7\n"
 
 
-class DaemonHouse:
+class DaemonHarness:
     """One node's files and processes, and a coordinator that says what a test wants."""
 
     def __init__(self, directory: Path, *, nats_url: str) -> None:
@@ -73,7 +73,7 @@ class DaemonHouse:
     def use_state_dir(self, path: Path) -> None:
         """Where the agent of the next settings file keeps its state."""
         self.state_dir = path
-        self.workers = WorkerHouse(path / "workers")
+        self.workers = WorkerHarness(path / "workers")
 
     # --- files --------------------------------------------------------------------------------
 
@@ -271,42 +271,42 @@ class DaemonHouse:
         )
 
 
-def order(house: DaemonHouse, script: str) -> WorkerOrder:
+def order(harness: DaemonHarness, script: str) -> WorkerOrder:
     """A few lines of shell on the node's first GPU; $OUT is the test's directory."""
-    given = make_order("sh", "-c", script, env={"OUT": str(house.directory)}, grace_s=1.0)
-    return msgspec.structs.replace(given, gpu_uuids=(house.gpu(),))
+    given = make_order("sh", "-c", script, env={"OUT": str(harness.directory)}, grace_s=1.0)
+    return msgspec.structs.replace(given, gpu_uuids=(harness.gpu(),))
 
 
 WAITING = "echo $$ >> $OUT/pids; mkfifo $OUT/go; read line < $OUT/go; echo bye; exit 5"
 """A worker that writes down its pid and runs until `let_go`."""
 
 
-async def let_go(house: DaemonHouse) -> None:
+async def let_go(harness: DaemonHarness) -> None:
     """Have a worker that waits end by itself."""
-    await house.until(house.mark("go").is_fifo, "the worker waits")
-    descriptor = os.open(house.mark("go"), os.O_RDWR)  # it waits for nobody to read
+    await harness.until(harness.mark("go").is_fifo, "the worker waits")
+    descriptor = os.open(harness.mark("go"), os.O_RDWR)  # it waits for nobody to read
     os.write(descriptor, b"\n")
-    await house.until(lambda: not is_alive(pids(house)[-1]), "the worker has ended")
+    await harness.until(lambda: not is_alive(pids(harness)[-1]), "the worker has ended")
     os.close(descriptor)
 
 
-def pids(house: DaemonHouse) -> list[int]:
+def pids(harness: DaemonHarness) -> list[int]:
     """Of every worker that has begun."""
-    path = house.mark("pids")
+    path = harness.mark("pids")
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-async def lend(house: DaemonHouse, *, ttl_s: float) -> int:
+async def lend(harness: DaemonHarness, *, ttl_s: float) -> int:
     """Bring the node on loan with a worker that would never end by itself; its pid."""
-    await house.until_role(NodeRole.SERVING)
-    assert house.mark("routed").exists()
-    await house.want(NodeRole.ON_LOAN, ttl_s=ttl_s)
-    await house.until_role(NodeRole.ON_LOAN)
-    assert not house.mark("up").exists()
-    await house.want(NodeRole.ON_LOAN, order(house, WAITING), ttl_s=ttl_s)
-    await house.until_phase(KEY, WorkerPhase.RUNNING)
-    await house.until(lambda: bool(pids(house)), "the worker has begun")
-    return pids(house)[0]
+    await harness.until_role(NodeRole.SERVING)
+    assert harness.mark("routed").exists()
+    await harness.want(NodeRole.ON_LOAN, ttl_s=ttl_s)
+    await harness.until_role(NodeRole.ON_LOAN)
+    assert not harness.mark("up").exists()
+    await harness.want(NodeRole.ON_LOAN, order(harness, WAITING), ttl_s=ttl_s)
+    await harness.until_phase(KEY, WorkerPhase.RUNNING)
+    await harness.until(lambda: bool(pids(harness)), "the worker has begun")
+    return pids(harness)[0]
 
 
 async def said(process: asyncio.subprocess.Process) -> str:
@@ -337,17 +337,17 @@ def is_free(resort: Path) -> bool:
     return lock_fd is not None
 
 
-async def make_daemon_house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
+async def make_daemon_harness(tmp_path: Path) -> AsyncGenerator[DaemonHarness]:
     """The body of a fixture."""
     async with running_nats(tmp_path / "nats") as nats:
-        house = DaemonHouse(tmp_path, nats_url=nats.url)
-        house.nats = nats
-        server = await asyncio.start_server(house.serve, "127.0.0.1", 0)
-        house.port = server.sockets[0].getsockname()[1]
+        harness = DaemonHarness(tmp_path, nats_url=nats.url)
+        harness.nats = nats
+        server = await asyncio.start_server(harness.serve, "127.0.0.1", 0)
+        harness.port = server.sockets[0].getsockname()[1]
         try:
-            await house.open()
-            yield house
+            await harness.open()
+            yield harness
         finally:
-            await asyncio.shield(house.close())
+            await asyncio.shield(harness.close())
             server.close()
             await server.wait_closed()

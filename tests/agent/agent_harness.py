@@ -28,7 +28,7 @@ from common.messages import (
 )
 from common.model import Lease, LeaseId, NodeRole, StopReason, WorkerKey
 from common.natsrules import BusCounters
-from tests.agent.bench import key, lease, order, settings
+from tests.agent.life_harness import key, lease, order, settings
 from tests.agent.models import MemoryLedger, ModelLastResort, ModelMachine, ModelRunner, Stall
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
@@ -45,16 +45,16 @@ def grant(request: RenewRequest) -> RenewReply:
     return RenewReply(lease_id=request.lease_id, nonce=request.nonce, is_granted=True, epoch=1)
 
 
-class AgentHouse:
+class AgentHarness:
     """One agent that runs, and a coordinator that says what a test wants.
 
     Args:
-        before: the house of an agent that died; this one starts on its disk, machine and network.
+        before: the harness of an agent that died; this one starts on its disk, machine and network.
     """
 
     def __init__(
-        self, *, inference: bool = False, before: AgentHouse | None = None, boot_id: str = "boot-1",
-        world: Machine | None = None, instance: str = "one",
+        self, *, inference: bool = False, before: AgentHarness | None = None,
+        boot_id: str = "boot-1", world: Machine | None = None, instance: str = "one",
         **changes: object,
     ) -> None:  # fmt: skip
         self.settings = settings(inference=inference, **changes)
@@ -105,7 +105,7 @@ class AgentHouse:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> AgentHouse:
+    async def __aenter__(self) -> AgentHarness:
         cell = self.settings.cell
         await self.peer.subscribe(subjects.node_report(cell), self._on_report)
         await self.peer.subscribe(subjects.node_renew(cell), self._on_renew)
@@ -199,7 +199,7 @@ class AgentHouse:
         await self.until(lambda: bool(self.reports) and self.phase(key) == phase)
 
 
-class NodeHouse(AgentHouse):
+class NodeHarness(AgentHarness):
     """A node without an agent: a test calls its driver."""
 
     async def turn(self, count: int = 1, *, after_s: float = 1.0) -> None:
