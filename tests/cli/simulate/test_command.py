@@ -184,7 +184,7 @@ def test_the_page_shows_what_was_lent(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     load = tmp_path / "load.csv"
     load.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n600,0.2\n")
-    lending = ("--cluster", "2x8+2x8", "--load", str(load), "--policy", "aryl-loan")
+    lending = ("--cluster", "4x8+4x8", "--load", str(load), "--policy", "aryl-loan")
     done = simulate("--workload", str(FEW), *lending, "--html", str(file))
     assert done.code == 0, done.err
     assert Page(file.read_text()).tags.count("figure") == 9
