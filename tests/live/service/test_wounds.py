@@ -43,7 +43,7 @@ from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
 from tests.service.cell import make_spec
 from tests.service.places import CELL, JetStream, lost, opened, records, written
-from tests.service.wounds import WOUNDS, flip_tail, hurt, remove_all
+from tests.service.wounds import WOUNDS, flip_acknowledged, flip_tail, hurt, remove_all
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -272,8 +272,15 @@ async def pair(directory: Path) -> AsyncIterator[Pair]:
             await bus.close()
 
 
-ALIVE = [("flip_tail", False), ("flip_tail", True), ("flip_middle", True), ("remove_blocks", False)]
-ALIVE += [("remove_stream", False), ("remove_all", False)]
+ALIVE = [("flip_tail", True), ("flip_middle", True), ("remove_blocks", False)]
+ALIVE += [("remove_stream", False), ("remove_all", False), ("flip_acknowledged", False)]
+WOUNDS_OF_A_LEADER = {
+    **WOUNDS,
+    "remove_all": remove_all,
+    "flip_acknowledged": flip_acknowledged,
+}
+"""Its last record may be without an acknowledgement when the server freezes: that one it writes
+again, and nothing is lost."""
 
 
 @pytest.mark.parametrize(("name", "is_stopped"), ALIVE)
@@ -282,7 +289,7 @@ async def test_a_leader_that_is_alive_mends_its_journal(
 ) -> None:
     """It goes on in its epoch and acknowledges; it names the records that are gone; a standby that
     takes over afterwards has every job."""
-    wound = {**WOUNDS, "remove_all": remove_all}[name]
+    wound = WOUNDS_OF_A_LEADER[name]
     async with pair(tmp_path / "nats") as cell:
         cell.start("one")
         await cell.submit(6)
