@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from agent.core.state import WorkerFact
@@ -244,8 +245,7 @@ async def test_a_process_that_still_matches_at_the_limit_is_killed(tmp_path: Pat
 
 def children() -> set[int]:
     """Processes that this one has started and that are not gone."""
-    own = Path("/proc/self/task")
-    return {int(pid) for task in own.iterdir() for pid in (task / "children").read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 async def test_a_process_that_ends_without_an_answer_is_told(tmp_path: Path) -> None:
