@@ -34,6 +34,8 @@ print(flush=True)
 sys.stdin.read()
 """
 AFTER_S = 1.0
+NODE = f"n{os.getpid()}"
+"""No other test has it: every NVML child sees the processes of the whole machine."""
 MPS, JOB = "nvidia-cuda-mps-server", "python"
 
 
@@ -116,9 +118,9 @@ async def test_a_collector_tells_the_clients_in_place_of_their_server(tmp_path: 
     """From NVML's two lists to the report, with real processes."""
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(FLEET)
-    given = {VISIBLE_ENV: fake_uuid("n1", 0)}
+    given = {VISIBLE_ENV: fake_uuid(NODE, 0)}
     reader = GpuReader(
-        child_starter("n1", now_s=SystemClock().now_s, fake_fleet=fleet),
+        child_starter(NODE, now_s=SystemClock().now_s, fake_fleet=fleet),
         SystemClock(),
         deadline_s=30.0,  # a child that starts on a busy machine takes longer than a sample may
     )

@@ -26,7 +26,8 @@ from agent.proc.process_tree import thread_states
 from common.clock import SystemClock
 
 PATIENCE_S = 10.0
-UUID = fake_uuid("n1", 0)
+UUID = fake_uuid(f"n{os.getpid()}", 0)
+"""Of a node that no other test has, as every table sees the processes of the whole machine."""
 HOLD = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
