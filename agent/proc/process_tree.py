@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.procfs import STAT_BYTES, first_bytes
+from common.procfs import STAT_BYTES, first_bytes, stat_fields
 
 PROC = Path("/proc")
 ENVIRON_BYTES = 65_536
@@ -37,13 +37,8 @@ def leaders(pid: int, *, proc: Path = PROC) -> set[int]:
 
 
 def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = first_bytes(f"{proc}/{pid}/stat", STAT_BYTES)
-    except OSError:
-        return None
-    # The name in parentheses may hold blanks and parentheses itself: count from the last one.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return int(fields[1]), int(fields[2]), int(fields[3])
+    fields = stat_fields(pid, proc=str(proc))
+    return (int(fields[1]), int(fields[2]), int(fields[3])) if fields else None
 
 
 def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:

@@ -91,7 +91,6 @@ class Settled(Struct, frozen=True):
     ElasticFlow's artefact settles every 60 s.
 
     at_s: when shares were settled; again at that instant, because jobs stop and start.
-
     round_at_s: when they may be settled again. due_at_s: when a plan wants it in any case.
     """
 

@@ -227,7 +227,7 @@ class Timeline:
 
     def _cut(self, at_s: float) -> int:
         """A step begins at an instant, which is not before the first one; returns its block."""
-        number = bisect_right(self._starts, at_s) - 1
+        number = self._holding(at_s)
         block = self._blocks[number]
         times = block.times
         at = bisect_left(times, at_s)
