@@ -6,7 +6,9 @@ node's reports. Reports that were skipped, or that came late and all at once, th
 change the load.
 
 An unreadable page proves nothing, and least of all that no request arrives: the last known rate of
-its node holds until the node is read again, stops serving or is silent for too long.
+its node holds until the node is measured again, stops serving or is silent for too long. The mean
+over a time without pages is the load of no moment, so a node whose load is unknown counts from its
+next page on, and is known again with the first rate since.
 """
 
 from __future__ import annotations
@@ -88,6 +90,16 @@ class _Counted(Struct, kw_only=True):
             self.arrived += page.success_total - self.success_total + in_flight - self.in_flight
         self.success_total, self.in_flight, self.clock_s = page.success_total, in_flight, clock_s
 
+    def begin_again(self) -> None:
+        """Count from the next page on, as the load is unknown until then."""
+        self.mark_s, self.is_new = None, False
+
+    def is_measured(self, least_s: float) -> bool:
+        """Whether its pages cover enough time for a rate."""
+        if self.clock_s is None or self.mark_s is None:
+            return False
+        return self.clock_s - self.mark_s >= least_s
+
     def close(self, window_s: float, least_s: float) -> float | None:
         """The node's part of the load of a window that ends now; None: its last known rate
         holds.
@@ -95,7 +107,7 @@ class _Counted(Struct, kw_only=True):
         if self.clock_s is None or self.mark_s is None:
             return None
         covered_s = self.clock_s - self.mark_s
-        is_enough = covered_s >= least_s
+        is_enough = self.is_measured(least_s)
         is_new = self.is_new and self.rate is None
         if not is_enough and self.is_serving and not is_new:
             return None  # arrivals since the mark are of the next window
@@ -113,9 +125,8 @@ class _Counted(Struct, kw_only=True):
         """Renew the last known rate where no window is closed: a standby makes no samples."""
         if self.clock_s is None or self.mark_s is None:
             return
-        covered_s = self.clock_s - self.mark_s
-        if covered_s >= least_s:
-            self.rate = max(0.0, self.arrived) / covered_s
+        if self.is_measured(least_s):
+            self.rate = max(0.0, self.arrived) / (self.clock_s - self.mark_s)
             self.restart()
 
     def restart(self) -> None:
@@ -177,8 +188,11 @@ class Loads:
             )
         counted.is_serving = is_serving
         counted.fresh_s = max(self._period_s, MISSED * report.period_s)
+        is_unread = bool(counted.why) or node in self._unknown
         counted.why = "" if report.inference is not None else _why_unread(report)
         if report.inference is not None:
+            if is_unread and now_s - counted.page_at_s >= counted.fresh_s:
+                counted.begin_again()
             counted.page_at_s = now_s
             counted.read(report.inference, report.sequence * CLOCK_S)
             if not self._makes_samples:
@@ -296,7 +310,7 @@ class Loads:
             counted = self._counted[node]
             since_s = now_s - counted.page_at_s
             if node in self._unknown:
-                if not counted.why:
+                if not counted.why and counted.is_measured(LEAST_OF_PERIOD * self._period_s):
                     del self._unknown[node]
                     events.append(LoadUnknown(node=node, is_read=True))
             elif counted.why and counted.is_serving and since_s >= counted.fresh_s:

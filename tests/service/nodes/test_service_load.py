@@ -247,6 +247,23 @@ def test_a_page_that_cannot_be_read_is_told_once_with_the_last_load_and_once_whe
     assert (told.node, told.why, told.is_read) == ("i0", "", True)
 
 
+def test_a_load_that_came_while_no_page_was_read_is_told_as_it_is_now() -> None:
+    """The mean over that time is the load of no moment: nothing may be lent on it."""
+    fleet = Fleet(0.0, 0.0)
+    unread = dict.fromkeys(fleet.rates, LATE)
+    fleet.seconds(30)
+    fleet.seconds(50, **unread)
+    for node in fleet.rates:
+        fleet.rates[node], fleet.begun_at_s[node] = 9.0, fleet.now_s
+    fleet.seconds(20, **unread)
+    events = fleet.seconds(35)
+    first, second = unknowns(events)
+    assert (first.is_read, second.is_read) == (True, True)
+    known = [one.load for one in samples(events) if one.is_known]
+    assert known == pytest.approx([18.0] * 3)
+    assert events.index(second) < events.index(next(one for one in samples(events) if one.is_known))
+
+
 def test_one_page_is_a_measurement_and_none_is_not() -> None:
     """A sample with known and held parts is one; of held parts alone it says so."""
     fleet = Fleet(5.0, 2.0)
