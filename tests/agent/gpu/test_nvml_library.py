@@ -132,11 +132,22 @@ class Harness:
 
     @contextmanager
     def holder(self, uuid: str, *, busy_ratio: float, memory_bytes: int) -> Iterator[int]:
-        """A real process that was given a GPU, or a MIG instance; its pid."""
+        """A real process that was given a GPU, or a MIG instance; its pid.
+
+        It has answered: an exec shows no environment yet when Popen returns.
+        """
         says = {BUSY_ENV: str(busy_ratio), MEMORY_ENV: str(memory_bytes)}
         process = subprocess.Popen(
-            ["cat"], env={**os.environ, VISIBLE_ENV: uuid, **says}, stdin=subprocess.PIPE
+            ["cat"],
+            env={**os.environ, VISIBLE_ENV: uuid, **says},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdout.readline()
         (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         try:
             yield process.pid
