@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from docs.research.forecasts_judged import (
     HEADROOM_RATIO,
@@ -12,7 +12,7 @@ from docs.research.forecasts_judged import (
     PEAK_RATIO,
     Score,
 )
-from docs.research.forecasts_lstm import BATCH, CELLS, DAILY_STEPS, FIRST_STEPS, WAYS
+from docs.research.forecasts_lstm import WAYS
 from docs.research.pages import rendered, table
 
 OUR_BOUND = "quantile 0.9 (`foresight`)"
@@ -22,6 +22,9 @@ NET_ONCE, NET_MIDDLE, NET_BOUND = WAYS
 """Rows that stand beside each other below."""
 
 GENERATED = "inference"
+
+CHOSEN = (OF_ARYL, *(f"quantile {level} (`foresight`)" for level in (0.75, 0.9, 0.95)))
+"""Forecasts that an operator may choose, for the table of longer spans."""
 
 FAR_S = 4 * 3600.0
 """From here on the day's course counts."""
@@ -35,10 +38,6 @@ def page(scores: Sequence[Score]) -> str:
         peak_ratio=PEAK_RATIO,
         nodes=NODES,
         headroom_ratio=HEADROOM_RATIO,
-        cells=CELLS,
-        batch=BATCH,
-        first_steps=FIRST_STEPS,
-        daily_steps=DAILY_STEPS,
         home=_home(scores),
         longer=_longer(scores),
         exceeded={"least": f"{min(real):.0%}", "most": f"{max(real):.0%}"},
@@ -64,16 +63,15 @@ def _home(scores: Sequence[Score]) -> str:
 
 
 def _longer(scores: Sequence[Score]) -> str:
-    """Per series and longer horizon how often the load rose above each forecast."""
+    """Per series and longer horizon how often the load rose above each choice."""
     found = {(s.series, s.horizon_s, s.method): s.exceeded for s in scores}
-    methods = [m for m in dict.fromkeys(s.method for s in scores) if m not in WAYS]
     rows = [
-        [f"{series}, {_span(horizon_s)}", *(f"{found[series, horizon_s, m]:.0%}" for m in methods)]
+        [f"{series}, {_span(horizon_s)}", *(f"{found[series, horizon_s, m]:.0%}" for m in CHOSEN)]
         for series in dict.fromkeys(score.series for score in scores)
         for horizon_s in HORIZONS_S
         if horizon_s > LEND_S
     ]
-    return table(["exceeded", *(name.partition(" (")[0] for name in methods)], rows)
+    return table(["exceeded", *(name.partition(" (")[0] for name in CHOSEN)], rows)
 
 
 def _nets(scores: Sequence[Score]) -> dict[str, object]:
@@ -82,18 +80,14 @@ def _nets(scores: Sequence[Score]) -> dict[str, object]:
     every = tuple(dict.fromkeys(score.series for score in scores))
     at_home = {
         method: {series: by[series, LEND_S, method] for series in every}
-        for method in (LAST, OF_ARYL, NET_ONCE, NET_MIDDLE)
+        for method in (LAST, NET_ONCE, NET_MIDDLE)
     }
-
-    def real(methods: Sequence[str], figure: Callable[[Score], float]) -> list[float]:
-        return [
-            figure(at_home[m][series]) for m in methods for series in every if series != GENERATED
-        ]
-
-    means = (NET_ONCE, NET_MIDDLE)
-    exceeded = real(means, lambda score: score.exceeded)
-    late = real(means, lambda score: score.late_ratio)
-    late_of_aryl = real((OF_ARYL,), lambda score: score.late_ratio)
+    exceeded = [
+        at_home[net][series].exceeded
+        for net in (NET_ONCE, NET_MIDDLE)
+        for series in every
+        if series != GENERATED
+    ]
     is_ours = {
         (series, horizon_s): by[series, horizon_s, OUR_BOUND].pinball
         <= by[series, horizon_s, NET_BOUND].pinball
@@ -101,28 +95,13 @@ def _nets(scores: Sequence[Score]) -> dict[str, object]:
         for horizon_s in HORIZONS_S
     }
     far = [ours for (_, horizon_s), ours in is_ours.items() if horizon_s >= FAR_S]
-    rows: list[list[str]] = []
-    for series in every:
-        cells: list[str] = []
-        for horizon_s in HORIZONS_S:
-            pair = [f"{by[series, horizon_s, name].pinball:.4f}" for name in (OUR_BOUND, NET_BOUND)]
-            lower = 0 if is_ours[series, horizon_s] else 1
-            pair[lower] = f"**{pair[lower]}**"
-            cells.append(" / ".join(pair))
-        rows.append([series, *cells])
     return {
         "home": _span(LEND_S),
         "count": len(every),
         "less": sum(at_home[NET_ONCE][s].mse < at_home[LAST][s].mse for s in every),
         "net_least": f"{min(exceeded):.0%}",
         "net_most": f"{max(exceeded):.0%}",
-        "late_least": f"{min(late):.0%}",
-        "late_most": f"{max(late):.0%}",
-        "aryl_least": f"{min(late_of_aryl):.0%}",
-        "aryl_most": f"{max(late_of_aryl):.0%}",
-        "last_mse": f"{at_home[LAST][GENERATED].mse:.5f}",
         "net_mse": f"{at_home[NET_ONCE][GENERATED].mse:.5f}",
-        "nets": table(["series", *map(_span, HORIZONS_S)], rows),
         "near": sum(not is_ours[series, LEND_S] for series in every),
         "far": sum(far),
         "far_of": len(far),

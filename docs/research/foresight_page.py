@@ -27,7 +27,6 @@ from docs.research.play_foresight import (
     CURVE,
     FIXED,
     REAL,
-    SAVES,
     WITH,
     WITHOUT,
     Kept,
@@ -48,7 +47,6 @@ TITLES = {
 FAMILY = re.compile(r"-(\d+)$")
 OVERLOADED = ("paper-overload-1",)
 ABLATED = tuple(f"itp-cluster06-{seed}" for seed in range(1, 6))
-SAVED = tuple(f"itp-cluster06-saving-{seed}" for seed in range(1, 6))
 
 Figure = Callable[[Kept], float]
 Runs = Mapping[tuple[str, str], Kept]
@@ -81,8 +79,6 @@ RHO: dict[str, Figure] = {
 }
 """Finish-time fairness (coordinator/sim/report/fairness.py)."""
 
-PRESENT = "jobs present"
-
 WORDS = {
     "rho p95": "the 95th percentile of rho",
     "rho max": "the highest rho",
@@ -94,11 +90,6 @@ COMPARED = {
     name: FIGURES[name] for name in FIGURES if name not in ("reclaims", "training use")
 } | RHO
 """Figures of which less is better."""
-
-
-def _present(run: Kept) -> float:
-    """How many jobs are there at a time, waiting ones too, in the mean over the run."""
-    return run.result.jobs * run.result.jct_s.mean / run.result.makespan_s
 
 
 # --- what no policy can do better than ------------------------------------------------------------
@@ -219,16 +210,9 @@ def _beside(runs: Runs, groups: Mapping[str, Sequence[str]], policies: Mapping[s
     return _table([f"{' / '.join(names)}", *(f"`{group}`" for group in groups)], rows)
 
 
-def _differences(
-    runs: Runs, workloads: Sequence[str], figure: Figure, than: str = "aryl"
-) -> list[float]:
-    """Foresight less another policy, seed by seed."""
-    return [figure(runs[w, "foresight"]) - figure(runs[w, than]) for w in workloads]
-
-
 def _difference(runs: Runs, workloads: Sequence[str], figure: Figure) -> Estimate:
     """Foresight less aryl, seed by seed; no interval where no seed differs from another."""
-    return estimate(_differences(runs, workloads, figure))
+    return estimate([figure(runs[w, "foresight"]) - figure(runs[w, "aryl"]) for w in workloads])
 
 
 def is_beyond(found: Estimate) -> bool:
@@ -244,17 +228,6 @@ def worse_rows(runs: Runs) -> list[tuple[str, str]]:
         for family_of in TITLES
         if (found := _complete(runs, family_of)) and is_beyond(_difference(runs, found, figure))
     ]
-
-
-def present(runs: Runs) -> str:
-    """Per family how many jobs are there at a time with each policy, and foresight less aryl."""
-    rows: list[list[str]] = []
-    for name in TITLES:
-        if workloads := _complete(runs, name):
-            means = [fmean(_present(runs[w, policy]) for w in workloads) for policy in POLICIES[1:]]
-            less = _shown(_difference(runs, workloads, _present), 1)
-            rows.append([f"`{name}`", *(f"{mean:,.1f}" for mean in means), less])
-    return _table([PRESENT, *POLICIES[1:], "foresight less aryl"], rows)
 
 
 def by_seed(runs: Runs) -> str:
@@ -295,21 +268,6 @@ def paired(runs: Runs) -> str:
     return _table(["", *(f"`{name}`" for name in there)], rows) + "\n" + said
 
 
-def odds_less_fixed(runs: Runs) -> str:
-    """Per real trace what odds by the job change beside two fixed quantiles."""
-    names = ("queueing", "JCT", "preemptions", "lost GPU-h")
-    rows: list[list[str]] = []
-    for name in REAL:
-        workloads = [each for each in _complete(runs, name) if (each, FIXED) in runs]
-        if not workloads:
-            continue
-        less = {key: _differences(runs, workloads, FIGURES[key], FIXED) for key in names}
-        told = [_shown(estimate(found), _digits(key)) for key, found in less.items()]
-        waits = less["queueing"]
-        rows.append([f"`{name}`", *told, f"{min(waits):,.0f} to {max(waits):,.0f}"])
-    return _table(["odds less fixed quantiles", *names, "queueing by seed"], rows)
-
-
 def _curve(runs: Runs) -> str:
     """Per quantile, in order, with odds by the job beside them."""
     curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
@@ -326,7 +284,6 @@ def page(runs: Runs, bound: Least = least) -> str:
     rows = {"aryl": "aryl", "foresight": "foresight", "fixed quantiles": FIXED}
     parts = rows | {f"without {part}": policy for part, policy in WITHOUT.items()}
     parts |= {f"with {part}": policy for part, policy in WITH.items()}
-    saving = {"aryl": "aryl", "fixed quantiles": FIXED, "with saves": SAVES}
     return rendered(
         "foresight.md",
         families=[
@@ -338,11 +295,8 @@ def page(runs: Runs, bound: Least = least) -> str:
         ],
         absolute=_absolute(runs, there),
         paired=paired(runs),
-        present=present(runs),
         by_seed=by_seed(runs),
         ablation=_beside(runs, {"paper-overload-1": OVERLOADED, "itp-cluster06": ABLATED}, parts),
-        odds_less_fixed=odds_less_fixed(runs),
-        saving=_beside(runs, {"itp-cluster06, half of the jobs saving": SAVED}, saving),
         curve=_curve(runs),
     )
 

@@ -33,7 +33,7 @@ from docs.research.paper_figures import (
     TABLE_8,
     TABLE_9,
 )
-from docs.research.play_results import DRAWS, GOLDEN, Kept, read_kept
+from docs.research.play_results import DRAWS, ROWS, Kept, read_kept
 from docs.research.results_bounds import BOUNDS, with_gaps_closed
 from docs.research.results_figures import Named, filled, sentence_figures, text_of
 from docs.research.results_known import (
@@ -138,14 +138,14 @@ def _cell(found: Estimate, published: float, unit: str) -> str:
     return f"{_ours(found, unit).removesuffix(' %')}/{text_of(published, unit)}{mark}"
 
 
-def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:
+def table_text(table: Table) -> list[str]:
     """Ours / published, a star where they are more than the tolerance apart."""
     heads = [heading for _, heading, _ in (*table.figures, *table.own)]
     missing = [row for row in table.published if row not in table.ours]
     left = f"Not played yet: {', '.join(missing)}." if missing else ""
     if len(missing) == len(table.published):
         return [left]
-    lines = ["| row | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    lines = ["| row | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row, published in table.published.items():
         found = table.ours.get(row)
         if found is None:
@@ -156,8 +156,7 @@ def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:
         ]
         cells += [""] * (len(table.figures) - len(cells))
         cells += [_ours(found.get(figure), unit) for figure, _, unit in table.own]
-        of = "loan-aryl" if row == "before" else row
-        lines.append(f"| {row} | {seeds[of]} | " + " | ".join(cells) + " |")
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
     return [*lines, "", left] if left else lines
 
 
@@ -214,14 +213,32 @@ def _by_reason(table: str, heading: str, off: Sequence[str]) -> dict[str, list[s
     return found
 
 
-def seeds_text(runs: Sequence[Kept]) -> str:
-    """Which of the named traces a row was played on."""
-    return ", ".join(str(run.result.seed) for run in runs)
+class SeedsError(ValueError):
+    """Rows of one page were played on other traces than its sentence on seeds says."""
 
 
-def drawn_text(rows: Mapping[str, list[Kept]], row: str) -> str:
-    """Which draws of days a row of Figure 12 was played on."""
-    return ", ".join(str(number) for number in DRAWS if f"{row}-{number}" in rows)
+def seeds_text(rows: Mapping[str, list[Kept]]) -> str:
+    """Which of the named traces every row was played on.
+
+    Raises:
+        SeedsError: a row was played on others than the rest.
+    """
+    found = {tuple(run.result.seed for run in rows[row]) for row in ROWS if row in rows}
+    if len(found) > 1:
+        raise SeedsError(f"rows of different seeds: {sorted(found)}")
+    return ", ".join(f"`paper-{seed}`" for seeds in found for seed in seeds)
+
+
+def drawn_text(rows: Mapping[str, list[Kept]]) -> str:
+    """Which draws of days every row of Figure 12 was played on.
+
+    Raises:
+        SeedsError: a row was played on others than the rest.
+    """
+    found = {tuple(n for n in DRAWS if f"{row}-{n}" in rows) for row in FIGURE_12}
+    if len(found) > 1:
+        raise SeedsError(f"rows of different draws: {sorted(found)}")
+    return ", ".join(str(number) for numbers in found for number in numbers)
 
 
 def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
@@ -229,24 +246,13 @@ def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     ours, every = all_values(rows), gains(rows, sorted(rows))
     figures = (FIGURES_5[0], FIGURES_5[3], *FIGURES_9, *BOUNDS)
     heads = [heading for _, heading, _ in figures]
-    lines = ["| row | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    lines = ["| row | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in LACKING:
         if row in ours and row in every:
             found = {**ours[row], **every[row]}
             cells = [_ours(found.get(figure), unit) for figure, _, unit in figures]
-            lines.append(f"| {row} | {seeds_text(rows[row])} | " + " | ".join(cells) + " |")
+            lines.append(f"| {row} | " + " | ".join(cells) + " |")
     return lines
-
-
-def cost_text(rows: Mapping[str, list[Kept]]) -> str:
-    """What our runs cost: of the cheapest and of the dearest row."""
-    runs = [run for row, of_row in rows.items() if row not in GOLDEN for run in of_row]
-    costs = (
-        ("events", [float(run.result.events) for run in runs]),
-        ("CPU seconds of one core", [run.cpu_s for run in runs]),
-        ("MB of memory", [run.result.peak_rss_bytes / 1e6 for run in runs]),
-    )
-    return ", ".join(f"{min(of):,.0f} to {max(of):,.0f} {name}" for name, of in costs)
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -261,30 +267,28 @@ def page(kept: Mapping[str, Kept], seen: Mapping[str, Measured]) -> str:
     Raises:
         UnexplainedError, KeyError, OppositeError: as `sentences`.
         OtherJobsError: as `with_gaps_closed`.
+        SeedsError: as `seeds_text` and `drawn_text`.
     """
     rows = with_gaps_closed(by_row(kept))
     figures = sentence_figures(all_values(rows), seen)
-    seeds = {row: seeds_text(runs) for row, runs in rows.items()}
-    seeds |= {row: drawn_text(rows, row) for row in FIGURE_12}
     bars = read_bars()
     told: dict[str, str] = {}
     return rendered(
         "results.md",
-        tables={table.name: _with_reasons(table, seeds, figures, told) for table in tables(rows)},
+        seeds=seeds_text(rows),
+        draws=drawn_text(rows),
+        tables={table.name: _with_reasons(table, figures, told) for table in tables(rows)},
         lacking="\n".join(lacking_text(rows)),
         golden="\n".join(golden_text(rows)),
         elasticflow="\n".join(elasticflow_text(bars)),
         margins=margins_text(bars),
         fair_shares="\n".join(fair_shares_text()),
-        cost=cost_text(rows),
     )
 
 
-def _with_reasons(
-    table: Table, seeds: Mapping[str, str], figures: Named, told: dict[str, str]
-) -> str:
+def _with_reasons(table: Table, figures: Named, told: dict[str, str]) -> str:
     """A table, and below it why figures are off."""
-    lines = table_text(table, seeds)
+    lines = table_text(table)
     if said := sentences(table, figures, told):
         lines += ["", "More than 15 % apart:", "", *said]
     return "\n".join(lines).strip()

@@ -13,13 +13,11 @@ from docs.research.foresight_page import (
     by_seed,
     is_beyond,
     main,
-    odds_less_fixed,
     page,
     paired,
-    present,
     worse_rows,
 )
-from docs.research.play_foresight import FIXED, Kept, read_kept
+from docs.research.play_foresight import Kept, read_kept
 
 KEPT_RUNS = {(run.workload, run.policy): run for run in read_kept()}
 SEEDS = range(1, 6)
@@ -86,31 +84,6 @@ def test_the_worst_seed_of_a_real_trace_is_named_with_both_policies_waits() -> N
     told = by_seed(KEPT_RUNS)
     assert "`itp-cluster02-5` (11,062 s against 9,380 s, 18 % longer)" in told
     assert "`itp-cluster06-5` (17,961 s against 15,774 s, 14 % longer)" in told
-
-
-def test_odds_are_compared_with_fixed_quantiles_seed_by_seed() -> None:
-    """The mean of the differences, what it is uncertain by, and the seeds at both ends."""
-    waits = [
-        KEPT_RUNS[f"itp-cluster02-{seed}", "foresight"].result.queueing_s.mean
-        - KEPT_RUNS[f"itp-cluster02-{seed}", FIXED].result.queueing_s.mean
-        for seed in SEEDS
-    ]
-    row = next(row for row in odds_less_fixed(KEPT_RUNS).splitlines() if "cluster02" in row)
-    cells = [cell.strip() for cell in row.split("|")]
-    found = estimate(waits)
-    assert found.half_width is not None
-    assert cells[2] == f"{sum(waits) / 5:,.0f}±{found.half_width:,.0f}"
-    assert cells[6] == f"{sorted(waits)[0]:,.0f} to {sorted(waits)[-1]:,.0f}"
-
-
-def test_fewer_jobs_are_there_at_a_time_where_they_are_over_sooner() -> None:
-    """The number present is total time in the system over the run's length (Little's law)."""
-    row = next(row for row in present(KEPT_RUNS).splitlines() if "`paper-overload`" in row)
-    aryl, foresight = (float(cell) for cell in row.split("|")[2:4])
-    results = [KEPT_RUNS[f"paper-overload-{seed}", "aryl"].result for seed in SEEDS]
-    mean = sum(r.jobs * r.jct_s.mean / r.makespan_s for r in results) / len(results)
-    assert aryl == pytest.approx(mean, abs=0.06)
-    assert foresight < aryl
 
 
 def without_bounds(text: str) -> list[str]:
