@@ -26,6 +26,9 @@ GENERATED = "inference"
 CHOSEN = (OF_ARYL, *(f"quantile {level} (`foresight`)" for level in (0.75, 0.9, 0.95)))
 """Forecasts that an operator may choose, for the table of longer spans."""
 
+EXTREMES = ("quantile 0.5 (`foresight`)", "quantile 0.99 (`foresight`)")
+"""Measured, and no choice: nodes come home late by the one, and few are lent by the other."""
+
 FAR_S = 4 * 3600.0
 """From here on the day's course counts."""
 
@@ -58,6 +61,7 @@ def _home(scores: Sequence[Score]) -> str:
             ),
         ]
         for method in dict.fromkeys(score.method for score in scores)
+        if method not in EXTREMES
     ]
     return table(["lent / late / short", *every], rows)
 

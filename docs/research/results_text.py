@@ -11,18 +11,17 @@ from docs.research.paper_figures import FIGURES_7
 
 TAIL = (
     "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} "
-    "to {most.rare_queueing_s h} in any order: {seen.basic.rare_part_s} s of Basic's mean. The "
-    "others wait for {seen.basic.others_queueing_s} s in Basic, {seen.fifo-skip.others_queueing_s} "
-    "s under `fifo-skip` and {seen.baseline.others_queueing_s} s in Baseline."
+    "and more in any order: {seen.basic.rare_part_s} s of Basic's mean. The others wait for "
+    "{seen.basic.others_queueing_s} s in Basic, {seen.fifo-skip.others_queueing_s} s under "
+    "`fifo-skip` and {seen.baseline.others_queueing_s} s in Baseline."
 )
 PASS = (
-    "Most jobs wait for the next pass alone, a part of our pass period of {trace.pass_s} s, which "
-    "is fitted to Baseline."
+    "Most jobs wait for the next pass alone, by our period of {trace.pass_s} s that is fitted to "
+    "Baseline."
 )
 TWENTIETH = (
     "Where the order is not strict, nineteen of twenty of our jobs wait for at most "
-    "{most.queueing_p95_s} s; the paper's twentieth waits for {least.theirs_queueing_p95_s} s and "
-    "more."
+    "{most.queueing_p95_s} s."
 )
 FULL = (
     "An elastic job saves at most half of its run (w_max is twice w_min, and the mean of "
@@ -47,8 +46,8 @@ GUESTS = (
     "jobs, which run for hours and start over when preempted; the paper's are shorter."
 )
 SHORT = (
-    "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job runs "
-    "for minutes and waits for one pass, "
+    "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job "
+    "waits for one pass, "
 )
 LONGEST = (
     "The longest twentieth runs for {trace.longest_s} s and more by construction; only its "
@@ -59,10 +58,7 @@ DRAWN = (
     "The gain is Baseline's luck with its days, as strict FIFO is near its limit on our trace: "
     "mean queueing is {least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s "
     "over the draws, {least.drawn_basic_queueing_s} s to {most.drawn_basic_queueing_s} s in "
-    "Basic and {least.drawn_ideal_queueing_s} s to {most.drawn_ideal_queueing_s} s in Ideal. The "
-    "paper's gains are {least.theirs_bootstrap-basic_gain x} to "
-    "{most.theirs_bootstrap-basic_gain x} for Basic and {least.theirs_bootstrap-ideal_gain x} to "
-    "{most.theirs_bootstrap-ideal_gain x} for Ideal."
+    "Basic and {least.drawn_ideal_queueing_s} s to {most.drawn_ideal_queueing_s} s in Ideal."
 )
 DRAWN_JCT = (
     "{least.drawn_baseline_queueing_s} s to {most.drawn_baseline_queueing_s} s of Baseline's mean "
@@ -87,13 +83,12 @@ WHY: dict[tuple[str, str], str] = {
     ("8", "JCT p75"): (
         "{trace.short_ratio %} of our jobs run for less than {trace.short_s} s and "
         "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is among the shortest "
-        "of the long ones. The fit gives it up for mean and p95 (docs/workload-paper.md)."
+        "of the long ones. The [fit](workload-paper.md) gives it up for mean and p95."
     ),
     ("8", "JCT p99"): (
         "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s in every "
         "row; the paper's take {theirs.baseline.p99_over_ours x} times ours under Baseline, and "
-        "under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. The fit gives it up for mean "
-        "and p95 (docs/workload-paper.md)."
+        "under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. Not fitted either."
     ),
     ("5", "training use"): USE,
     ("5", "overall use"): (
@@ -106,9 +101,8 @@ WHY: dict[tuple[str, str], str] = {
     ("6", "JCT mean"): (
         "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal, which favors lent nodes "
         "and so has elastic jobs preempted ({ideal.preemptions} times against "
-        "{naive-ideal.preemptions}). To start over without checkpoints makes up "
-        "{checkpoints.sooner_s} s of it: with them (`checkpoint-100`) Ideal's mean is "
-        "{seen.checkpoint-100.jct_s} s."
+        "{naive-ideal.preemptions}). Starts without checkpoints make up {checkpoints.sooner_s} s "
+        "of it."
     ),
     ("6", "preempted"): (
         "Naive placement fills training nodes first, which mostly have room here: lent nodes are "
@@ -158,7 +152,7 @@ TUNED_GAIN = (
 )
 IN_LINE = (
     "Strict order, as in Baseline: jobs wait behind large gangs, with upper quantiles that differ "
-    "much between draws (docs/workload-paper.md)."
+    "[much between draws](workload-paper.md)."
 )
 
 WHY_OF_ROW: dict[tuple[str, str, str], str] = {
@@ -179,7 +173,7 @@ WHY_OF_ROW: dict[tuple[str, str, str], str] = {
     ),
     ("8", "queueing p75", "elastic-pollux"): ROUND,
     ("8", "queueing p75", "baseline"): (
-        "Where the queue begins; not fitted, and different between draws (docs/workload-paper.md)."
+        "Where the queue begins; not fitted, and different [between draws](workload-paper.md)."
     ),
     ("8", "queueing p75", "elastic-gandiva"): IN_LINE,
     ("8", "queueing p99", "elastic-gandiva"): IN_LINE,
