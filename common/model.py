@@ -301,8 +301,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     array: ArraySpec | UnsetType = UNSET
     """Many tasks of this job. No order to a node has it: a task is a job of its own."""
     require: tuple[str, ...] | UnsetType = UNSET
-    """Terms of labels (`common.node_labels`): a node fits all of them. No order has it, nor the
-    three below."""
+    """Terms of labels (`common.node_labels`): a node fits all of them. An agent of an older version
+    refuses an order that has it, or one of the three below."""
     exclude: tuple[str, ...] | UnsetType = UNSET
     """Terms of labels: a node fits none of them."""
     require_nodes: tuple[Token, ...] | UnsetType = UNSET

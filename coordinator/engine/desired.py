@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
 from common.model import (
-    NODE_FIELDS,
     GpuUuid,
     JobId,
     JobSpec,
@@ -120,11 +119,14 @@ def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:
     return frozenset([slot.uuid for slot in node.gpus if slot.guests])
 
 
-_UNORDERED = ("depends_on", "is_held", *NODE_FIELDS)
+_UNORDERED = ("depends_on", "is_held")
 
 
 def _begun(spec: JobSpec) -> JobSpec:
-    """A spec without fields that only the coordinator needs: older agents refuse them."""
+    """A spec without fields that matter before a start alone: older agents refuse them.
+
+    The selection stays: a job that is rebuilt from the ledger may start and grow again.
+    """
     told = [name for name in _UNORDERED if getattr(spec, name) is not UNSET]
     return replace(spec, **dict.fromkeys(told, UNSET)) if told else spec
 

@@ -83,14 +83,12 @@ from coordinator.engine.jobs import (
 from coordinator.engine.jobs.deadlines import Deadlines
 from coordinator.engine.loans import (
     delayed_reclaim,
+    idle_return,
     shadow_mode,
     unknown_loads,
 )
 from coordinator.engine.loans import (
     lifecycle as loans_lifecycle,
-)
-from coordinator.engine.loans import (
-    recall as loans_recall,
 )
 from coordinator.engine.nodes import (
     lost as nodes_lost,
@@ -362,8 +360,10 @@ class Engine:
         decisions = self.policy.lend(self._views.snapshot(ctx))
         for decision in decisions:
             commit(ctx, decision)
-        if self._lends_on_demand():
-            loans_recall.give_back(ctx)
+        if self._lends_on_demand() and idle_return.is_due(ctx):
+            fleet, lends = self._views.fleet(ctx), self.policy.lends
+            users = idle_return.Users(ctx.state, fleet, self._views.excluded, lends=lends)
+            idle_return.give_back(ctx, users)
         shadow_mode.withdraw(ctx)
         ctx.needs_loan_pass = False
 

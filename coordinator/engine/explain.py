@@ -16,8 +16,8 @@ from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.jobs import prerun_spec, start_gate
 from coordinator.engine.jobs import retry as jobs_retry
 from coordinator.engine.jobs.node_selection import Selection, selection_of
+from coordinator.engine.loans import idle_return, shadow_mode
 from coordinator.engine.loans import lifecycle as loans_lifecycle
-from coordinator.engine.loans import shadow_mode
 from coordinator.engine.nodes import lost_records, windows
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.mixed_nodes import names
@@ -61,6 +61,8 @@ class Explainer:
         """How many nodes fit jobs, by what they ask of them and their GPUs of a worker."""
         self._room: dict[tuple[Selection | None, int, Preemptibility], dict[str, int]] = {}
         """Workers that fit on free GPUs of each type, by the same."""
+        self._users: idle_return.Users | None = None
+        """The waiting jobs that could use a lent node."""
         self._fleet: Fleet | None = None
         self._fleet_of = (0, frozenset[str]())
         """The mark of the nodes in the fleet, and the tenants that it knows."""
@@ -68,7 +70,7 @@ class Explainer:
     def forget(self) -> None:
         """An event changed the state."""
         self._pending_reasons = self._recommended = None
-        self._open = None
+        self._open = self._users = None
         self._few.clear()
         self._room.clear()
 
@@ -218,6 +220,18 @@ class Explainer:
         if name not in self.recommended():
             return said
         return (*said, f"its loan is recommended (aryl loan approve {name})")
+
+    def why_idle(self, name: NodeName, now_s: float) -> str:
+        """The fate of a lent node on which nothing runs; empty for any other node."""
+        engine = self._engine
+        ctx = Context(engine.state, engine.settings, now_s)
+        if name not in engine.state.idle_loans_since_s or not engine.policy.lends_on_demand:
+            return ""
+        if self._users is None:
+            fleet, lends = self._views.fleet(self._now()), engine.policy.lends
+            self._users = idle_return.Users(engine.state, fleet, self._views.excluded, lends=lends)
+        node = engine.state.nodes[name]
+        return idle_return.in_words(ctx, node, self._users.of(node))
 
     def recommended(self) -> dict[NodeName, Recommendation]:
         """The recommendations that an approval would carry out now, by node."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from coordinator.engine.jobs import arrays, gpu_sharing, migration
-from coordinator.engine.loans import delayed_reclaim, recall
+from coordinator.engine.loans import delayed_reclaim, idle_return, recall
 from coordinator.engine.nodes import lost_records, maintenance, start_failures, windows
 from coordinator.engine.state.context import Context
 
@@ -78,7 +78,7 @@ FOLLOW_UPS = (
     # Nodes on which nothing is left to run: a closed one goes home at once, ...
     FollowUp(_closed_changed, recall.settle),
     # ... and an idle one counts its idle time, unless it was just called home.
-    FollowUp(_counts_idle, recall.note_idle),
+    FollowUp(_counts_idle, idle_return.note_idle),
     # Tasks of arrays, which only wait: after all that changes how many of them do.
     FollowUp(_has_arrays, arrays.settle),
 )

@@ -1,22 +1,17 @@
-"""Recall of lent nodes outside any policy's choice: on an order, or because they are unused.
+"""Recall of lent nodes outside any policy's choice: on an order, or because they are of no use.
 
 An order names when the node must be back and at what price.
 
-Unused nodes are returned. A node that can start nothing, and on which nothing runs, returns at
-once. A usable node on which nothing ran for `idle_return_s` returns at the next loan pass, if no
-job waits. Its service then has one more node for a burst or another node's failure. It is not lent
-again before a job could use it, nor within its service's hold-off.
-
-A loan pass considers only a service's need, so without this rule an unused node would stay lent
-until load rises. A node that an operator drains stays lent: no server may start on a machine that
-is about to be worked on.
+A node that can start nothing, and on which nothing runs, returns at once. `idle_return` has the
+rule for usable nodes. A node that an operator drains stays lent: no server may start on a machine
+that is about to be worked on.
 """
 
 from __future__ import annotations
 
 from math import fsum
 
-from common.model import JobId, JobState, NodeRole
+from common.model import JobId, NodeRole
 from coordinator.engine.jobs import estimates
 from coordinator.engine.jobs import lifecycle as jobs_lifecycle
 from coordinator.engine.loans import lifecycle as loans_lifecycle
@@ -31,47 +26,18 @@ def settle(ctx: Context) -> None:
         node = ctx.state.nodes.get(name)
         if node is None or node.lease is None or not node.failed_starts.closed_reason:
             continue
-        if _is_idle(node):
+        if is_idle(node):
             call_home(ctx, node, f"nothing runs on it: {node.failed_starts.closed_reason}")
 
 
-def note_idle(ctx: Context) -> None:
-    """Learn which of the nodes that this event has changed are lent and idle, and since when."""
-    since_s = ctx.state.idle_loans_since_s
-    for name in ctx.changed_nodes:
-        node = ctx.state.nodes.get(name)
-        if node is not None and _is_lent(node) and _is_idle(node):
-            since_s.setdefault(name, ctx.now_s)
-        else:
-            since_s.pop(name, None)
-
-
-def give_back(ctx: Context) -> None:
-    """Recall nodes that were idle for long enough, if no job waits and the cell is not frozen."""
-    limit_s = ctx.settings.idle_return_s
-    if limit_s is None or ctx.state.is_frozen:
-        return
-    idle = [
-        name for name, at_s in ctx.state.idle_loans_since_s.items() if ctx.now_s - at_s >= limit_s
-    ]
-    waiting = (job for job in ctx.state.live() if job.state == JobState.PENDING)
-    if not idle or any(not job.gate.is_shut for job in waiting):
-        return
-    for name in sorted(idle):
-        node = ctx.state.nodes.get(name)
-        if node is not None and _is_lent(node) and _is_idle(node):
-            idle_s = ctx.now_s - ctx.state.idle_loans_since_s[name]
-            reason = f"nothing ran on it for {idle_s:.0f} s, and no job waits (idle_return_s)"
-            call_home(ctx, node, reason)
-
-
-def _is_lent(node: NodeEntry) -> bool:
+def is_lent(node: NodeEntry) -> bool:
     """True if the node is on loan, reachable, and not recalled."""
     is_there = node.role == NodeRole.ON_LOAN and node.desired.role == NodeRole.ON_LOAN
     return node.lease is not None and is_there and not node.homecoming.is_awaited
 
 
-def _is_idle(node: NodeEntry) -> bool:
+def is_idle(node: NodeEntry) -> bool:
+    """True if nothing runs on the node, and no operator drains it."""
     return not (
         node.cordon.is_cordoned
         or keys_on(node)

@@ -243,7 +243,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         PositiveFloat | None,
         Meta(
             description="a lent node that is idle for this long returns at the next loan pass "
-            "if no job waits; none: it stays until its service needs it"
+            "if no waiting job could use it; none: it stays until its service needs it"
         ),
     ] = None
     default_expected_runtime_s: Annotated[

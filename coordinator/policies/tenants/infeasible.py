@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.model import (
     WHOLE_GPU,
@@ -172,6 +173,24 @@ class Fleet:
         if alike not in self._never:
             self._never[alike] = bool(self.why_never(wish_of(job)))
         return self._never[alike]
+
+    def may_use(self, wish: Wish, node: NodeView, *, is_elastic: bool) -> bool:
+        """Whether a job could ever have a worker on a node, in a gang that fits the fleet.
+
+        is_elastic: it may have flexible workers, and `semi` allows these on a lent node.
+        """
+        accepts = node.gpu_type in wish.types if wish.types else not is_mig(node.gpu_type)
+        has_room = node.gpus - node.sick_gpus >= wish.gpus_per_worker
+        if not (accepts and has_room) or node.name in set_of(wish.excluded_nodes):
+            return False
+        is_semi = wish.preemptibility == Preemptibility.SEMI
+        worker = replace(wish, preemptibility=Preemptibility.FULL) if is_semi else wish
+        if is_semi and node.service and not is_elastic:
+            return False
+        kinds = wish.types if wish.spans_types else (node.gpu_type,)
+        return self._may_host(worker, node.service) and not all(
+            self.of_type(wish, kind) for kind in kinds
+        )
 
     def hosts(self, job: JobView, gpu_types: Iterable[str]) -> list[str]:
         """The GPU types among these on which a job may have its base gang without absent nodes."""

@@ -264,6 +264,8 @@ def node(
     said += engine.explain.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
+    if idle := engine.explain.why_idle(entry.name, at_s):
+        said.append(idle)
     if unknown := entry.ledger.unknown_workers:
         said.append(f"holds {counted(len(unknown), 'worker')} that its ledger must explain")
     ctx = Context(engine.state, engine.settings, at_s)

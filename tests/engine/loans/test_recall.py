@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from common.messages import WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, Pool, WorkerKey
@@ -11,7 +10,6 @@ from coordinator.engine.nodes.start_failures import MOST
 from coordinator.engine.state.commands import Outcome
 from coordinator.engine.state.events import (
     JobCancelRequested,
-    LeaderStarted,
     LoadMeasured,
     LoanPassDue,
     OperatorAction,
@@ -137,27 +135,6 @@ def test_a_node_that_holds_workers_nobody_knows_is_not_given_back() -> None:
     cell.workers = ()
     cell.report()
     assert loan.reclaim_ordered_at_s is not None
-
-
-@pytest.mark.parametrize(("idle_s", "is_waiting"), [(500.0, False), (700.0, True), (700.0, False)])
-def test_an_idle_loan_goes_home_when_nobody_waits(idle_s: float, *, is_waiting: bool) -> None:
-    """After `idle_return_s` on which nothing ran there; a job that waits keeps it, and so does one
-    that ran meanwhile."""
-    cell = Reporting(Pool.INFERENCE, service())
-    asks = cell.submit("asks", gpus=2)
-    cell.lend()
-    cell.handle(JobCancelRequested(job_id=asks.job_id, by="t/u"))
-    settings = structs.replace(cell.engine.settings, idle_return_s=600.0)
-    cell.handle(LeaderStarted(epoch=1, holder="t", settings=settings))
-    cell.report()
-    if is_waiting:
-        cell.submit("waits", gpus=9)
-    idle_since_s = cell.engine.state.idle_loans_since_s[N]
-    cell.now_s = idle_since_s + idle_s
-    cell.report()
-    cell.handle(LoanPassDue())
-    goes_home = idle_s > 600.0 and not is_waiting
-    assert (cell.node.desired.role == NodeRole.SERVING) == goes_home
 
 
 def freeze(cell: Reporting, *, off: bool = False) -> None:

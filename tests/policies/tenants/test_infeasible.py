@@ -233,3 +233,30 @@ def test_nodes_that_a_service_never_lends_are_no_room_for_a_tenant(
     more = replace(job, workers=WorkerRange(min=most + 1, max=most + 1))
     [why] = fleet.why_never(wish_of(more), "b")
     assert f"tenant b may use {most} of the {most + 12} in this fleet" in why
+
+
+def test_a_job_may_use_the_nodes_on_which_its_gang_could_run() -> None:
+    """By the type, the healthy GPUs and the service of a node. Of a gang that spans types, the
+    nodes of each type count."""
+    lent = make_node_view("a0", role=NodeRole.ON_LOAN, gpu_type="A100", gpus=4)
+    fleet = Fleet(make_snapshot(nodes=(*OURS, lent), services=(make_service_view(),)))
+
+    def used(job: JobView, node: NodeView = lent) -> bool:
+        return fleet.may_use(wish_of(job), node, is_elastic=job.is_elastic)
+
+    wide = make_job_view("j", types=("H100", "A100"), gpus_per_worker=4, workers=(2, 2))
+    assert used(make_job_view("j", gpus_per_worker=4))
+    assert not used(make_job_view("j", types=("H100",)))
+    assert not used(make_job_view("j", gpus_per_worker=5))
+    assert not used(make_job_view("j", gpus_per_worker=4), replace(lent, sick_gpus=1))
+    assert (used(wide), used(wide, OURS[0])) == (False, True)
+    assert used(replace(wide, gpu=replace(wide.gpu, heterogeneous_speed_ratio=0.9)))
+    nine = make_job_view(
+        "j", types=("H100", "A100"), multiplier={"A100": 2}, gpus_per_worker=2, workers=(9, 9)
+    )
+    spanning = replace(nine, gpu=replace(nine.gpu, heterogeneous_speed_ratio=0.9))
+    assert (used(nine), used(spanning)) == (False, True), "the ninth worker has 4 GPUs there"
+    mine = make_job_view("j", preemptibility=Preemptibility.NON)
+    assert (used(mine), used(mine, OURS[0])) == (False, True)
+    semi = make_job_view("j", types=("A100",), preemptibility=Preemptibility.SEMI, workers=(1, 2))
+    assert not used(semi), "its base gang may be on no node of this type"
