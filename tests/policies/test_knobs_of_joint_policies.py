@@ -149,6 +149,7 @@ ALONE = {
     "qos-elasticflow:slot_s": (12, "5"),
     "tetris:fairness": (1, "0.9"),
     "themis-simple:aim": (3, "first"),
+    "themis:aim": (2, "first"),
     "themis:patience": (6, "0"),
     "themis:payment": (27, "none"),
     "tiresias-dlas:mixes_units": (6, "false"),

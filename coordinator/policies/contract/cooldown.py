@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.contract.decisions import Allocation
+from coordinator.policies.contract.free_gpus import present_workers
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 
 RESTS_PER_COST = 10.0
@@ -70,3 +71,16 @@ def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
         rest_s = max(rest_s, RESTS_PER_COST * job.resize_cost_s)
     at_s = job.last_resized_at_s + rest_s
     return at_s if at_s > snapshot.now_s else None
+
+
+def most_workers_now(snapshot: ClusterSnapshot, job: JobView, gpu_type: str) -> int:
+    """Workers of a GPU type that the job may have after this pass.
+
+    A running job that may not be resized yet has no more than now. GPUs given to it beyond that
+    would idle until it may.
+    """
+    if job.state == JobState.PENDING:
+        return job.workers_on(gpu_type).max
+    if job.is_resizable and resizable_at_s(snapshot, job) is None:
+        return job.workers_on(gpu_type).max
+    return present_workers(job)

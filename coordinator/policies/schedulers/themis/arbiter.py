@@ -15,6 +15,8 @@ from functools import partial
 from math import floor
 
 from common.model import JobState
+from coordinator.policies.contract.cooldown import resizable_at_s
+from coordinator.policies.contract.decisions import earliest
 from coordinator.policies.contract.free_gpus import FreeGpus, GangShape, can_grow, gang_shape
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.parts.grants import Plan
@@ -47,9 +49,12 @@ class Arbiter:
         self._chance = Chance(knobs.seed, memory.draws)
         self._floor = FreeGpus(snapshot)
         self.leases = Leases(snapshot, memory, knobs.lease_s, knobs.spread, self._chance)
-        # Whether any app wants GPUs that it does not hold.
-        self._is_contested = any(
-            job.state == JobState.PENDING or can_grow(job) for job in snapshot.jobs
+        growing = [job for job in snapshot.jobs if can_grow(job)]
+        rests_until_s = [resizable_at_s(snapshot, job) for job in growing]
+        self._rested_at_s = earliest(*rests_until_s)
+        # Whether any app wants GPUs that it does not hold, and could use them now.
+        self._is_contested = None in rests_until_s or any(
+            job.state == JobState.PENDING for job in snapshot.jobs
         )
         if self._is_contested:
             self.leases.end()
@@ -160,6 +165,10 @@ class Arbiter:
         self.memory.draws = self._chance.draws
         return plan
 
-    def wake_at_s(self) -> float | None:
+    def next_lease_end_s(self) -> float | None:
         """The next end of a lease, while any app wants more."""
         return self.leases.next_end_s if self._is_contested else None
+
+    def wake_at_s(self) -> float | None:
+        """When GPUs are auctioned next: a lease ends, or the cooldown of a job that could grow."""
+        return earliest(self._rested_at_s, self.next_lease_end_s())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from common.model import JobId, NodeName
+from coordinator.policies.contract.cooldown import most_workers_now
 from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.contract.text import counted
@@ -40,6 +41,11 @@ class Sale:
         self._chance = chance
         self._jobs = snapshot.jobs
         self._nodes = {node.name: node for node in snapshot.nodes}
+        self._most = {
+            job.job_id: most_workers_now(snapshot, job, job.gpu_type)
+            for job in snapshot.jobs
+            if job.placed and job.gpu_type is not None
+        }
         self.free = leases.offered(FreeGpus(snapshot)).free
         self.given: dict[JobId, Given] = {}
         self.outcome: dict[str, str] = {}
@@ -133,7 +139,8 @@ class Sale:
         return table
 
     def _offer(self, free: Mapping[NodeName, int]) -> Offer:
-        return Offer(free=free, nodes=self._nodes, back=frozenset(self._leases.back))
+        back = frozenset(self._leases.back)
+        return Offer(free=free, nodes=self._nodes, back=back, most=self._most)
 
     def _agent(self, standing: Standing, offer: Offer) -> Agent:
         measure, lease_s = standing.measure, self._terms.lease_s

@@ -42,6 +42,8 @@ class Offer(Struct, frozen=True, kw_only=True):
 
     free: GPUs by node.
     back: running jobs whose lease is over: their GPUs are part of `free`.
+    most: workers that running jobs may have after this pass, by job. A job in the cooldown of a
+        resize makes no bid for growth, as it could not use the GPUs yet.
     found: where waiting gangs have room, while none of it is given: of hundreds of apps that bid
         for the same nodes many ask for the same.
     """
@@ -49,6 +51,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     free: Mapping[NodeName, int]
     nodes: Mapping[NodeName, NodeView]
     back: frozenset[JobId]
+    most: Mapping[JobId, int] = {}
     found: dict[GangShape, tuple[Placement, ...] | None] = field(
         default_factory=dict[GangShape, tuple[Placement, ...] | None]
     )
@@ -160,8 +163,11 @@ class Agent:
         held = self._held.get(job.job_id)
         if held is None:
             return job.state == JobState.PENDING or job.job_id in self._offer.back
-        may_grow = job.is_resizable or (job.is_elastic and job.state == JobState.PENDING)
-        return may_grow and held.workers < job.workers_on(held.gpu_type).max
+        return held.workers < self._most(job, held.gpu_type)
+
+    def _most(self, job: JobView, gpu_type: str) -> int:
+        most = self._offer.most.get(job.job_id)
+        return job.workers_on(gpu_type).max if most is None else most
 
     def _ladder(self, *, starts_any: bool = True) -> Iterator[list[_Step]]:
         """Ever larger demands: base gangs job by job, then worker by worker where it helps most."""
@@ -226,7 +232,7 @@ class Agent:
         count = step.workers
         if self._is_growing(job):
             count += self._held[job.job_id].workers
-        if count + 1 > job.workers_on(step.gpu_type).max:
+        if count + 1 > self._most(job, step.gpu_type):
             return 0.0
         return pace(job, (count + 1) / factor) - pace(job, count / factor)
 

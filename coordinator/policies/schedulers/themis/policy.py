@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from common.model import JobId, JobState
-from coordinator.policies.contract.decisions import Allocation, PendingReason, earliest
+from coordinator.policies.contract.decisions import Allocation, PendingReason
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.parts.memory import recalled
 from coordinator.policies.parts.restart_cost import told
@@ -29,7 +29,7 @@ def allocate(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(arbiter.memory),
-        wake_at_s=earliest(plan.wake_at_s, arbiter.wake_at_s()),
+        wake_at_s=arbiter.wake_at_s(),
     )
 
 
@@ -60,7 +60,7 @@ def _why(arbiter: Arbiter, standing: Standing, knobs: ThemisKnobs) -> tuple[str,
     now_s = arbiter.memory.attendance.at_s
     rho = standing.rho(now_s, knobs.lease_s)
     incentive = standing.measure.rho(standing.measure.share_left_s)
-    next_at_s = arbiter.wake_at_s()
+    next_at_s = arbiter.next_lease_end_s()
     when = "" if next_at_s is None else f"; the next lease ends in {next_at_s - now_s:.0f} s"
     return (
         f"rho of its {standing.app} is {rho_text(rho)} now, {rho_text(incentive)} if it had its "

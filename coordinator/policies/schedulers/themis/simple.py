@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from common.model import JobId, JobState
+from coordinator.policies.contract.cooldown import most_workers_now
 from coordinator.policies.contract.decisions import Allocation, PendingReason, Start, earliest
 from coordinator.policies.contract.free_gpus import (
     FreeGpus,
@@ -121,11 +122,10 @@ class Division:
             each = job.gpus_per_worker * factor
             workers = min(job.workers.max, (free[kind] + barred) // each)
             if workers >= job.workers.min:
-                free[kind] -= workers * each - barred
+                count = min(workers * factor, most_workers_now(self._snapshot, job, kind))
+                free[kind] -= count * job.gpus_per_worker - barred
                 reason = f"rho of its {app} is {rho_text(self.rhos[app])}: all that it can use"
-                grants.append(
-                    Grant(job=job, workers=workers * factor, gpu_type=kind, reason=reason)
-                )
+                grants.append(Grant(job=job, workers=count, gpu_type=kind, reason=reason))
         return carry_out(self._snapshot, grants, floor=self._floor, place=consolidated)
 
     def _chosen(self) -> dict[JobId, str]:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole, Preemptibility
 from common.profile import JobProfile
-from coordinator.policies.contract.cooldown import resizable_at_s
 from coordinator.policies.contract.decisions import (
     Allocation,
     Placement,
@@ -20,7 +19,6 @@ from coordinator.policies.contract.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.contract.free_gpus import can_grow
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.leases import Memory
@@ -281,24 +279,17 @@ def test_no_gpu_idles_beside_a_job_that_fits(
     snapshot: ClusterSnapshot, f: float, payment: str
 ) -> None:
     """Whatever was paid and whoever was left out: who still waits finds no room for its gang, but
-    where room is kept for a higher priority, or for a winner whose cooldown has to end first."""
+    where room is kept for a higher priority."""
     found = policy(f"themis:f={f}:payment={payment}").allocate(snapshot, b"")
     free = left_free(snapshot, found)
     assert all(gpus >= 0 for nodes in free.values() for gpus in nodes.values())
     begun = started(found)
-    put_off = {
-        job.gpu_type
-        for job in snapshot.jobs
-        if can_grow(job) and resizable_at_s(snapshot, job) is not None
-    }
     left = [
         job for job in snapshot.jobs if job.state == JobState.PENDING and job.job_id not in begun
     ]
     for job in left:
         if job.priority == max(other.priority for other in left):
             for gpu_type, nodes in free.items():
-                if gpu_type in put_off:
-                    continue
                 slots = sum(
                     gpus // job.gpus_per_worker
                     for node, gpus in nodes.items()
