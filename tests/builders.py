@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from msgspec import structs
 
 from common.model import (
     GpuRequest,
@@ -18,6 +21,8 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
+from coordinator.policies.contract import job_groups
+from coordinator.policies.contract.job_groups import EstimateView
 from coordinator.policies.contract.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -124,16 +129,18 @@ def make_job_view(
     grace_s: float = 30.0,
     gpu_type: str | None = None,
     placed: Iterable[WorkerView] = (),
-    lost_if_preempted_gpu_s: float = 0.0,
-    last_resized_at_s: float | None = None,
     is_resizable: bool | None = None,
+    **fields: Any,
 ) -> JobView:
-    """One job; a running elastic one can be resized."""
+    """One job; a running elastic one can be resized.
+
+    fields: others, of the view or of its groups; see `job_with`.
+    """
     if is_resizable is None:
         is_resizable = state == JobState.RUNNING and workers[1] > workers[0]
     if gpu_type is None and state != JobState.PENDING:
         gpu_type = "H100"
-    return JobView(
+    made = JobView(
         job_id=JobId(job_id),
         state=state,
         submitted_at_s=submitted_at_s,
@@ -142,15 +149,50 @@ def make_job_view(
         gpu=GpuRequest(types=types, worker_multiplier=dict(multiplier or {})),
         priority=priority,
         preemptibility=preemptibility,
-        remaining_work_s=remaining_work_s,
-        estimate_source="declared",
+        estimate=EstimateView(remaining_work_s=remaining_work_s, source="declared"),
         grace_s=grace_s,
         gpu_type=gpu_type,
         placed=tuple(placed),
-        lost_if_preempted_gpu_s=lost_if_preempted_gpu_s,
-        last_resized_at_s=last_resized_at_s,
         is_resizable=is_resizable,
     )
+    return job_with(made, **fields) if fields else made
+
+
+def _group_fields() -> dict[str, tuple[str, str]]:
+    """The fields of the groups of a job by the names that `job_with` takes, without `Behind`."""
+    own = {each.name: each for each in structs.fields(JobView)}
+    kinds = {name: type(each.default) for name, each in own.items()} | {"estimate": EstimateView}
+    found = [
+        (group, each.name)
+        for group, kind in kinds.items()
+        if kind.__module__ == job_groups.__name__
+        for each in structs.fields(kind)
+    ]
+    counts = Counter(name for _, name in found)
+    alone = {n: (group, n) for group, n in found if counts[n] == 1 and n not in own}
+    return alone | {f"{group}_{name}": (group, name) for group, name in found}
+
+
+_GROUP_FIELDS = _group_fields()
+
+
+def job_with(job: JobView, **fields: Any) -> JobView:
+    """The same job with other values of some fields.
+
+    fields: of the view, or of one of its groups: `attempt_number` is `attempt.number`. A name that
+        only one group has stands alone: `started_at_s` is `attempt.started_at_s`.
+    """
+    changes: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        if name in _GROUP_FIELDS:
+            group, inner = _GROUP_FIELDS[name]
+            groups.setdefault(group, {})[inner] = value
+        else:
+            changes[name] = value
+    for group, inside in groups.items():
+        changes[group] = structs.replace(changes.get(group, getattr(job, group)), **inside)
+    return structs.replace(job, **changes)
 
 
 def make_service_view(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from common.model import JobState
 from common.profile import JobProfile
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 
 def served_job(
@@ -36,7 +41,7 @@ def served_job(
         submitted_at_s=submitted_at_s,
         placed=placed,
     )
-    return structs.replace(
+    return job_with(
         view,
         attained_gpu_s=served,
         computing_gpus=gpus * workers if node else 0,

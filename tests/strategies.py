@@ -23,6 +23,7 @@ from coordinator.policies.contract.snapshot import (
 )
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -166,9 +167,9 @@ def _job(name: str, drawn: tuple[Any, ...], shells: list[_Shell]) -> JobView:
         priority=priority,
         preemptibility=kind,
         grace_s=grace_s,
-        lost_if_preempted_gpu_s=float(lost * 100),
+        unsaved_gpu_s=float(lost * 100),
     )
-    return replace(job, avoid_nodes=(shells[0].name,)) if avoids == 2 else job
+    return job_with(job, nodes_avoided=(shells[0].name,)) if avoids == 2 else job
 
 
 def _running(
@@ -211,13 +212,13 @@ def _running(
         gpus_per_worker=job.gpus_per_worker,
         types=job.gpu.types and (gpu_type,),
         multiplier=job.gpu.worker_multiplier,
-        remaining_work_s=job.remaining_work_s,
+        remaining_work_s=job.estimate.remaining_work_s,
         preemptibility=job.preemptibility,
         grace_s=job.grace_s,
         gpu_type=gpu_type,
         placed=placed,
-        lost_if_preempted_gpu_s=job.lost_if_preempted_gpu_s,
-        last_resized_at_s=last_resized_at_s,
+        unsaved_gpu_s=job.saves.unsaved_gpu_s,
+        resizes_latest_at_s=last_resized_at_s,
     )
 
 
@@ -297,7 +298,7 @@ def lent_clusters(draw: st.DrawFn) -> ClusterSnapshot:
                 workers=(base, len(hosts) + 1),
                 gpus_per_worker=gpus,
                 placed=placed,
-                lost_if_preempted_gpu_s=float(draw(whole(0, 3)) * 100),
+                unsaved_gpu_s=float(draw(whole(0, 3)) * 100),
             )
         )
     workers = [worker for job in jobs for worker in job.placed]

@@ -188,7 +188,7 @@ def _by_place(
 
 def _takes(node: NodeView, job: JobView) -> bool:
     is_training = node.role == NodeRole.TRAINING and node.is_schedulable
-    return is_training and job.accepts(node.gpu_type) and node.name not in job.avoid_nodes
+    return is_training and job.accepts(node.gpu_type) and node.name not in job.nodes.avoided
 
 
 def _exceeds(tenancy: Tenancy, job: JobView, gpus: int) -> bool:
@@ -610,11 +610,14 @@ def _is_alike(old: JobView, new: JobView, now_s: float) -> bool:
     same_instant = structs.replace(
         new,
         as_of_s=old.as_of_s,
-        remaining_work_s=old.remaining_work_s,
-        lost_if_preempted_gpu_s=old.lost_if_preempted_gpu_s,
-        attained_gpu_s=old.attained_gpu_s,
-        estimated_left_s=old.estimated_left_s,
-        steps_left=old.steps_left,
+        estimate=structs.replace(
+            new.estimate,
+            remaining_work_s=old.estimate.remaining_work_s,
+            estimated_left_s=old.estimate.estimated_left_s,
+        ),
+        saves=structs.replace(new.saves, unsaved_gpu_s=old.saves.unsaved_gpu_s),
+        progress=structs.replace(new.progress, attained_gpu_s=old.progress.attained_gpu_s),
+        steps=structs.replace(new.steps, steps_left=old.steps.steps_left),
     )
     return (
         same_instant == old

@@ -7,45 +7,34 @@ decision that breaks a quota or a guarantee is refused, whichever policy made it
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
+from common.model import JobId, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine import reach
-from coordinator.engine.jobs import estimates, migration, node_selection, prerun_spec
-from coordinator.engine.jobs import retry as jobs_retry
+from coordinator.engine.job_views import seen_job, worker_view
+from coordinator.engine.jobs import node_selection
 from coordinator.engine.jobs.gang_start import is_schedulable
 from coordinator.engine.loans import lifecycle as loans_lifecycle
 from coordinator.engine.loans import unknown_loads
-from coordinator.engine.nodes import lost_records, windows
+from coordinator.engine.nodes import windows
 from coordinator.engine.state import mixed_nodes
 from coordinator.engine.state.commands import Refused
-from coordinator.engine.state.context import (
-    NONE_BARRED,
-    Context,
-    barred_uuids,
-    free_slots,
-    sick_slots,
-)
-from coordinator.engine.state.copied_fields import copier
+from coordinator.engine.state.context import Context, barred_uuids, free_slots, sick_slots
 from coordinator.engine.state.settings import EngineSettings, TenantSettings
-from coordinator.engine.state.tables import ClusterState, JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state.tables import ClusterState, NodeEntry
 from coordinator.policies.contract.decisions import Decision
-from coordinator.policies.contract.estimates import Source
 from coordinator.policies.contract.index import JobSorter, NodeSorter
-from coordinator.policies.contract.node_names import NodeNames, with_more
 from coordinator.policies.contract.snapshot import (
-    Behind,
     ClusterSnapshot,
     JobView,
     NodeView,
     ServiceView,
     Shadow,
     TenantView,
-    WorkerView,
 )
 from coordinator.policies.tenants.quota_guard import guarded
 
@@ -143,7 +132,7 @@ class Views:
         self._see_nodes(ctx)
         state = ctx.state
         for job_id in self._jobs.take_stale():
-            job = _seen_job(ctx, job_id, self._fleet, self.excluded)
+            job = seen_job(ctx, job_id, self._fleet, self.excluded)
             self._jobs.put(job_id, job)
             self._job_sorter.remove(job_id)
             if job is not None:
@@ -258,7 +247,7 @@ def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:
     nodes.sort(key=lambda seen: seen.name)
     fleet = reach.fleet_gpus(ctx.state.nodes.values())
     excluded = node_selection.Excluded(ctx.state.nodes.values())
-    jobs = [_seen_job(ctx, job_id, fleet, excluded) for job_id in sorted(ctx.state.live_jobs)]
+    jobs = [seen_job(ctx, job_id, fleet, excluded) for job_id in sorted(ctx.state.live_jobs)]
     return nodes, [job for job in jobs if job is not None]
 
 
@@ -295,47 +284,6 @@ class _Sorted(Generic[K, V]):
         else:
             self._keys.insert(place, key)
             self._views.insert(place, view)
-
-
-def _worker_view(
-    worker: WorkerEntry, barred: Set[GpuUuid], name: NodeName | None = None
-) -> WorkerView:
-    """barred: GPUs of its node that stay occupied. name: its part of the node; None: the node's
-    own.
-    """
-    uuids = worker.gpu_uuids
-    lost = tuple([uuid for uuid in uuids if uuid in barred]) if barred else ()
-    return WorkerView(
-        job_id=worker.key.job_id,
-        worker_index=worker.key.worker_index,
-        node=name or worker.node,
-        gpus=len(uuids),
-        freed_gpus=len(uuids) - len(lost),
-        is_flexible=worker.is_flexible,
-        is_leaving=worker.stop is not None,
-        is_other_type=worker.is_other_type,
-        gpu_uuids=uuids,
-        barred_uuids=lost,
-    )
-
-
-def _worker_views(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
-    """The workers that a job has, by index."""
-    found: list[WorkerView] = []
-    name, barred, node, is_mixed = None, NONE_BARRED, None, False
-    for _, worker in sorted(job.workers.items()):
-        if worker.node != name:  # a gang mostly stands node by node
-            name = worker.node
-            node = ctx.state.nodes.get(name)
-            barred = NONE_BARRED if node is None else barred_uuids(node)
-            is_mixed = node is not None and len(mixed_nodes.kinds(node)) > 1
-        part = _part_name(node, worker) if is_mixed and node is not None else None
-        found.append(_worker_view(worker, barred, part))
-    return tuple(found)
-
-
-def _part_name(node: NodeEntry, worker: WorkerEntry) -> NodeName:
-    return mixed_nodes.name_of(node, mixed_nodes.kind_of(node, worker.gpu_uuids))
 
 
 def node_views(ctx: Context, node: NodeEntry) -> tuple[NodeView, ...]:
@@ -411,7 +359,7 @@ def _whole(ctx: Context, node: NodeEntry) -> NodeView:
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
         workers=tuple(
-            [_worker_view(worker, barred) for _, worker in loans_lifecycle.workers_on(ctx, node)]
+            [worker_view(worker, barred) for _, worker in loans_lifecycle.workers_on(ctx, node)]
         ),
         rack=node.rack,
         cpus=node.cpus,
@@ -426,126 +374,6 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
     if found is None:
         return Shadow.NONE
     return Shadow.LENT if found.reclaimed_at_s is None else Shadow.COMING
-
-
-def _seen_job(
-    ctx: Context, job_id: JobId, fleet: reach.FleetGpus, excluded: node_selection.Excluded
-) -> JobView | None:
-    """A job that has not ended. One that rests before its next try, or waits behind a shut gate, is
-    not put to a policy.
-    """
-    job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
-    if job is None or jobs_retry.rests(job) or lost_records.is_held(ctx.state, job_id):
-        return None
-    if job.state == JobState.PENDING and job.gate.is_shut:
-        return None
-    seen, time_s = job_view(ctx, job, fleet, excluded.of(job.spec)), job.spec.prerun.time_s
-    if not prerun_spec.is_on(job) or time_s is None:
-        return seen
-    ran_s = prerun_spec.computed_s(job, ctx.now_s)
-    computes = job.attempt.ran_at_s is not None and job.state != JobState.SUSPENDED
-    return replace(
-        seen,
-        remaining_work_s=0.0 if job.retry.is_prerun_over else max(0.0, time_s - ran_s),
-        work_rate=int(computes),
-        least_work_s=0.0,
-        estimated_left_s=None,
-        estimate_source=Source.PRERUN,
-        whole_work_s=time_s,
-        step_time_s=None,
-        step_time_workers=0,
-        step_time_gpu_type="",
-        steps_left=None,
-        behind=_behind(job, fleet),
-    )
-
-
-def _behind(job: JobEntry, fleet: reach.FleetGpus) -> Behind | None:
-    """The gang that a job is when its pre-run is over; what that saves is not known before."""
-    gang, workers = job.spec.prerun.gang, reach.reach_behind(fleet, job)
-    if gang is None or workers is None:
-        return None
-    return Behind(
-        workers=workers,
-        gpus_per_worker=gang.gpus_per_worker,
-        work_s=job.estimate.expected_work_s,
-        estimate_source=job.estimate.source,
-    )
-
-
-_copied = copier(
-    JobView,
-    JobEntry,
-    groups=("attempt", "clock", "spec", "spec.checkpoint"),
-    # the fleet limits the size of a job, and its work is that of the instant of the view
-    computed=("workers", "gpu", "profile", "attempt", "started_at_s", "attained_gpu_s"),
-)
-
-
-def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus, excluded: NodeNames) -> JobView:
-    """One job, frozen; no larger than the fleet. excluded: nodes that it may not use."""
-    span, behind = reach.reach_of(fleet, job), reach.reach_behind(fleet, job)
-    longest = span.workers.max if behind is None else max(span.workers.max, behind.max)
-    work_s, source = estimates.remaining_work(job, ctx.now_s)
-    spec, gpus = job.spec, estimates.computing_gpus(job)
-    return JobView(
-        **_copied(job),
-        workers=span.workers,
-        most_on=span.most_on,
-        gpu=reach.whole_only(fleet, spec.gpu),
-        remaining_work_s=work_s,
-        estimate_source=source,
-        placed=_worker_views(ctx, job),
-        started_at_s=job.attempt.ran_at_s,
-        preemption_count=job.counts.preemptions,
-        lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
-        as_of_s=ctx.now_s,
-        work_rate=estimates.pace(job) if job.attempt.ran_at_s is not None else 0,
-        least_work_s=estimates.least_work_s(job),
-        unsaved_gpus=gpus,
-        has_saved=estimates.has_saved(job),
-        saves_when_asked=spec.checkpoint.path is not None,
-        wasted_gpu_s=max(0.0, job.lost_gpu_s - job.resizes.lost_gpu_s),
-        last_resized_at_s=job.resized_at_s,
-        resize_cost_s=job.resizes.cost_s,
-        deadline_at_s=None if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
-        profile=reach.shortened(spec.profile, longest),
-        whole_work_s=job.estimate.expected_work_s,
-        attained_gpu_s=estimates.attained_gpu_s(job, ctx.now_s),
-        computing_gpus=gpus,
-        waiting_since_s=job.wait.pending_since_s if job.state == JobState.PENDING else None,
-        first_started_at_s=job.started_at_s,
-        attempt=job.attempt.number,
-        own_fault_count=job.counts.own_faults,
-        avoid_nodes=_avoided(ctx, job, excluded),
-        excluded_nodes=excluded,
-        longest_s=windows.longest_s(ctx, job) if ctx.state.windows else None,
-        wants_no_loan=job.retry.no_loan_until_s is not None,
-        suspended_at_s=job.suspension.since_s,
-        progress_step=None if job.progress is None else job.progress.step,
-        estimated_left_s=estimates.estimated_left(job, ctx.now_s),
-        step_time_s=job.steps.step_time_s,
-        step_time_workers=job.steps.workers,
-        step_time_gpu_type=job.steps.gpu_type,
-        steps_left=estimates.steps_left(job, ctx.now_s),
-        is_resizable=(
-            job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
-        ),
-        held=migration.held(ctx, job),
-    )
-
-
-def _avoided(ctx: Context, job: JobEntry, excluded: NodeNames) -> NodeNames:
-    """The nodes that a job leaves alone, with all their parts."""
-    names, found = job.retry.avoid_nodes, list[NodeName]()
-    if ctx.state.windows:
-        names = sorted({*names, *windows.barred(ctx, job)})
-    if not names:
-        return excluded  # one value for all jobs that ask the same of nodes
-    for name in names:
-        node = ctx.state.nodes.get(name)
-        found += [name] if node is None else mixed_nodes.names(node)
-    return with_more(excluded, tuple(found))
 
 
 def services(ctx: Context) -> tuple[ServiceView, ...]:

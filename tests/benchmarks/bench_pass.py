@@ -190,7 +190,7 @@ def with_deadlines(snapshot: ClusterSnapshot, *, seed: int = 1) -> ClusterSnapsh
     jobs: list[JobView] = []
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
-            alone_s = job.remaining_work_s / job.workers.min
+            alone_s = job.estimate.remaining_work_s / job.workers.min
             job = msgspec.structs.replace(
                 job,
                 deadline_at_s=snapshot.now_s + chance.uniform(2.0, 10.0) * alone_s,

@@ -30,7 +30,7 @@ from coordinator.policies.registry import Policy, policy
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
 from tests.benchmarks.bench_pass import GPUS, Host, settle
-from tests.builders import NOW_S, make_job_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_snapshot
 
 TENANTS = tuple(f"t{number}" for number in range(10))
 GUARANTEED_RATIO = 0.75
@@ -84,7 +84,7 @@ def _job(
         remaining_work_s=chance.lognormvariate(7.0, 2.0),
         submitted_at_s=chance.uniform(0.0, NOW_S / 2) + (0.0 if is_running else NOW_S / 2),
     )
-    return replace(
+    return job_with(
         job,
         tenant=chance.choice(owners),
         attained_gpu_s=attained_s * gpus,

@@ -481,4 +481,4 @@ class Lending(ScriptedEngine):
     def seen(self, job: JobEntry) -> bool:
         """Whether policies are told that no node is to be lent for it."""
         (view,) = (one for one in self.engine.snapshot().jobs if one.job_id == job.job_id)
-        return view.wants_no_loan
+        return view.nodes.wants_no_loan

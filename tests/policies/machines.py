@@ -50,7 +50,7 @@ def job(
         placed=placed,
         submitted_at_s=submitted_at_s,
         remaining_work_s=work_s,
-        last_resized_at_s=last_resized_at_s,
+        resizes_latest_at_s=last_resized_at_s,
     )
     return replace(
         made, tenant=tenant, cpus_per_worker=cpus, memory_bytes_per_worker=memory_gb * GB

@@ -31,7 +31,7 @@ def runs(name: str, tenant: str, node: str, gpus: int, *, lost_gpu_s: float = 0.
         state=JobState.RUNNING,
         gpus_per_worker=gpus,
         placed=(make_worker_view(name, 0, node, gpus=gpus),),
-        lost_if_preempted_gpu_s=lost_gpu_s,
+        unsaved_gpu_s=lost_gpu_s,
     )
     return replace(made, tenant=tenant)
 

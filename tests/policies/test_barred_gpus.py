@@ -19,7 +19,14 @@ from coordinator.policies.parts.resource_vectors import Bins
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.giveback import left_by
 from coordinator.policies.tenants.gpu_flow import Flow, Left
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.aryl.lending.test_odds import HOUR_S, cell, needed
 from tests.policies.aryl.lending.test_odds import job as of_whole_nodes
@@ -44,7 +51,7 @@ def named(name: str, *numbers: int, barred: int | None = None, **more: object) -
     made = make_job_view(
         name, state=JobState.RUNNING, gpus_per_worker=len(numbers), placed=(worker,)
     )
-    return replace(made, **more)
+    return job_with(made, **more)
 
 
 def on_n0(*jobs: JobView, idle: int = 0) -> ClusterSnapshot:
@@ -167,11 +174,11 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
                 placed=(worker,),
                 remaining_work_s=1e6,
                 submitted_at_s=0.0,
-                lost_if_preempted_gpu_s=float(draw(whole(0, 3)) * 100),
+                unsaved_gpu_s=float(draw(whole(0, 3)) * 100),
             )
             since_s = NOW_S - 50000.0
             jobs.append(
-                replace(
+                job_with(
                     made,
                     tenant=draw(tenant),
                     started_at_s=since_s,
@@ -257,7 +264,7 @@ def test_a_job_that_has_one_keeps_what_it_runs_on() -> None:
     leaves to others would do, waits."""
     worker = make_worker_view("j", 0, "n0", gpus=4, barred_gpus=1)
     job = make_job_view("j", state=JobState.RUNNING, gpus_per_worker=4, placed=(worker,))
-    job = replace(job, started_at_s=0.0, first_started_at_s=0.0, priority=1)
+    job = job_with(job, started_at_s=0.0, first_started_at_s=0.0, priority=1)
     after = make_job_view("after", gpus_per_worker=3)
     node = make_node_view("n0", gpus=4, workers=[worker])
     snapshot = make_snapshot(nodes=[node], jobs=[job, after], now_s=1e6)

@@ -13,7 +13,14 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.pooling import Pool, chosen_types
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.pollux.genetic_search import Problem, SearchKnobs
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 every_policy = pytest.mark.parametrize(
     "name", ["afs", "afs-p", "afs-lyra", "pollux", "qos", "qos-edf", "themis-simple"]
@@ -94,7 +101,7 @@ def test_its_base_gang_is_not_left_to_later_deadlines() -> None:
 @pytest.mark.parametrize("name", ["qos", "qos-edf"])
 def test_it_grows_to_be_in_time_before_later_deadlines(name: str) -> None:
     """Alone on its node it is done after its deadline by far; with four workers it is in time."""
-    late = due(replace(held(1), remaining_work_s=4_000.0), 1_200.0)
+    late = due(job_with(held(1), remaining_work_s=4_000.0), 1_200.0)
     other = due(make_job_view("other", workers=(4, 8), remaining_work_s=4_000.0), 9_000.0)
     decisions = decided(name, late, other)
     [grown] = [made for made in decisions if isinstance(made, Resize)]
@@ -105,7 +112,7 @@ def test_it_grows_to_be_in_time_before_later_deadlines(name: str) -> None:
 
 def test_it_shrinks_while_it_is_early_and_others_wait() -> None:
     """With one worker it is done in a tenth of its time, and a gang of six waits for a day."""
-    early = due(replace(held(8), remaining_work_s=1_000.0), 10_000.0)
+    early = due(job_with(held(8), remaining_work_s=1_000.0), 10_000.0)
     waits = due(make_job_view("waits", workers=(6, 6)), 2e6)
     decisions = decided("qos", early, waits)
     [shrunk] = [made for made in decisions if isinstance(made, Resize)]
@@ -116,7 +123,7 @@ def test_it_shrinks_while_it_is_early_and_others_wait() -> None:
 def test_a_gang_that_only_it_keeps_out_is_planned_behind_it() -> None:
     """It needs all eight until its deadline; the one that can wait for them does, and has what its
     base gang keeps out of every plan."""
-    late = due(replace(held(1), remaining_work_s=8_000.0), 1_150.0)
+    late = due(job_with(held(1), remaining_work_s=8_000.0), 1_150.0)
     later = due(make_job_view("later", workers=(7, 7), remaining_work_s=7_000.0), 9_000.0)
     [grown] = decided("qos", late, later)
     assert isinstance(grown, Resize)
@@ -126,7 +133,7 @@ def test_a_gang_that_only_it_keeps_out_is_planned_behind_it() -> None:
 def test_who_can_be_in_time_later_begins_on_what_it_keeps_for_no_deadline() -> None:
     """Four go to the one that is due first. The next one needs four as well and begins with two of
     the three that are left: who was resized a moment ago and has no deadline keeps none of them."""
-    rests = replace(held(8), last_resized_at_s=NOW_S - 1.0)
+    rests = job_with(held(8), resizes_latest_at_s=NOW_S - 1.0)
     first = due(make_job_view("first", workers=(4, 4), remaining_work_s=4_000.0), 1_200.0)
     later = due(make_job_view("later", workers=(2, 7), remaining_work_s=12_000.0), 3_300.0)
     starts = [made for made in decided("qos", rests, first, later) if isinstance(made, Start)]

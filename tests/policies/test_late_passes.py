@@ -9,7 +9,14 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Allocation, Decision, Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 IN_TURNS = ("las", "themis-lp", "themis", "afs-p", "tiresias:limits=600")
@@ -21,7 +28,7 @@ def pool(running: tuple[str, ...], waiting: tuple[str, ...], *, now_s: float) ->
     """One node of two GPUs, all of them held by jobs that began at NOW_S."""
     workers = {name: make_worker_view(name, 0, "n1", gpus=1) for name in running}
     jobs = [
-        replace(
+        job_with(
             make_job_view(name, state=JobState.RUNNING, gpu_type="H100", placed=[worker]),
             started_at_s=NOW_S,
             first_started_at_s=NOW_S,

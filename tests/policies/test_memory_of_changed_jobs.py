@@ -22,7 +22,14 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     Yardstick,
     measures,
 )
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 LATER_S = NOW_S + 100_000.0
@@ -36,7 +43,7 @@ def waiting(*, workers: int = 1, gpus: int = 1, work_s: float = 300.0, attempt: 
     made = make_job_view(
         "j", workers=(workers, workers), gpus_per_worker=gpus, remaining_work_s=work_s
     )
-    return replace(made, whole_work_s=work_s, attempt=attempt)
+    return job_with(made, whole_work_s=work_s, attempt_number=attempt)
 
 
 PRERUN = waiting()
@@ -133,7 +140,7 @@ def test_a_gang_is_another_one_to_frameworks_that_saw_its_pre_run() -> None:
     ]
     first = mesos.allocate(cell(GANG, *blocked), b"")
     for attempt, since_s in ((1, NOW_S), (2, LATER_S)):
-        found = cell(replace(GANG, attempt=attempt), *blocked, now_s=LATER_S)
+        found = cell(job_with(GANG, attempt_number=attempt), *blocked, now_s=LATER_S)
         memory = mesos.allocate(found, first.memory).memory
         assert msgspec.msgpack.decode(memory, type=Offered).still.since_s == since_s
 
@@ -144,21 +151,21 @@ def test_a_gang_is_another_one_to_frameworks_that_saw_its_pre_run() -> None:
 @each_row("name", sorted(POLICIES))
 def test_who_leaves_a_node_alone_starts_on_another_one(name: str) -> None:
     """At once, although the node that it leaves alone is the first that would take it."""
-    job = replace(PRERUN, avoid_nodes=(NodeName("n0"),))
+    job = job_with(PRERUN, nodes_avoided=(NodeName("n0"),))
     assert starts(name, cell(job)) == {"j": {"n1"}}
 
 
 @pytest.mark.parametrize("name", ["tiresias", "yarn"])
 def test_the_fewest_nodes_are_the_fewest_of_those_that_it_may_have(name: str) -> None:
     """It leaves the only node alone that would take all of it, and asks for two others."""
-    gang = replace(waiting(workers=8), avoid_nodes=(NodeName("n0"),))
+    gang = job_with(waiting(workers=8), nodes_avoided=(NodeName("n0"),))
     skewed = replace(gang, profile=JobProfile(skew_ratio=1.0))  # `tiresias` keeps it together
     assert starts(name, cell(skewed, n0=8, n1=4, n2=4)) == {"j": {"n1", "n2"}}
 
 
 def test_a_framework_hoards_no_node_that_its_gang_leaves_alone() -> None:
     """`mesos` gives it to the others, while the gang waits for more of those that it may have."""
-    gang = replace(waiting(workers=2, gpus=8), avoid_nodes=(NodeName("n0"),))
+    gang = job_with(waiting(workers=2, gpus=8), nodes_avoided=(NodeName("n0"),))
     other = make_worker_view("runs", 0, "n1", gpus=8)
     runs = make_job_view("runs", state=JobState.RUNNING, gpus_per_worker=8, placed=[other])
     found = policy("mesos").allocate(cell(gang, runs, n0=8, n1=8, n2=8), b"")
@@ -169,7 +176,7 @@ def test_a_framework_hoards_no_node_that_its_gang_leaves_alone() -> None:
 def test_alike_gangs_are_not_taken_for_each_other_where_they_leave_nodes_alone() -> None:
     """`tetris` places each where it may go, though both have one shape."""
     jobs = [
-        replace(PRERUN, job_id=JobId(f"j{number}"), avoid_nodes=(NodeName(f"n{number}"),))
+        job_with(PRERUN, job_id=JobId(f"j{number}"), nodes_avoided=(NodeName(f"n{number}"),))
         for number in range(2)
     ]
     assert starts("tetris", cell(*jobs)) == {"j0": {"n1"}, "j1": {"n0"}}

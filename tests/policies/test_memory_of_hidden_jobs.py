@@ -23,7 +23,7 @@ from coordinator.policies.schedulers.philly.gang_reservation import Attempted
 from coordinator.policies.schedulers.themis.finish_time_fairness import Attendance
 from coordinator.policies.schedulers.tiresias.queues import Line, QueueKnobs, QueueMemory, Queues
 from coordinator.policies.tenants.attempts import without
-from tests.builders import NOW_S, make_job_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_snapshot
 from tests.policies.tenant_passes import Asked, Cell
 from tests.served import cell
 from tests.served import served_job as job
@@ -387,7 +387,7 @@ def test_a_hidden_job_is_owed_what_rounds_could_have_given_it() -> None:
             turns=turns,
         )
     )
-    runs = structs.replace(
+    runs = job_with(
         job("other", 1, node="n0"), started_at_s=set_at_s, preemptibility=Preemptibility.NON
     )
     snapshot = cell([job("waits", 1), runs], n0=1)
@@ -418,7 +418,7 @@ def test_an_account_out_of_sight_is_closed_where_shares_are_set_meanwhile() -> N
     is seen again."""
     waits = JobId("waits")
     made = policy("las:round_s=100")
-    runs = structs.replace(
+    runs = job_with(
         job("other", 1, node="n0"), started_at_s=NOW_S, preemptibility=Preemptibility.NON
     )
     both = cell([job("waits", 1), runs], n0=1)
@@ -448,7 +448,7 @@ def test_who_is_hidden_for_an_instant_gets_no_more_than_its_share(name: str) -> 
             if running:
                 got[running] += {0.0: 49.0, 50.0: 50.0, 51.0: 1.0}[after_s]
             jobs = [
-                structs.replace(
+                job_with(
                     job(each, 1, node="n0" if each == running else "", served=got[each]),
                     started_at_s=since_s if each == running else None,
                     saves_when_asked=True,
@@ -470,7 +470,7 @@ def test_who_is_hidden_for_an_instant_gets_no_more_than_its_share(name: str) -> 
 def test_who_was_out_of_sight_at_each_solving_has_a_share_with_the_next_round() -> None:
     """Who is new waits for the next solving; it may be hidden then, and at each one after it."""
     made = policy("las:round_s=100")
-    runs = structs.replace(job("other", 1, node="n0"), started_at_s=NOW_S)
+    runs = job_with(job("other", 1, node="n0"), started_at_s=NOW_S)
     first = made.allocate(cell([runs], n0=1), b"").memory
     late = job("late", 1, submitted_at_s=NOW_S + 10.0)
 

@@ -39,7 +39,7 @@ def wide(flexible: int, *, resized_at_s: float | None = None) -> tuple[NodeView,
         remaining_work_s=10_000.0,
         gpu_type=node.gpu_type,
         placed=workers,
-        last_resized_at_s=resized_at_s,
+        resizes_latest_at_s=resized_at_s,
     )
     return node, job
 

@@ -10,7 +10,14 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 ROUNDS = {"las", "themis-lp"}
@@ -32,7 +39,7 @@ def cell(tenants: Mapping[str, str], free_gpus: int) -> ClusterSnapshot:
         remaining_work_s=10.0, submitted_at_s=NOW_S - 50,
     )  # fmt: skip
     runs = replace(runs, tenant="used", deadline_at_s=NOW_S + 100.0)
-    jobs = [replace(runs, first_started_at_s=NOW_S - 50)]
+    jobs = [job_with(runs, first_started_at_s=NOW_S - 50)]
     for at, (name, tenant) in enumerate(tenants.items()):
         job = make_job_view(
             name, remaining_work_s=600.0 * (at + 1), submitted_at_s=NOW_S - 1000 + 100 * at

@@ -19,7 +19,7 @@ from coordinator.policies.contract.decisions import Preempt, Reclaim, Start
 from coordinator.policies.contract.snapshot import JobView, NodeView, TenantView
 from coordinator.policies.registry import policy
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import make_cluster, make_job_view, make_service_view, make_snapshot
+from tests.builders import job_with, make_cluster, make_job_view, make_service_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, waits
@@ -103,9 +103,7 @@ def test_the_lent_node_with_the_lower_priority_goes_home(name: str, high: str) -
     """Of two nodes with a job each, though the other one would lose less by a stop."""
     nodes, jobs = make_cluster({"n1": {"j1": 8}, "n2": {"j2": 8}})
     jobs = [
-        replace(job, priority=1000)
-        if job.job_id == high
-        else replace(job, lost_if_preempted_gpu_s=9000.0)
+        replace(job, priority=1000) if job.job_id == high else job_with(job, unsaved_gpu_s=9000.0)
         for job in jobs
     ]
     service = make_service_view(load=5.0, min_serving=1)
@@ -126,10 +124,10 @@ def ranked(draw: st.DrawFn) -> tuple[list[NodeView], list[JobView], int]:
         {f"n{i}": {f"j{j}": 2 for j in sorted(here)} for i, here in enumerate(held)}
     )
     views = [
-        replace(
+        job_with(
             job,
             priority=draw(pick(-1_000_000, 0, 7, 1_000_000)),
-            lost_if_preempted_gpu_s=float(draw(whole(0, 500))),
+            unsaved_gpu_s=float(draw(whole(0, 500))),
         )
         for job in jobs
     ]
@@ -202,7 +200,7 @@ def test_flexible_workers_of_the_lowest_priority_make_room_first(name: str) -> N
     )
     left_s = {"high": 100.0, "low": 90_000.0}
     jobs = [
-        replace(
+        job_with(
             job,
             priority=5 if job.job_id == "high" else 0,
             remaining_work_s=left_s[job.job_id],

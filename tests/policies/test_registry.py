@@ -24,6 +24,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import COMPARED, POLICIES, bundle, policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -49,7 +50,7 @@ def wide_job(*, last_resized_at_s: float | None = None) -> tuple[list[NodeView],
     nodes, jobs = make_cluster(
         {"n1": {"wide": 4}}, flexible={"n2": {"wide": 4}}, role=NodeRole.TRAINING
     )
-    return nodes, [replace(job, last_resized_at_s=last_resized_at_s) for job in jobs]
+    return nodes, [job_with(job, resizes_latest_at_s=last_resized_at_s) for job in jobs]
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
@@ -151,7 +152,7 @@ def test_a_resize_says_for_whom_and_at_what_cost() -> None:
 def test_a_start_records_its_estimate_and_where_it_came_from() -> None:
     """Running time on the workers it gets, flexible ones included, and the estimate's source."""
     job = make_job_view("j", workers=(2, 4), remaining_work_s=1200.0, priority=3)
-    job = replace(job, estimate_source="history of 7 runs")
+    job = job_with(job, estimate_source="history of 7 runs")
     start = decided(make_snapshot(nodes=[make_node_view("n1")], jobs=[job]))[0]
     assert isinstance(start, Start)
     assert (start.estimated_runtime_s, start.estimate_source) == (300.0, "history of 7 runs")

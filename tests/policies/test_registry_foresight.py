@@ -21,6 +21,7 @@ from coordinator.policies.registry import policy
 from coordinator.service.settings import CoordinatorSettings, check
 from tests.builders import (
     NOW_S,
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -187,7 +188,7 @@ def ends_in_a_minute() -> ClusterSnapshot:
     nodes, jobs = make_cluster({"l1": {"ends": 8}, "l2": {"stays": 8}})
     left_s = {"ends": 60.0, "stays": 1e6}
     jobs = [
-        replace(job, remaining_work_s=left_s[job.job_id], work_rate=1.0, as_of_s=NOW_S)
+        job_with(job, remaining_work_s=left_s[job.job_id], work_rate=1.0, as_of_s=NOW_S)
         for job in jobs
     ]
     return make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view(load=5.0)])

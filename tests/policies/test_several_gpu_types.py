@@ -14,6 +14,7 @@ from coordinator.policies.contract.snapshot import JobView, NodeView
 from coordinator.policies.registry import POLICIES, policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -69,7 +70,7 @@ LINES = ("drf", "fifo", "gandiva-lyra", "yarn", "yarn-capacity", "yarn-fair")
 
 def behind_a_full_type() -> tuple[list[JobView], list[NodeView]]:
     """The node of one type is another job's, for good; who waits for it is first in line."""
-    holds = replace(
+    holds = job_with(
         make_job_view(
             "holds",
             state=JobState.RUNNING,
@@ -155,7 +156,7 @@ def test_who_could_never_run_keeps_nobody_waiting(name: str, never: JobView) -> 
     for at_s, deadline_at_s in product((0.0, 2.0), DEADLINES):
         jobs = [
             replace(job, deadline_at_s=deadline_at_s)
-            for job in (replace(never, submitted_at_s=at_s, remaining_work_s=60.0), *others)
+            for job in (job_with(never, submitted_at_s=at_s, remaining_work_s=60.0), *others)
         ]
         assert started(name, jobs, nodes).keys() == {"whole", "elastic"}, (at_s, deadline_at_s)
 

@@ -13,7 +13,7 @@ from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.reasons import stopped_for
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import NOW_S, make_cluster, make_service_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_cluster, make_service_view, make_snapshot
 from tests.policies import tenant_books as books
 from tests.policies.machines import cell, job, machine
 from tests.tables import each_row
@@ -51,7 +51,7 @@ def test_several_take_and_one_takes(names: tuple[str, ...], said: str) -> None:
 
 def at_work(made: JobView, unsaved_gpu_s: float) -> JobView:
     """The same, with so much work that is not saved."""
-    return replace(made, lost_if_preempted_gpu_s=unsaved_gpu_s)
+    return job_with(made, unsaved_gpu_s=unsaved_gpu_s)
 
 
 def why(decisions: tuple[Decision, ...]) -> str:
@@ -150,7 +150,7 @@ def test_a_borrower_that_is_stopped_is_told_the_same() -> None:
 def test_a_job_on_a_node_that_is_taken_back_is_told_the_same(name: str, said: str) -> None:
     """Priced by work its restart counts too: eight GPUs for 63 s."""
     nodes, jobs = make_cluster({"n0": {"a": 8}})
-    jobs = [replace(at_work(each, 9.0), has_saved=True) for each in jobs]
+    jobs = [job_with(at_work(each, 9.0), has_saved=True) for each in jobs]
     service = make_service_view(load=1e6, min_serving=1, reclaim_deadline_s=60.0)
     snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[service])
     assert why(policy(name).lend(snapshot)).endswith(said)

@@ -20,6 +20,7 @@ from coordinator.sim.run.outages import Crash
 from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -108,7 +109,7 @@ def test_it_names_no_absent_node_that_could_not_hold_a_worker() -> None:
     away = absent("lost")
     small = replace(away, name=NodeName("n4"), gpus=4)
     other = replace(away, name=NodeName("n5"))
-    gang = replace(JOBS[0], excluded_nodes=(other.name,), avoid_nodes=(other.name,))
+    gang = job_with(JOBS[0], nodes_excluded=(other.name,), nodes_avoided=(other.name,))
     nodes = [make_node_view("n1"), make_node_view("n2"), away, small, other]
     holds = policy("fifo").pending_reasons(make_snapshot(nodes=nodes, jobs=[gang]), b"")
     (said,) = ("; ".join(hold.blockers) for hold in holds)

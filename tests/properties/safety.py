@@ -102,7 +102,7 @@ class Ledger:
     def may_host(self, job: JobView, name: NodeName, *, is_flexible: bool) -> bool:
         """The rules of place, written out again."""
         node = self.nodes[name]
-        if not node.is_schedulable or name in job.avoid_nodes:
+        if not node.is_schedulable or name in job.nodes.avoided:
             return False
         if node.role == NodeRole.TRAINING:
             return True

@@ -85,7 +85,7 @@ def nobody_starts_on_a_node_that_its_job_avoids(found: Settled) -> None:
     """A job that failed on a node for the node's sake is tried again elsewhere."""
     ledger, decisions = found.ledger, found.decisions
     for start in (decision for decision in decisions if isinstance(decision, Start)):
-        avoided = ledger.jobs[start.job_id].avoid_nodes
+        avoided = ledger.jobs[start.job_id].nodes.avoided
         assert not {placement.node for placement in start.placements} & set(avoided)
 
 
@@ -186,7 +186,7 @@ def resizes_are_sound(found: Settled) -> None:
         grown = len(job.placed) + sum(p.worker_count for p in resize.added)
         assert grown <= job.workers_on(job.gpu_type).max or not resize.added
         assert all(ledger.nodes[p.node].gpu_type == job.gpu_type for p in resize.added)
-        is_resting = (job.last_resized_at_s or 0.0) + snapshot.resize_cooldown_s > snapshot.now_s
+        is_resting = (job.resizes.latest_at_s or 0.0) + snapshot.resize_cooldown_s > snapshot.now_s
         assert not (resize.added and is_resting)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from coordinator.engine.jobs import estimates
 from coordinator.engine.state.context import Context
 from coordinator.engine.state.tables import JobEntry
-from coordinator.policies.contract.snapshot import BackOff
+from coordinator.policies.contract.job_groups import BackOff
 
 FREE_COUNT = 2
 """This number of stops in a row brings no wait: the next one may find the owner quiet."""

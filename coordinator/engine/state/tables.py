@@ -57,8 +57,9 @@ from coordinator.engine.state.node_groups import (
     NodeLabels,
 )
 from coordinator.policies.contract.decisions import Migrate, Reclaim
+from coordinator.policies.contract.job_groups import BackOff
 from coordinator.policies.contract.seasonal_load import Season
-from coordinator.policies.contract.snapshot import BackOff, LoadSample, UnknownLoad
+from coordinator.policies.contract.snapshot import LoadSample, UnknownLoad
 
 
 class Counters(Struct, kw_only=True):

@@ -108,7 +108,7 @@ class Claims:
         """Short jobs sooner than long ones: where all wait long, age would undo the order."""
         stretch = self._stretch * (1.0 if job.workers.min > 1 else NARROW)
         rate = best_rate(job, trusts_profiles=self._trusts_profiles)
-        return max(AGED_S, stretch * job.remaining_work_s / rate)
+        return max(AGED_S, stretch * job.estimate.remaining_work_s / rate)
 
     def _is_open(self, gpu_type: str) -> bool:
         return sum(claim.gpu_type == gpu_type for claim in self.made) < self._most

@@ -79,10 +79,10 @@ def beyond_the_policy(
 def _all_shut(snapshot: ClusterSnapshot, job: JobView) -> list[str]:
     """Nodes that are not open, where a job's gang would fit on none of its types without them."""
     types = dict.fromkeys(job.gpu.types or sorted({node.gpu_type for node in snapshot.nodes}))
-    size, found = job.gpus_per_worker, list[str]()
+    size, avoided, found = job.gpus_per_worker, job.nodes.avoided, list[str]()
     for gpu_type in types:
         nodes = [node for node in snapshot.nodes if node.gpu_type == gpu_type]
-        open_ = (node for node in nodes if node.is_schedulable and node.name not in job.avoid_nodes)
+        open_ = (node for node in nodes if node.is_schedulable and node.name not in avoided)
         if sum(node.gpus // size for node in open_) >= job.workers_on(gpu_type).min:
             return []
         found += _shut(job, nodes, gpu_type)
@@ -135,7 +135,7 @@ def _of_type(
 def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
     """Nodes of a type that are closed to a job now, whatever runs on them."""
     found: list[str] = []
-    barred = set_of(job.excluded_nodes)
+    barred = set_of(job.nodes.excluded)
     open_to = [node for node in nodes if node.name not in barred]
     if excluded := len(nodes) - len(open_to):
         does = "does" if excluded == 1 else "do"
@@ -147,7 +147,7 @@ def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
     # Of one that closes, the engine says why.
-    avoided = [n.name for n in nodes if n.name in job.avoid_nodes and n.closes_at_s is None]
+    avoided = [n.name for n in nodes if n.name in job.nodes.avoided and n.closes_at_s is None]
     if avoided:
         found.append(f"{', '.join(avoided)} left alone for now: an attempt of it failed there")
     serving = sum(1 for node in nodes if node.service and node.role != NodeRole.ON_LOAN)

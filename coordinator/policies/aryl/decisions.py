@@ -35,7 +35,7 @@ def resizes(
         if not share.removed and not share.added:
             continue
         stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
-        measured_s = share.job.resize_cost_s
+        measured_s = share.job.resizes.cost_s
         decision = Resize(
             job_id=share.job.job_id,
             added=tuple(share.added),
@@ -101,7 +101,7 @@ def _start(
         gpu_type=gang.gpu_type,
         placements=placements,
         estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (rate * ratio),
-        estimate_source=job.estimate_source,
-        reason=f"its turn (at least {least_s:.0f} s by {job.estimate_source}, priority "
+        estimate_source=job.estimate.source,
+        reason=f"its turn (at least {least_s:.0f} s by {job.estimate.source}, priority "
         f"{job.priority}): {what} on {counted(len(nodes), 'node')}{room}{best}",
     )

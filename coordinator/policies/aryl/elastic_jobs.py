@@ -134,7 +134,7 @@ class Share:
         """
         if self.is_new or not count:
             return 0.0
-        measured_s = self.job.resize_cost_s
+        measured_s = self.job.resizes.cost_s
         return resize_cost_s * count if measured_s is None else measured_s
 
     def group(self, resize_cost_s: float) -> Group:
@@ -150,7 +150,7 @@ class Share:
     def _group(
         self, resize_cost_s: float, *, current: int, most: int, is_free: bool = False
     ) -> Group:
-        measured_s = None if self.is_new or is_free else self.job.resize_cost_s
+        measured_s = None if self.is_new or is_free else self.job.resizes.cost_s
         each_s = 0.0 if self.is_new or measured_s is not None else resize_cost_s
         return Group(
             work_s=self.work_s,

@@ -17,7 +17,7 @@ def types_in_order(room: PlacementState, job: JobView) -> list[str]:
     guests wait for a loan, one that was never preempted tries no other.
     Among equals the type that needs fewer workers comes first, then the name decides.
     """
-    if room.waits_for_loan and not job.preemption_count and (lent := _lent_types(room, job)):
+    if room.waits_for_loan and not job.preemptions.count and (lent := _lent_types(room, job)):
         return lent
     if job.gpu.types:
         types = list(dict.fromkeys(job.gpu.types))

@@ -24,7 +24,7 @@ def is_over_in_time(job: JobView, occupied: Occupied, at_s: float) -> bool:
     closes_at_s = occupied.node.closes_at_s
     if closes_at_s is None:
         return True
-    return job.longest_s is not None and at_s + job.longest_s <= closes_at_s
+    return job.nodes.longest_s is not None and at_s + job.nodes.longest_s <= closes_at_s
 
 
 class Openings:

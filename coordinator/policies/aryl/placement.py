@@ -262,9 +262,9 @@ class PlacementState:
 
     def avoided(self, job: JobView) -> int:
         """Places that all workers of a job leave alone, as bits."""
-        if not job.avoid_nodes:
+        if not job.nodes.avoided:
             return 0  # so of nearly all
-        return bits_of(job.avoid_nodes, self.index.places)
+        return bits_of(job.nodes.avoided, self.index.places)
 
     def barred(self, job: JobView) -> int:
         """Places that base workers of a job must leave alone, as bits."""

@@ -33,7 +33,7 @@ def why_not_larger(
         )
     if is_barred:
         return ("it does not grow while jobs wait",)
-    is_measured = job.resize_cost_s is not None  # then one resize costs as much as another
+    is_measured = job.resizes.cost_s is not None  # then one resize costs as much as another
     target = share.most if is_measured else share.next_count(share.count)
     now_left_s = share.left_s(share.count, spans_types=share.spans_types)
     saved_s = now_left_s - share.left_s(target, spans_types=share.spans_types)

@@ -47,9 +47,10 @@ def allocated(
 
 def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
     """Until when a job that has its place may not be stopped for another one; None: it may be."""
-    if job.preempted_at_s is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+    preempted_at_s = job.preemptions.latest_at_s
+    if preempted_at_s is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
         return None
-    until_s = rest_ends_s(job.preempted_at_s, job.started_at_s, snapshot.min_runtime_s)
+    until_s = rest_ends_s(preempted_at_s, job.attempt.started_at_s, snapshot.min_runtime_s)
     return until_s if until_s > snapshot.now_s else None
 
 
@@ -64,12 +65,12 @@ def rest_ends_s(preempted_at_s: float, ran_at_s: float | None, min_runtime_s: fl
 
 def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
     """When the cooldown after a job's last resize is over; None: it is by now."""
-    if job.last_resized_at_s is None:
+    if job.resizes.latest_at_s is None:
         return None
     rest_s = snapshot.resize_cooldown_s
-    if job.resize_cost_s is not None:
-        rest_s = max(rest_s, RESTS_PER_COST * job.resize_cost_s)
-    at_s = job.last_resized_at_s + rest_s
+    if job.resizes.cost_s is not None:
+        rest_s = max(rest_s, RESTS_PER_COST * job.resizes.cost_s)
+    at_s = job.resizes.latest_at_s + rest_s
     return at_s if at_s > snapshot.now_s else None
 
 

@@ -43,7 +43,7 @@ def best_rate(job: JobView, *, trusts_profiles: bool = True) -> int | float:
 
 def fastest_s(job: JobView, *, trusts_profiles: bool = True) -> float:
     """Running time of a waiting job at its best size, on any GPU type."""
-    return job.remaining_work_s / best_rate(job, trusts_profiles=trusts_profiles)
+    return job.estimate.remaining_work_s / best_rate(job, trusts_profiles=trusts_profiles)
 
 
 def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
@@ -99,7 +99,7 @@ def late_ratio(source: str) -> float | None:
     """How many times its estimate a job may take; None: the estimate is a guess.
 
     Args:
-        source: what `JobView.estimate_source` says; words that are no source are a guess.
+        source: what `EstimateView.source` says; words that are no source are a guess.
     """
     for known, ratio in LATE_RATIOS.items():
         if source.startswith(known):

@@ -26,7 +26,7 @@ def gang_shape(job: JobView) -> GangShape:
     """Two jobs of equal shape both have room on given GPUs on nodes of one type, or neither has."""
     multipliers = job.gpu.worker_multiplier
     factors = tuple(sorted(multipliers.items())) if multipliers else ()
-    return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.avoid_nodes
+    return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.nodes.avoided
 
 
 Place = Callable[["FreeGpus", JobView, str, int], tuple[Placement, ...]]
@@ -74,7 +74,9 @@ class FreeGpus:
         """Workers that stay, by GPU, of those that several had; none where no job takes turns."""
         if self._staying is None:
             counts: Counter[GpuUuid] = Counter()
-            if any(j.state == JobState.SUSPENDED or j.is_packed or j.held for j in self._jobs):
+            if any(
+                j.state == JobState.SUSPENDED or j.attempt.is_packed or j.held for j in self._jobs
+            ):
                 for job in self._jobs:
                     for worker in (*job.placed, *job.held):
                         counts.update(() if worker.is_leaving else worker.gpu_uuids)
@@ -158,13 +160,13 @@ def gpus_of(node: NodeView) -> int:
 
 def takers(floor: FreeGpus, job: JobView, gpus: Mapping[NodeName, int]) -> set[NodeName]:
     """Nodes that can take a worker of a job, among those with a number of GPUs."""
-    kinds = job.gpu.types or floor.gpu_types
+    kinds, avoided = job.gpu.types or floor.gpu_types, job.nodes.avoided
     return {
         name
         for name, free in gpus.items()
         if free >= job.gpus_per_worker
         and floor.nodes[name].gpu_type in kinds
-        and name not in job.avoid_nodes
+        and name not in avoided
     }
 
 
@@ -225,7 +227,7 @@ def first_fit(
 
     kinds: the types to look at; None: all that it accepts.
     """
-    others, floor.avoided = floor.avoided, job.avoid_nodes
+    others, floor.avoided = floor.avoided, job.nodes.avoided
     found = _first_fit(floor, job, place, accepted_types(job, floor) if kinds is None else kinds)
     floor.avoided = others
     return found

@@ -176,9 +176,9 @@ def shape(job: JobView) -> JobShape:
         preemptibility=job.preemptibility,
         grace_s=job.grace_s,
         spans_types=job.gpu.heterogeneous_speed_ratio > 0,
-        was_preempted=job.preemption_count > 0,
-        avoid_nodes=job.avoid_nodes,
-        wants_no_loan=job.wants_no_loan,
+        was_preempted=job.preemptions.count > 0,
+        avoid_nodes=job.nodes.avoided,
+        wants_no_loan=job.nodes.wants_no_loan,
     )
 
 
@@ -413,7 +413,7 @@ class JobSorter:
 
     def put(self, job: JobView) -> None:
         """Add a job that is not there."""
-        if job.preempted_at_s is not None:
+        if job.preemptions.latest_at_s is not None:
             self._parts = None
             self._preempted[job.job_id] = job
         if job.state == JobState.PENDING:

@@ -22,6 +22,24 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import NO_PROFILE, JobProfile
+from coordinator.policies.contract.job_groups import (
+    ANY_NODE,
+    NO_ATTEMPT,
+    NO_PREEMPTIONS,
+    NO_PROGRESS,
+    NO_RESIZES,
+    NO_STEP_TIMES,
+    NOTHING_TO_SAVE,
+    AttemptView,
+    Behind,
+    EstimateView,
+    NodeLimits,
+    PreemptionsView,
+    ProgressView,
+    ResizesView,
+    SavesView,
+    StepTimesView,
+)
 from coordinator.policies.contract.seasonal_load import Season
 
 
@@ -82,15 +100,6 @@ def trimmed(masks: Masks) -> Masks:
     while last and not masks[last - 1]:
         last -= 1
     return masks[:last]
-
-
-class Behind(Struct, frozen=True, kw_only=True):
-    """The gang that a job is after its pre-run. work_s: worker-seconds of it, by the estimate."""
-
-    workers: WorkerRange
-    gpus_per_worker: int
-    work_s: float
-    estimate_source: str
 
 
 class JobShape(Struct, frozen=True, cache_hash=True):
@@ -246,129 +255,66 @@ class NodeView(Struct, frozen=True, kw_only=True):
     ordered, or a node of a service."""
 
 
-class BackOff(Struct, frozen=True, kw_only=True):
-    """How often in a row guarantees reclaimed GPUs from a job, and until when it borrows none of
-    these.
-
-    tenants: the owners of the guarantees. count: stops in a row. since_s: the latest of them.
-    until_s: not after `since_s` while they are too few.
-    """
-
-    tenants: tuple[str, ...]
-    count: int
-    since_s: float
-    until_s: float
-
-
 class JobView(Struct, frozen=True, kw_only=True):
     """One job that waits or runs.
 
-    remaining_work_s: worker-seconds left at `as_of_s` by the best estimate, on its reference GPU
-        type; running time at n workers is that / n. It falls by `work_rate` a second, not below
-        `least_work_s`, and grows once its estimate is outlived: `work_left_s` gives it at any
-        instant.
-    lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
-        by `unsaved_gpus` a second: `lost_gpu_s`.
-    has_saved: its present attempt has verified a checkpoint.
-    saves_when_asked: it declares that it saves within its grace when it is stopped.
-    wasted_gpu_s: GPU-seconds that its stops so far lost, whatever it declares.
-    grace_s: how long it may take to stop.
-    whole_work_s: worker-seconds of the whole job by the estimate at its submission.
-    attained_gpu_s: GPU-seconds that it has computed in all its attempts at `as_of_s`; they grow by
-        `computing_gpus` a second: `attained_service_gpu_s`.
-    waiting_since_s: since when it has waited; None while it has workers.
-    first_started_at_s: when its first attempt ran; None before.
-    deadline_at_s: when its user wants it done; None: no deadline.
+    What belongs together stands in a group (`job_groups`); a field that stands alone, here.
+
+    as_of_s: the instant of the sums in its groups; methods give them at any later one.
     app: the group of trials that it belongs to; None: it stands for itself.
+    waiting_since_s: since when it has waited; None while it has workers.
+    deadline_at_s: when its user wants it done; None: no deadline.
+    grace_s: how long it may take to stop.
     workers, profile: limited by the GPUs of the fleet. most_on: the most workers on a GPU type that
         has room for fewer than `workers` with its multiplier.
     cpus_per_worker, memory_bytes_per_worker: 0: not declared.
-    estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
-        outlived it; `remaining_work_s` is never less than that without its sign.
-    step_time_s: seconds per step, measured with `step_time_workers` workers on `step_time_gpu_type`
-        (empty: not known); None before two reports of one worker count. steps_left: at `as_of_s`,
-        by its last report.
     behind: during or before a pre-run, the gang behind it, and all other fields are of the pre-run;
         None: no pre-run.
+    gpu_type: of the running attempt; None while it waits.
+    held: while it moves, workers of its next attempt for which GPUs are held where it goes.
+    is_resizable: running, elastic, and no resize of it is under way.
+    is_resting: it was preempted so lately that it may not be stopped for another one; see
+        `cooldown`.
 
     A view is valid until an event changes the job, however late: snapshots share views.
     """
 
     job_id: JobId
-    state: JobState
-    submitted_at_s: float
-    workers: WorkerRange
-    gpus_per_worker: int
-    gpu: GpuRequest
-    priority: int
-    preemptibility: Preemptibility
-    remaining_work_s: float
-    estimate_source: str
-    grace_s: float
-    gpu_type: str | None = None
-    """The type of the running attempt; None while it waits."""
-    placed: tuple[WorkerView, ...] = ()
-    started_at_s: float | None = None
-    preemption_count: int = 0
-    lost_if_preempted_gpu_s: float = 0.0
-    as_of_s: float = 0.0
-    work_rate: float = 0
-    least_work_s: float = 0.0
-    unsaved_gpus: float = 0
-    has_saved: bool = False
-    saves_when_asked: bool = False
-    wasted_gpu_s: float = 0.0
-    last_resized_at_s: float | None = None
-    resize_cost_s: float | None = None
-    """Running time that a resize of it costs, as measured of its latest ones; None: none was."""
     tenant: str = ""
     user: str = ""
     app: str | None = None
+    state: JobState
+    submitted_at_s: float
+    waiting_since_s: float | None = None
     deadline_at_s: float | None = None
-    profile: JobProfile = NO_PROFILE
+    priority: int
+    preemptibility: Preemptibility
+    grace_s: float
+
+    workers: WorkerRange
+    most_on: Mapping[str, int] = {}
+    gpus_per_worker: int
     cpus_per_worker: int = 0
     memory_bytes_per_worker: int = 0
-    whole_work_s: float = 0.0
-    attained_gpu_s: float = 0.0
-    computing_gpus: float = 0
-    waiting_since_s: float | None = None
-    first_started_at_s: float | None = None
-    attempt: int = 0
-    own_fault_count: int = 0
-    avoid_nodes: tuple[NodeName, ...] = ()
-    """Nodes that its workers leave alone: it failed there, may run beyond their close, or may not
-    use them."""
-    excluded_nodes: tuple[NodeName, ...] = ()
-    """Those of them that it may never use as they are, by the labels and names that it selects."""
-    longest_s: float | None = None
-    """The longest that an attempt of it holds its nodes, from the decision; None: it has no time
-    limit, or no node closes."""
-    back_off: BackOff | None = None
-    """It was called back by guarantees; None: never, or not since it did well."""
-    wants_no_loan: bool = False
-    """Nodes could not start it just now, maybe because of its own storage: it may use lent nodes,
-    but no further node is to be lent for it.
-    """
-    preempted_at_s: float | None = None
-    is_packed: bool = False
-    """It may compute beside one other on its GPUs; see `decisions.Resume`."""
-    suspended_at_s: float | None = None
-    progress_step: int | None = None
-    """Its progress at its last report, and the GPU-seconds that it had attained by then."""
-    progress_gpu_s: float = 0.0
-    estimated_left_s: float | None = None
-    step_time_s: float | None = None
-    step_time_workers: int = 0
-    step_time_gpu_type: str = ""
-    steps_left: float | None = None
+    gpu: GpuRequest
+    nodes: NodeLimits = ANY_NODE
+    profile: JobProfile = NO_PROFILE
     behind: Behind | None = None
-    is_resizable: bool = False
-    """Running, elastic, and no resize of it is under way."""
-    is_resting: bool = False
-    """It was preempted so lately that it may not be stopped for another one; see `cooldown`."""
-    most_on: Mapping[str, int] = {}
+
+    gpu_type: str | None = None
+    placed: tuple[WorkerView, ...] = ()
     held: tuple[WorkerView, ...] = ()
-    """While it moves, workers of its next attempt for which GPUs are held where it goes."""
+    is_resizable: bool = False
+    is_resting: bool = False
+    attempt: AttemptView = NO_ATTEMPT
+    preemptions: PreemptionsView = NO_PREEMPTIONS
+    resizes: ResizesView = NO_RESIZES
+
+    as_of_s: float = 0.0
+    estimate: EstimateView
+    progress: ProgressView = NO_PROGRESS
+    saves: SavesView = NOTHING_TO_SAVE
+    steps: StepTimesView = NO_STEP_TIMES
 
     @property
     def is_elastic(self) -> bool:
@@ -386,9 +332,10 @@ class JobView(Struct, frozen=True, kw_only=True):
         """Worker-seconds left at an instant; an overrun of the estimate counts again as remaining
         work.
         """
-        done_s = self.work_rate * max(0.0, now_s - self.as_of_s)
-        over_s = 0.0 if self.estimated_left_s is None else done_s - self.estimated_left_s
-        return max(self.least_work_s, self.remaining_work_s - done_s, over_s)
+        known = self.estimate
+        done_s = known.work_rate * max(0.0, now_s - self.as_of_s)
+        over_s = 0.0 if known.estimated_left_s is None else done_s - known.estimated_left_s
+        return max(known.least_work_s, known.remaining_work_s - done_s, over_s)
 
     def estimate_left_s(self, now_s: float) -> float:
         """Worker-seconds left at an instant by the estimate alone, while that is above zero.
@@ -396,14 +343,16 @@ class JobView(Struct, frozen=True, kw_only=True):
         A job that has outlived its estimate has `work_left_s` left. So has one that is about to by
         less than rounding; otherwise views of different instants would disagree.
         """
-        if self.estimated_left_s is None:
+        known = self.estimate
+        if known.estimated_left_s is None:
             return self.work_left_s(now_s)
-        left_s = self.estimated_left_s - self.work_rate * max(0.0, now_s - self.as_of_s)
+        left_s = known.estimated_left_s - known.work_rate * max(0.0, now_s - self.as_of_s)
         return left_s if left_s > ROUNDING_S else self.work_left_s(now_s)
 
     def lost_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that a preemption at an instant throws away."""
-        return self.lost_if_preempted_gpu_s + self.unsaved_gpus * max(0.0, now_s - self.as_of_s)
+        saves = self.saves
+        return saves.unsaved_gpu_s + saves.unsaved_gpus * max(0.0, now_s - self.as_of_s)
 
     def rate(self, workers: int) -> float:
         """Worker-seconds of work per second with this number of workers, by its profile; else
@@ -417,7 +366,8 @@ class JobView(Struct, frozen=True, kw_only=True):
 
     def attained_service_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that it has computed until an instant (Tiresias, NSDI'19, section 3.2)."""
-        return self.attained_gpu_s + self.computing_gpus * max(0.0, now_s - self.as_of_s)
+        done = self.progress
+        return done.attained_gpu_s + done.computing_gpus * max(0.0, now_s - self.as_of_s)
 
     def accepts(self, gpu_type: str) -> bool:
         """Whether an attempt may run on this GPU type."""

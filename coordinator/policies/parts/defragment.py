@@ -112,7 +112,7 @@ class Clearing:
 
         busy: jobs that stay where they are.
         """
-        floor.avoided = job.avoid_nodes
+        floor.avoided = job.nodes.avoided
         had = have = sum(floor.rooms(gpu_type, job.gpus_per_worker).values())
         before, moves = dict(floor.free), list[_Move]()
         stays = {*busy, *self._moves, job.job_id}
@@ -149,10 +149,11 @@ class Clearing:
         }
         if not pieces:
             return []
+        avoided = job.nodes.avoided
         sets = [
             (sum(unit.cost_gpu_s for unit in units), len(units), name, units)
             for name, node in floor.nodes.items()
-            if node.gpu_type == gpu_type and name not in job.avoid_nodes
+            if node.gpu_type == gpu_type and name not in avoided
             for units in self._sets(floor, name, pieces, size, busy)
         ]
         for *_, name, units in sorted(sets, key=lambda each: each[:3]):
@@ -208,12 +209,12 @@ class Clearing:
             job = self._jobs[job_id]
             if job_id in busy or job_id in self._stays or not _is_steady(job):
                 continue
-            if job.is_resizable and self._has_rested(job, job.last_resized_at_s, self._resize_s):
+            if job.is_resizable and self._has_rested(job, job.resizes.latest_at_s, self._resize_s):
                 for worker in workers:
                     if worker.is_flexible:
                         yield self._unit(job, (worker,), name, self._resize_s)
             pause_s = self._restart_s and self._restart_s + job.grace_s
-            if self._has_rested(job, job.started_at_s, pause_s):
+            if self._has_rested(job, job.attempt.started_at_s, pause_s):
                 yield self._unit(job, job.placed, name, pause_s)
 
     def _has_rested(self, job: JobView, since_s: float | None, pause_s: float) -> bool:
@@ -288,12 +289,10 @@ def _moved(units: Sequence[_Unit], pieces: dict[NodeName, int]) -> list[_Move]:
     """The smallest piece for each worker, large workers first; none where any of them fits none."""
     moves: list[_Move] = []
     for unit in sorted(units, key=lambda each: (-each.workers[0].gpus, each.price)):
-        targets: list[NodeName] = []
+        targets, avoided = list[NodeName](), unit.job.nodes.avoided
         for worker in unit.workers:
             fits = (
-                name
-                for name, gpus in pieces.items()
-                if gpus >= worker.gpus and name not in unit.job.avoid_nodes
+                name for name, gpus in pieces.items() if gpus >= worker.gpus and name not in avoided
             )
             target = min(fits, key=lambda name: (pieces[name], name), default=None)
             if target is None:

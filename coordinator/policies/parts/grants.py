@@ -202,7 +202,7 @@ class _Carrying:
         If that gives no room either, others move for `share` of them. Only jobs whose GPUs are
         really taken are stopped. With fewer than `least` workers none is.
         """
-        self._floor.avoided = job.avoid_nodes
+        self._floor.avoided = job.nodes.avoided
         found = place(self._floor, job, gpu_type, count)
         wanted = 0 if self._clearing is None else min(share, count)
         if placed_count(found) >= count or not (self._staying or placed_count(found) < wanted):
@@ -345,7 +345,7 @@ class _Carrying:
             gpu_type=gpu_type,
             placements=split,
             estimated_runtime_s=runtime_on(job, gpu_type, count, self._snapshot.now_s),
-            estimate_source=job.estimate_source,
+            estimate_source=job.estimate.source,
             reason=why,
             is_promised=grant.is_promised,
         )

@@ -202,7 +202,7 @@ class _Ground:
         if kind not in self._free:
             return False
         workers = size * job.gpu.worker_multiplier.get(kind, 1)
-        gang = (job.gpus_per_worker, workers, job.avoid_nodes)
+        gang = (job.gpus_per_worker, workers, job.nodes.avoided)
         if gang not in self._fits[kind] and gang not in self._full[kind]:
             fits = sum(self._rooms(job, kind).values()) >= workers
             (self._fits if fits else self._full)[kind].add(gang)
@@ -219,10 +219,11 @@ class _Ground:
             left -= here
 
     def _rooms(self, job: JobView, kind: str) -> dict[NodeName, int]:
+        avoided = job.nodes.avoided
         return {
             name: gpus // job.gpus_per_worker
             for name, gpus in self._free[kind].items()
-            if gpus >= job.gpus_per_worker and name not in job.avoid_nodes
+            if gpus >= job.gpus_per_worker and name not in avoided
         }
 
 

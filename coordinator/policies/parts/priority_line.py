@@ -160,7 +160,7 @@ class Turns:
 
     def _most(self, job: JobView, place: Place) -> int:
         """Workers of its base gang that find room if all behind it go."""
-        self._within.avoided = job.avoid_nodes
+        self._within.avoided = job.nodes.avoided
         kinds = job.gpu.types or self._gpu_types
         rooms = (place(self._within, job, each, job.workers_on(each).min) for each in kinds)
         return max((placed_count(room) for room in rooms), default=0)

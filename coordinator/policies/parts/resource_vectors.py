@@ -130,7 +130,7 @@ class Bins:
 
     def room(self, job: JobView, name: NodeName) -> int:
         """Workers of a job that a node can take; none on one that the job leaves alone."""
-        return 0 if name in job.avoid_nodes else _room(job, self.whole[name], self.free[name])
+        return 0 if name in job.nodes.avoided else _room(job, self.whole[name], self.free[name])
 
     def hosts(self, job: JobView) -> list[str]:
         """GPU types on whose open nodes its gang would fit if they were empty."""

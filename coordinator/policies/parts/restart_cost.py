@@ -23,8 +23,8 @@ def is_resumed(job: JobView, now_s: float) -> bool:
 
     Unless stops have cost it so much already that its word is worth nothing.
     """
-    spent_gpu_s = job.attained_service_gpu_s(now_s)
-    return job.saves_when_asked and job.wasted_gpu_s <= MOST_LOST_RATIO * spent_gpu_s
+    most_gpu_s = MOST_LOST_RATIO * job.attained_service_gpu_s(now_s)
+    return job.saves.saves_when_asked and job.preemptions.wasted_gpu_s <= most_gpu_s
 
 
 def loss_gpu_s(job: JobView, now_s: float) -> float:
@@ -46,7 +46,7 @@ def is_set_back(job: JobView, now_s: float) -> bool:
     """
     loss = loss_gpu_s(job, now_s)
     spent_gpu_s = job.attained_service_gpu_s(now_s)
-    return loss > 0.0 and job.wasted_gpu_s + loss > MOST_LOST_RATIO * spent_gpu_s
+    return loss > 0.0 and job.preemptions.wasted_gpu_s + loss > MOST_LOST_RATIO * spent_gpu_s
 
 
 def keeps_gang(job: JobView, now_s: float) -> bool:

@@ -42,7 +42,7 @@ def walk(snapshot: ClusterSnapshot, left: Left) -> Turns:
 
     def why(job: JobView) -> str:
         left_s = remaining_time(job, snapshot.now_s)
-        return f"{left_s:.0f} s left by {job.estimate_source}, priority {job.priority}"
+        return f"{left_s:.0f} s left by {job.estimate.source}, priority {job.priority}"
 
     return Turns(snapshot, sorted(filter(takes_turns, snapshot.jobs), key=rank), why)
 

@@ -70,7 +70,7 @@ Shape = tuple[object, ...]
 def _shape(job: JobView) -> Shape:
     factors = sorted(job.gpu.worker_multiplier.items())
     sizes = (job.gpus_per_worker, job.cpus_per_worker, job.memory_bytes_per_worker)
-    return (*sizes, job.workers.min, job.gpu.types, job.avoid_nodes, *factors)
+    return (*sizes, job.workers.min, job.gpu.types, job.nodes.avoided, *factors)
 
 
 class Packing:

@@ -234,7 +234,9 @@ def _kept(
     if not may_stop:
         return kept
     used = dict(Tenancy(snapshot).used)
-    newest = sorted(kept, key=lambda each: (each.job.priority, -(each.job.started_at_s or 0.0)))
+    newest = sorted(
+        kept, key=lambda each: (each.job.priority, -(each.job.attempt.started_at_s or 0.0))
+    )
     stopped: set[str] = set()
     for grant in newest:
         queue = tenancy.leaf(grant.job)

@@ -16,7 +16,8 @@ from coordinator.policies.tenants.tree import WHOLE
 
 def ends_at_s(snapshot: ClusterSnapshot, jobs: Iterable[JobView]) -> float | None:
     """When the first of some jobs may borrow again; None: none waits for that."""
-    waits = (job.back_off.until_s for job in jobs if job.back_off is not None)
+    rests = (job.preemptions.back_off for job in jobs)
+    waits = (rest.until_s for rest in rests if rest is not None)
     return min((until_s for until_s in waits if until_s > snapshot.now_s), default=None)
 
 
@@ -26,7 +27,7 @@ def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) ->
 
     tenancy: before its start.
     """
-    rest = job.back_off
+    rest = job.preemptions.back_off
     if rest is None or rest.until_s <= now_s:
         return ""
     used, views = tenancy.used, tenancy.views
@@ -46,9 +47,10 @@ def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) ->
 
 def _idle_gpus(job: JobView, tenancy: Tenancy) -> float:
     """GPUs that the owners could still ask for; of two nested owners the outer one counts."""
+    rest = job.preemptions.back_off
     owners = {
         name
-        for name in (() if job.back_off is None else job.back_off.tenants)
+        for name in (() if rest is None else rest.tenants)
         if name in tenancy.views and name not in tenancy.path(job)
     }
     outer = [name for name in owners if owners.isdisjoint(tenancy.path_of(name)[1:])]

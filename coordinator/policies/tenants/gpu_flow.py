@@ -55,8 +55,9 @@ class Gang:
         self._size = job.gpus_per_worker
         self.gpu_type = gpu_type
         self.count = job.workers_on(gpu_type).min
+        avoided = job.nodes.avoided
         self.nodes = frozenset(
-            n for n in free if nodes[n].gpu_type == gpu_type and n not in job.avoid_nodes
+            n for n in free if nodes[n].gpu_type == gpu_type and n not in avoided
         )
 
     def workers(self, gpus: Mapping[NodeName, int]) -> int:

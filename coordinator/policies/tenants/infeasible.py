@@ -75,7 +75,7 @@ def wish_of(job: JobView | JobSpec, excluded_nodes: tuple[NodeName, ...] = ()) -
         preemptibility=job.preemptibility,
         grace_s=job.checkpoint.grace_s if isinstance(job, JobSpec) else job.grace_s,
         spans_types=job.gpu.heterogeneous_speed_ratio > 0,
-        excluded_nodes=excluded_nodes if isinstance(job, JobSpec) else job.excluded_nodes,
+        excluded_nodes=excluded_nodes if isinstance(job, JobSpec) else job.nodes.excluded,
     )
 
 
@@ -169,7 +169,7 @@ class Fleet:
         if job.gpu.worker_multiplier or job.gpu.heterogeneous_speed_ratio:
             return bool(self.why_never(wish_of(job)))
         gang = (job.workers.min, job.gpus_per_worker, job.gpu.types)
-        alike = (gang, job.preemptibility, job.grace_s, job.excluded_nodes)
+        alike = (gang, job.preemptibility, job.grace_s, job.nodes.excluded)
         if alike not in self._never:
             self._never[alike] = bool(self.why_never(wish_of(job)))
         return self._never[alike]

@@ -220,10 +220,10 @@ def _avoiding(snapshot: ClusterSnapshot, barred: dict[JobId, list[Kept]]) -> Clu
         if kept is None:
             return job
         nodes = frozenset(name for each in kept for name in each.nodes)
-        like = (nodes, job.avoid_nodes)
+        like = (nodes, job.nodes.avoided)
         if like not in both:
-            both[like] = sorted_names(nodes.union(job.avoid_nodes))
-        return replace(job, avoid_nodes=both[like])
+            both[like] = sorted_names(nodes.union(job.nodes.avoided))
+        return replace(job, nodes=replace(job.nodes, avoided=both[like]))
 
     return replace(snapshot, jobs=tuple(map(seen, snapshot.jobs)), index=None)
 
@@ -283,7 +283,7 @@ class _Keeping:
         return openings[count - 1][0], [name for _, name in openings[:count]]
 
     def _may_have(self, job: JobView, node: NodeView) -> bool:
-        if node.name in job.avoid_nodes:
+        if node.name in job.nodes.avoided:
             return False
         if node.service is None:
             return True
@@ -325,7 +325,7 @@ class _Keeping:
         return tenancy is None or not is_covered(tenancy, job) or is_covered(tenancy, kept.job)
 
     def _is_over_by(self, job: JobView, at_s: float) -> bool:
-        ratio = late_ratio(job.estimate_source)
+        ratio = late_ratio(job.estimate.source)
         if ratio is None:
             return False
         longest_s = max(base_runtime_s(job, kind, self._now_s) for kind in (job.gpu.types or ("",)))

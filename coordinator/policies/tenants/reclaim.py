@@ -295,7 +295,7 @@ class _TakeBack:
             gpu_type=gang.gpu_type,
             placements=gang.placed(self._counts.free, first),
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / gang.count,
-            estimate_source=job.estimate_source,
+            estimate_source=job.estimate.source,
             reason=f"tenant {tenant} is owed its guarantee: {how}",
         )
         self._starts.append(start)

@@ -137,7 +137,7 @@ def _carried_out(job: JobView, decision: Move, now_s: float, flow: Flow) -> JobV
                 gpu_type=None,
                 placed=(),
                 held=(),
-                started_at_s=None,
+                attempt=replace(job.attempt, started_at_s=None),
                 waiting_since_s=now_s,
                 is_resizable=False,
             )
@@ -153,7 +153,7 @@ def _carried_out(job: JobView, decision: Move, now_s: float, flow: Flow) -> JobV
                 state=JobState.RUNNING,
                 gpu_type=decision.gpu_type,
                 placed=workers,
-                started_at_s=now_s,
+                attempt=replace(job.attempt, started_at_s=now_s),
                 waiting_since_s=None,
                 is_resizable=job.is_elastic,
             )

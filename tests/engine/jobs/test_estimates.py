@@ -30,7 +30,7 @@ from coordinator.policies.contract.estimates import LATE_RATIOS, Source, late_ra
 from coordinator.policies.registry import policy
 from coordinator.service.api import explain
 from coordinator.sim.run.simulation import Submission
-from tests.builders import make_job_view, make_snapshot, make_spec, make_worker_view
+from tests.builders import job_with, make_job_view, make_snapshot, make_spec, make_worker_view
 from tests.engine.harness import Harness, state
 from tests.tables import each_row
 
@@ -312,7 +312,7 @@ def test_a_running_job_is_waited_for_by_the_source_of_its_estimate(
     """Of 100 s left by each source a reclaim allows for so many; it waits for no guess."""
     worker = make_worker_view("job", 0, "n1", gpus=1)
     job = make_job_view("job", state=JobState.RUNNING, remaining_work_s=100.0, placed=[worker])
-    job = replace(job, estimate_source=source)
+    job = job_with(job, estimate_source=source)
     costs = Costs(make_snapshot(nodes=[], jobs=[job]))
     assert costs.ends_within_s(job.job_id) == latest_s
     assert latest_s is None or latest_s > LEAST_WAIT_S

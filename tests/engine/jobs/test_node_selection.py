@@ -65,10 +65,10 @@ def test_policies_see_the_nodes_that_do_not_fit_among_those_to_leave_alone() -> 
     }
     jobs = {name: submit(harness, name, **fields) for name, (fields, _) in asked.items()}
     seen = {name: view(harness, job) for name, job in jobs.items()}
-    assert {name: set(found.avoid_nodes) for name, found in seen.items()} == {
+    assert {name: set(found.nodes.avoided) for name, found in seen.items()} == {
         name: nodes for name, (_, nodes) in asked.items()
     }
-    assert seen["a"].avoid_nodes is seen["g"].avoid_nodes
+    assert seen["a"].nodes.avoided is seen["g"].nodes.avoided
 
 
 def test_a_label_that_changes_counts_at_the_next_start_and_growth_alone() -> None:
@@ -80,7 +80,7 @@ def test_a_label_that_changes_counts_at_the_next_start_and_growth_alone() -> Non
     harness.wait(1.0)
     assert state(job) == JobState.RUNNING
     label(harness, "t0", "rack-")
-    assert (state(job), set(view(harness, job).avoid_nodes)) == (JobState.RUNNING, {"t0", "t2"})
+    assert (state(job), set(view(harness, job).nodes.avoided)) == (JobState.RUNNING, {"t0", "t2"})
 
     def grow(name: str) -> Resize:
         added = (Placement(node=NodeName(name), worker_count=1, is_flexible=True),)
@@ -98,9 +98,9 @@ def test_a_person_changes_what_a_job_asks_of_nodes() -> None:
 
     def change(change: JobChange) -> set[NodeName]:
         harness.sim.handle(JobChanged(job_id=job.job_id, by="a/u", change=change))
-        return set(view(harness, job).avoid_nodes)
+        return set(view(harness, job).nodes.avoided)
 
-    assert set(view(harness, job).avoid_nodes) == {"t0", "t1", "t2"}
+    assert set(view(harness, job).nodes.avoided) == {"t0", "t1", "t2"}
     assert change(JobChange(require=("rack",))) == {"t1", "t2"}
     assert change(JobChange(exclude_nodes=())) == {"t2"}
     assert change(JobChange(require=())) == set()

@@ -25,7 +25,8 @@ from coordinator.engine.state.settings import EngineSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Allocation, Resume, Suspend
 from coordinator.policies.contract.estimates import Source
-from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.run.cluster import Delays
 from coordinator.sim.run.simulation import Submission
 from tests.builders import make_spec
@@ -219,7 +220,7 @@ def test_its_time_stands_still_while_it_is_suspended() -> None:
     harness.sim.ask_pass()
     harness.settle()
     [view] = harness.engine.snapshot().jobs
-    assert (state(job), view.work_rate) == (JobState.SUSPENDED, 0)
+    assert (state(job), view.estimate.work_rate) == (JobState.SUSPENDED, 0)
     assert view.work_left_s(harness.engine.state.now_s) == TIME_S - 400.0
     harness.decide(Resume(job_id=job.job_id, reason="its turn"))
     harness.wait(199.0)
@@ -334,7 +335,7 @@ def test_a_node_is_left_alone_only_where_the_others_take_the_gang(
     harness.start(job, "t1")
     harness.wait(TIME_S)
     assert job.spec.workers == GANG
-    assert job.retry.avoid_nodes == list(view(harness).avoid_nodes) == avoided
+    assert job.retry.avoid_nodes == list(view(harness).nodes.avoided) == avoided
 
 
 def test_of_two_nodes_the_one_to_be_left_for_longer_is() -> None:
@@ -363,13 +364,13 @@ def test_the_pace_of_one_worker_is_no_pace_of_the_gang() -> None:
         told = Progress(step=step, total_steps=1_000_000)
         harness.sim.handle(ProgressReported(job_id=job.job_id, attempt=1, progress=told))
     seen = view(harness)
-    assert seen.estimate_source == Source.PRERUN
-    assert (seen.step_time_s, seen.steps_left) == (None, None)
+    assert seen.estimate.source == Source.PRERUN
+    assert (seen.steps.step_time_s, seen.steps.steps_left) == (None, None)
     harness.wait(TIME_S)
     seen = view(harness)
     assert (seen.workers, seen.gpus_per_worker) == (GANG, 8)
-    assert (seen.step_time_s, seen.steps_left, seen.step_time_workers) == (None, None, 0)
-    assert (seen.remaining_work_s, seen.estimate_source) == (WORK_S, Source.DECLARED)
+    assert (seen.steps.step_time_s, seen.steps.steps_left, seen.steps.workers) == (None, None, 0)
+    assert (seen.estimate.remaining_work_s, seen.estimate.source) == (WORK_S, Source.DECLARED)
 
 
 def test_a_pre_run_that_is_longer_than_its_gang_does_not_outlive_it() -> None:
@@ -379,7 +380,7 @@ def test_a_pre_run_that_is_longer_than_its_gang_does_not_outlive_it() -> None:
     harness.start(job, "t0")
     harness.wait(3 * WORK_S)
     assert job.spec.workers == GANG
-    assert view(harness).remaining_work_s == WORK_S
+    assert view(harness).estimate.remaining_work_s == WORK_S
 
 
 def test_a_pre_run_shows_the_gang_behind_it() -> None:
@@ -387,14 +388,14 @@ def test_a_pre_run_shows_the_gang_behind_it() -> None:
     harness = cell()
     job = submit(harness)
     seen = view(harness)
-    assert seen.whole_work_s == seen.remaining_work_s == TIME_S
+    assert seen.estimate.whole_work_s == seen.estimate.remaining_work_s == TIME_S
     assert seen.behind == Behind(
         workers=GANG, gpus_per_worker=8, work_s=WORK_S, estimate_source=Source.DECLARED
     )
     harness.start(job, "t0")
     harness.wait(TIME_S)
     seen = view(harness)
-    assert (seen.behind, seen.whole_work_s) == (None, WORK_S)
+    assert (seen.behind, seen.estimate.whole_work_s) == (None, WORK_S)
 
 
 def test_a_gang_that_succeeds_after_its_pre_run_is_remembered() -> None:

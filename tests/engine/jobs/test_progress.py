@@ -71,5 +71,5 @@ def test_a_snapshot_says_where_a_step_time_was_measured() -> None:
         harness.wait(50.0)
         says(harness, job, step, total_steps=1000)
     [seen] = harness.engine.snapshot().jobs
-    assert seen.step_time_s == pytest.approx(0.25)
-    assert (seen.step_time_workers, seen.step_time_gpu_type) == (1, "H100")
+    assert seen.steps.step_time_s == pytest.approx(0.25)
+    assert (seen.steps.workers, seen.steps.gpu_type) == (1, "H100")

@@ -157,8 +157,9 @@ def test_a_measured_resize_is_booked_shown_and_seen_by_policies() -> None:
     assert [line.subject for line in told] == [job.job_id]
     assert "23.0 s, 368 GPU-seconds lost" in told[0].reason
     [seen] = harness.engine.snapshot().jobs
-    assert seen.resize_cost_s == pytest.approx(23.0)
-    assert seen.wasted_gpu_s == 0.0  # of its stops, as the policies that weigh those know it
+    assert seen.resizes.cost_s == pytest.approx(23.0)
+    # of its stops, as the policies that weigh those know it
+    assert seen.preemptions.wasted_gpu_s == 0.0
 
 
 def test_what_a_resize_lost_is_not_lost_again_with_the_attempt() -> None:
@@ -198,7 +199,7 @@ def test_a_job_without_words_keeps_the_assumed_cost() -> None:
     harness.wait(600.0)
     assert (job.resizes.cost_s, job.lost_gpu_s) == (None, 0.0)
     [seen] = harness.engine.snapshot().jobs
-    assert seen.resize_cost_s is None
+    assert seen.resizes.cost_s is None
 
 
 def test_the_cost_outlives_its_coordinator() -> None:

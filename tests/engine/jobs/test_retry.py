@@ -163,7 +163,7 @@ def test_a_failure_of_the_node_is_avoided_by_every_placing_rule() -> None:
     fail(harness, job, "cuda_failure", index=1)
     assert job.retry.avoid_nodes == ["t1"]
     snapshot = harness.engine.snapshot()
-    assert snapshot.jobs[0].avoid_nodes == ("t1",)
+    assert snapshot.jobs[0].nodes.avoided == ("t1",)
     for name in ("fifo", "sjf", "srtf", "aryl"):
         decisions = policy(name).allocate(snapshot, b"").decisions
         placed = {p.node for d in decisions for p in getattr(d, "placements", ())}
@@ -184,9 +184,9 @@ def test_a_job_does_not_wait_for_ever_for_another_node() -> None:
     job = running(harness, "t0")
     fail(harness, job, "cuda_failure")
     harness.wait(499.0)
-    assert harness.engine.snapshot().jobs[0].avoid_nodes == ("t0",)
+    assert harness.engine.snapshot().jobs[0].nodes.avoided == ("t0",)
     harness.wait(1.0)
-    assert harness.engine.snapshot().jobs[0].avoid_nodes == ()
+    assert harness.engine.snapshot().jobs[0].nodes.avoided == ()
 
 
 @pytest.mark.parametrize("is_act", [True, False])

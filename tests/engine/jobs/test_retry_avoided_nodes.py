@@ -110,11 +110,11 @@ def test_each_node_that_was_not_ready_has_its_own_time() -> None:
     second_s = grows_in_vain(harness, job, T2) + 2.0 * REST_S
     assert job.retry.avoided == {T1: Avoided(first_s), T2: Avoided(second_s)}
     harness.wait(first_s - harness.sim.loop.now_s - 1.0)
-    assert harness.engine.snapshot().jobs[0].avoid_nodes == (T1, T2)
+    assert harness.engine.snapshot().jobs[0].nodes.avoided == (T1, T2)
     harness.wait(1.0)
-    assert harness.engine.snapshot().jobs[0].avoid_nodes == (T2,)
+    assert harness.engine.snapshot().jobs[0].nodes.avoided == (T2,)
     harness.wait(second_s - first_s)
-    assert harness.engine.snapshot().jobs[0].avoid_nodes == ()
+    assert harness.engine.snapshot().jobs[0].nodes.avoided == ()
     assert state(job) == JobState.RUNNING
 
 

@@ -89,7 +89,7 @@ def barred(harness: Harness, job: JobEntry) -> set[NodeName]:
     """The nodes that policies see it leave alone."""
     assert harness.engine.check() == []
     [seen] = [seen for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id]
-    return set(seen.avoid_nodes)
+    return set(seen.nodes.avoided)
 
 
 def test_a_rebuilt_job_has_each_field_that_its_user_stated() -> None:

@@ -69,7 +69,7 @@ def lend(harness: Harness, node: str = "i0") -> None:
 def avoids(harness: Harness, job: JobEntry) -> tuple[str, ...]:
     """The nodes that policies see as left alone by a job."""
     return next(
-        seen.avoid_nodes for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id
+        seen.nodes.avoided for seen in harness.engine.snapshot().jobs if seen.job_id == job.job_id
     )
 
 

@@ -16,6 +16,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -164,7 +165,7 @@ def test_a_reservation_is_on_no_node_that_closes_before_the_gang_would_be_over(
     """n1 is free and closes; at the instant, with its last node, all of the gang has to fit. One
     that was made before an operator ordered the window moves as well."""
     _, _, memory = passed(cell(gang()))
-    snapshot = cell(replace(gang(), longest_s=longest_s))
+    snapshot = cell(job_with(gang(), longest_s=longest_s))
     closing = tuple(
         replace(node, closes_at_s=NOW_S + closes_at_s if node.name == "n1" else None)
         for node in snapshot.nodes

@@ -214,7 +214,10 @@ def test_the_worker_multiplier_scales_work_and_range() -> None:
     job = running("a", workers=(1, 2), on=["n1"] * 2, gpu_type="T4", multiplier={"T4": 2})
     group = Share(job, "T4", now_s=0.0).group(5.0)
     assert (group.base_workers, group.extra_max) == (2, 2)
-    assert work_on(job, "T4", 0.0) / group.base_workers == job.remaining_work_s / job.workers.min
+    assert (
+        work_on(job, "T4", 0.0) / group.base_workers
+        == job.estimate.remaining_work_s / job.workers.min
+    )
 
 
 def test_flexible_workers_go_to_lent_nodes_first_and_leave_training_nodes_first() -> None:

@@ -14,6 +14,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -30,9 +31,9 @@ PREEMPTING = ("srtf", "afs", "tiresias", "themis-simple")
 def contested(*, preempted_at_s: float, min_runtime_s: float = 60.0) -> ClusterSnapshot:
     """A full node of a long job that was preempted before, and a short one that waits."""
     nodes, jobs = make_cluster({"n1": {"long": 8}}, role=NodeRole.TRAINING)
-    running = replace(
+    running = job_with(
         jobs[0],
-        preempted_at_s=preempted_at_s,
+        preemptions_latest_at_s=preempted_at_s,
         remaining_work_s=1e6,
         attained_gpu_s=1e6,
         whole_work_s=2e6,
@@ -130,7 +131,7 @@ def wide(cost_s: float | None, *, left_s: float) -> ClusterSnapshot:
         remaining_work_s=left_s,
         placed=[make_worker_view("j", 0, "n1")],
     )
-    job = replace(job, resize_cost_s=cost_s)
+    job = job_with(job, resizes_cost_s=cost_s)
     return make_snapshot(nodes=[make_node_view("n1", gpus=4, workers=job.placed)], jobs=[job])
 
 
@@ -163,7 +164,7 @@ def test_the_cooldown_grows_with_the_price(cost_s: float | None, rest_s: float) 
     snapshot = replace(wide(cost_s, left_s=1e5), resize_cooldown_s=60.0)
 
     def resized(ago_s: float) -> JobView:
-        return replace(snapshot.jobs[0], last_resized_at_s=NOW_S - ago_s)
+        return job_with(snapshot.jobs[0], resizes_latest_at_s=NOW_S - ago_s)
 
     assert resizable_at_s(snapshot, resized(rest_s)) is None
     assert resizable_at_s(snapshot, resized(rest_s - 1.0)) == pytest.approx(NOW_S + 1.0)

@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.parts.grants import Grant, carry_out
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.profiled_jobs import told
 from tests.tables import each_row
 
@@ -115,7 +115,7 @@ RATE = 4.0
 
 def view(left_s: float, as_of_s: float, least_work_s: float = 8.0) -> JobView:
     """A running job with so much left by its estimate at an instant."""
-    return replace(
+    return job_with(
         make_job_view("a", workers=(4, 4)),
         as_of_s=as_of_s,
         work_rate=RATE,

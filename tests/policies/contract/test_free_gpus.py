@@ -24,6 +24,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Wor
 from coordinator.policies.parts.grants import Grant, carry_out
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -145,7 +146,7 @@ def test_one_shrinks_so_that_another_can_grow_in_the_same_pass() -> None:
 
 def test_a_job_that_rests_after_a_resize_grows_when_it_has_rested() -> None:
     """Growth waits for the cooldown, and the plan says until when; shrinking does not wait."""
-    thin = elastic("thin", "n0", 1, last_resized_at_s=NOW_S - 10)
+    thin = elastic("thin", "n0", 1, resizes_latest_at_s=NOW_S - 10)
     node = make_node_view("n0", workers=thin.placed)
     snapshot = make_snapshot(nodes=[node], jobs=[thin], resize_cooldown_s=60.0)
     plan = carry_out(snapshot, [Grant(job=thin, workers=4, reason="more")])
@@ -274,7 +275,7 @@ def test_who_can_take_a_worker_has_the_type_the_gpus_and_is_not_avoided() -> Non
     nodes = [make_node_view(f"n{number}") for number in range(3)]
     nodes.append(make_node_view("t4", gpu_type="T4"))
     job = make_job_view("j", gpus_per_worker=4, types=("H100",))
-    job = replace(job, avoid_nodes=(NodeName("n1"),))
+    job = job_with(job, nodes_avoided=(NodeName("n1"),))
     gpus = {NodeName(name): count for name, count in (("n0", 4), ("n1", 8), ("n2", 3), ("t4", 8))}
     floor = FreeGpus(make_snapshot(nodes=nodes))
     assert takers(floor, job, gpus) == {"n0"}

@@ -14,6 +14,7 @@ from coordinator.policies.contract.free_gpus import FreeGpus
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.parts.defragment import MOST_REFUSED, Clearing
 from tests.builders import (
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -40,7 +41,7 @@ def running(name: str, placed: list[WorkerView], **changed: object) -> JobView:
         grace_s=GRACE_S,
         placed=placed,
     )
-    return structs.replace(plain, **{"saves_when_asked": True, "started_at_s": 0.0, **changed})
+    return job_with(plain, **{"saves_when_asked": True, "started_at_s": 0.0, **changed})
 
 
 def cell(
@@ -66,7 +67,7 @@ def cell(
 
 def wants(size: int, **changed: object) -> JobView:
     """A job that waits for room."""
-    return structs.replace(make_job_view("new", gpus_per_worker=size), **changed)
+    return job_with(make_job_view("new", gpus_per_worker=size), **changed)
 
 
 class Tried:
@@ -148,7 +149,7 @@ def test_the_node_is_cleared_that_costs_least() -> None:
 def test_work_that_would_be_done_over_is_part_of_the_cost() -> None:
     """Of two equal jobs the one goes that has less to lose."""
     snapshot = cell(PIECES)
-    lossy = structs.replace(snapshot.jobs[0], saves_when_asked=False, lost_if_preempted_gpu_s=500.0)
+    lossy = job_with(snapshot.jobs[0], saves_when_asked=False, unsaved_gpu_s=500.0)
     tried = Tried(structs.replace(snapshot, jobs=(lossy, snapshot.jobs[1])), wants(4))
     assert [name for name, _ in tried.asked] == ["b"]
 
@@ -175,7 +176,7 @@ def test_not_everybody_is_asked() -> None:
         {"preemptibility": Preemptibility.SEMI},
         {"is_resting": True},
         {"state": JobState.RESIZING},
-        {"avoid_nodes": (NodeName("n1"), NodeName("n2"))},
+        {"nodes_avoided": (NodeName("n1"), NodeName("n2"))},
         {"started_at_s": 100_000.0 - 10 * WHOLE_S + 1.0},
     ],
     ids=["not to be stopped", "stopped lately", "under way", "failed there", "moved lately"],
@@ -263,7 +264,7 @@ def test_no_room_is_lost_for_room() -> None:
 
 def test_nodes_that_the_job_avoids_are_not_cleared_for_it() -> None:
     """It would not start there."""
-    tried = Tried(cell(PIECES), wants(4, avoid_nodes=(NodeName("n1"),)))
+    tried = Tried(cell(PIECES), wants(4, nodes_avoided=(NodeName("n1"),)))
     assert tried.floor.free == {"n1": 0, "n2": 4}
 
 

@@ -21,7 +21,7 @@ from coordinator.policies.parts.pooling import (
     hosting_types,
     pools,
 )
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 BOTH = ("A100", "H100")
 
@@ -37,7 +37,7 @@ def nodes(*, a100: int = 8, h100: int = 8) -> list[NodeView]:
 def waits(name: str, gpus: int, *, types: tuple[str, ...] = BOTH, **other: object) -> JobView:
     """A gang of one worker."""
     made = make_job_view(name, gpus_per_worker=gpus, types=types)
-    return replace(made, **other)
+    return job_with(made, **other)
 
 
 def runs(
@@ -166,7 +166,9 @@ def test_who_comes_first_in_the_order_chooses_first() -> None:
             id="a gang too large with more workers for each",
         ),
         pytest.param(waits("j", 1, types=("T4",)), id="a type that is not there"),
-        pytest.param(waits("j", 1, avoid_nodes=(NodeName("a"), NodeName("h"))), id="avoided nodes"),
+        pytest.param(
+            waits("j", 1, nodes_avoided=(NodeName("a"), NodeName("h"))), id="avoided nodes"
+        ),
     ],
 )
 def test_a_gang_that_no_nodes_could_hold_competes_nowhere(job: JobView) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from common.model import JobState, NodeName
 from coordinator.policies.aryl.order import submission_key
 from coordinator.policies.contract.free_gpus import FreeGpus, best_fit, consolidated, first_fit
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.priority_line import Turns, takes_turns
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 
 often = settings(max_examples=100, deadline=None)
@@ -36,7 +35,7 @@ def test_nobody_behind_keeps_what_a_job_before_could_start_on(snapshot: ClusterS
     granted = {grant.job.job_id: grant for grant in turns.grants}
     for job, _ in turns.held:
         floor = FreeGpus(snapshot)
-        floor.avoided = job.avoid_nodes
+        floor.avoided = job.nodes.avoided
         for other in line[: line.index(job)]:
             grant = granted.get(other.job_id)
             if grant is not None and grant.placements is not None:
@@ -203,7 +202,7 @@ def test_nodes_that_a_job_avoids_have_no_room_for_it() -> None:
     """It waits for others rather than go where it failed; its like that avoids none starts."""
     nodes = [make_node_view("n0", gpus=2)]
     first, second = (make_job_view(name, gpus_per_worker=2) for name in ("a", "b"))
-    first = structs.replace(first, avoid_nodes=(NodeName("n0"),))
+    first = job_with(first, nodes_avoided=(NodeName("n0"),))
     snapshot = make_snapshot(nodes=nodes, jobs=[first, second])
     turns = Turns(snapshot, [first, second], why)
     assert [grant.job.job_id for grant in turns.grants] == ["b"]

@@ -22,7 +22,14 @@ from coordinator.policies.parts.restart_cost import (
     told_of,
 )
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_cluster,
+    make_job_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.engine.harness import Harness
 from tests.tables import each_row
 
@@ -35,11 +42,11 @@ RAN_S = 3600.0
 
 def ran(job: JobView, *, unsaved_gpu_s: float, spent_gpu_s: float) -> JobView:
     """A job that computed so much in all, of which so much is not saved."""
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - RAN_S,
         first_started_at_s=NOW_S - RAN_S,
-        lost_if_preempted_gpu_s=unsaved_gpu_s,
+        unsaved_gpu_s=unsaved_gpu_s,
         attained_gpu_s=spent_gpu_s,
         as_of_s=NOW_S,
         whole_work_s=1e6,
@@ -53,7 +60,7 @@ def a_job(**more: float | bool) -> JobView:
     made = make_job_view(
         "a", state=JobState.RUNNING, workers=(2, 2), gpus_per_worker=4, placed=placed
     )
-    return replace(made, **more)
+    return job_with(made, **more)
 
 
 # --- what is lost -------------------------------------------------------------------------------
@@ -62,20 +69,20 @@ def a_job(**more: float | bool) -> JobView:
 def test_a_job_that_saves_when_asked_loses_nothing() -> None:
     """Whatever it has not saved by now, it saves in its grace; one that never saves loses it."""
     never = ran(a_job(), unsaved_gpu_s=800.0, spent_gpu_s=800.0)
-    asked = replace(never, saves_when_asked=True)
+    asked = job_with(never, saves_when_asked=True)
     assert (loss_gpu_s(never, NOW_S), loss_s(never, NOW_S)) == (800.0, 100.0)
     assert (loss_gpu_s(asked, NOW_S), loss_s(asked, NOW_S)) == (0.0, 0.0)
 
 
 def test_who_says_that_it_saves_and_does_not_is_not_believed_again() -> None:
     """Once stops have cost it more than they left, it counts as one that does not save."""
-    said = replace(
+    said = job_with(
         ran(a_job(), unsaved_gpu_s=100.0, spent_gpu_s=900.0),
         saves_when_asked=True,
         wasted_gpu_s=450.0,
     )
     assert loss_gpu_s(said, NOW_S) == 0.0
-    lied = replace(said, wasted_gpu_s=451.0)
+    lied = job_with(said, wasted_gpu_s=451.0)
     assert loss_gpu_s(lied, NOW_S) == 100.0
     assert is_set_back(lied, NOW_S)
 
@@ -90,7 +97,7 @@ def test_a_job_that_saves_now_and_then_is_stopped_soon_after_a_save() -> None:
     """It is when most of what it computed in all its attempts is kept."""
     saved = ran(a_job(), unsaved_gpu_s=400.0, spent_gpu_s=1000.0)
     assert not is_set_back(saved, NOW_S)
-    assert is_set_back(replace(saved, wasted_gpu_s=200.0), NOW_S)
+    assert is_set_back(job_with(saved, wasted_gpu_s=200.0), NOW_S)
 
 
 @given(
@@ -105,7 +112,7 @@ def test_stops_never_cost_more_than_they_leave(attempts: list[tuple[float, float
     spent = wasted = 0.0
     for computed, unsaved_part in attempts:
         spent += computed
-        job = replace(
+        job = job_with(
             ran(a_job(), unsaved_gpu_s=computed * unsaved_part, spent_gpu_s=spent),
             wasted_gpu_s=wasted,
         )
@@ -126,7 +133,7 @@ def contested(*, unsaved_gpu_s: float, flexible: int = 0) -> ClusterSnapshot:
     )
     holder = ran(jobs[0], unsaved_gpu_s=unsaved_gpu_s, spent_gpu_s=28_800.0)
     waits = make_job_view("waits", gpus_per_worker=8, submitted_at_s=NOW_S - 9000.0)
-    waits = replace(waits, whole_work_s=3600.0, waiting_since_s=NOW_S - 9000.0)
+    waits = job_with(waits, whole_work_s=3600.0, waiting_since_s=NOW_S - 9000.0)
     return make_snapshot(nodes=nodes, jobs=[holder, waits])
 
 
@@ -185,8 +192,8 @@ def test_a_policy_sees_what_a_job_says_and_what_stops_cost_it(
     harness.decide(Preempt(job_id=job.job_id, predicted_cost_gpu_s=80.0, reason="the test says so"))
     harness.wait(10.0)
     [view] = harness.engine.snapshot().jobs
-    assert view.saves_when_asked is (path is not None)
-    assert view.wasted_gpu_s == pytest.approx(wasted_gpu_s)
+    assert view.saves.saves_when_asked is (path is not None)
+    assert view.preemptions.wasted_gpu_s == pytest.approx(wasted_gpu_s)
 
 
 def test_what_would_be_lost_is_counted_by_the_gpus_that_a_job_had() -> None:
@@ -225,7 +232,7 @@ def test_a_policy_sees_whether_the_present_attempt_has_saved() -> None:
         harness.wait(10.0)
         harness.decide()
         [view] = harness.engine.snapshot().jobs
-        seen.append((view.has_saved, view.lost_gpu_s(harness.engine.state.now_s)))
+        seen.append((view.saves.has_saved, view.lost_gpu_s(harness.engine.state.now_s)))
     assert [has_saved for has_saved, _ in seen] == [False, True, False, False]
     assert [lost_gpu_s for _, lost_gpu_s in seen] == pytest.approx([160.0, 80.0, 0.0, 80.0])
 

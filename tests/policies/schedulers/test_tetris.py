@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Start
+from tests.builders import job_with
 from tests.policies.machines import cell, decide, full, job, machine, placed, started, with_weights
 from tests.tables import each_row
 
@@ -196,7 +197,7 @@ def test_tetris_lets_alignment_and_work_left_weigh_alike() -> None:
         aligned = job("aligned", gpus=4, work_s=3.0 * unit_s)
         short = job("short", gpus=2, work_s=5.0 * unit_s, submitted_at_s=1.0)
         assert started(decide(EVEN, full(aligned, short, gpus=4)))[0] == "aligned"
-        long = replace(aligned, remaining_work_s=9.0 * unit_s)
+        long = job_with(aligned, remaining_work_s=9.0 * unit_s)
         assert started(decide(EVEN, full(long, short, gpus=4)))[0] == "short"
 
 

@@ -17,7 +17,7 @@ from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.schedulers.yarn import capacities
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split
 from coordinator.policies.tenants.tree import WHOLE
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.draws import pick, whole
 from tests.policies.machines import cell, decide, full, job, machine, started, stopped
 from tests.policies.tenant_books import cell as shared_cell
@@ -138,7 +138,7 @@ def after_timeout(snapshot: ClusterSnapshot, knobs: str = "") -> list[str]:
 def queue(name: str, gpus: int, begun: Mapping[str, float]) -> list[JobView]:
     """Jobs of a queue that run since then, each on so many GPUs."""
     return [
-        replace(job(each, name, gpus=gpus, nodes=("n0",)), started_at_s=at_s)
+        job_with(job(each, name, gpus=gpus, nodes=("n0",)), started_at_s=at_s)
         for each, at_s in begun.items()
     ]
 

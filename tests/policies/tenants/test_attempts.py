@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.contract.decisions import (
     FAIR_SHARE,
@@ -23,7 +21,7 @@ from coordinator.policies.contract.decisions import (
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.attempts import GO_FIRST, MOST_TRIES, without
 from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated, held
-from tests.builders import make_job_view, make_worker_view
+from tests.builders import job_with, make_job_view, make_worker_view
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 
 C = TenantView(name="c")
@@ -39,7 +37,7 @@ def mid() -> JobView:
     made = make_job_view(
         "mid", state=JobState.RUNNING, workers=(1, 2), gpus_per_worker=2, placed=there
     )
-    return replace(made, tenant="d", avoid_nodes=(NodeName("n1"),))
+    return job_with(made, tenant="d", nodes_avoided=(NodeName("n1"),))
 
 
 def sees(snapshot: ClusterSnapshot, name: str) -> bool:

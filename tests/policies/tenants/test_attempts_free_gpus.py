@@ -11,7 +11,7 @@ from coordinator.engine.state.settings import TenantSettings
 from coordinator.policies.contract.decisions import Decision, Start
 from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.registry import policy
-from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
@@ -170,7 +170,7 @@ def test_no_reason_to_wait_is_told_of_a_job_that_starts(name: str) -> None:
     have used up what the tenant may use."""
     made = policy(name)
     long = [
-        replace(runs(f"b{at}", "b", "n0", 1), remaining_work_s=40_000.0)
+        job_with(runs(f"b{at}", "b", "n0", 1), remaining_work_s=40_000.0)
         for at in range(NODE_GPUS - 1)
     ]
     waiting = [

@@ -13,10 +13,11 @@ from coordinator.engine.jobs.borrower_backoff import FIRST_S, FREE_COUNT, MOST_S
 from coordinator.engine.state.settings import TenantSettings
 from coordinator.engine.state.tables import JobEntry
 from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.snapshot import BackOff, TenantView
+from coordinator.policies.contract.job_groups import BackOff
+from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.sim.run.cluster import Delays
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.draws import whole
 from tests.engine.harness import Harness
 from tests.engine.test_commit import harness_of
@@ -57,7 +58,7 @@ REST = BackOff(tenants=("a",), count=5, since_s=NOW_S - 100.0, until_s=NOW_S + 5
 def test_it_may_have_what_nobody_is_guaranteed(name: str) -> None:
     """Eight GPUs of sixteen are the owner's: it starts where eight stay free, else `explain` says
     since when, for how long, and why not, and a pass follows when it may."""
-    borrower = replace(waits("j", "b", 4), back_off=REST)
+    borrower = job_with(waits("j", "b", 4), back_off=REST)
     tenants = (TenantView(name="a", guarantee_gpus=8), TenantView(name="b"))
     policy_ = policy(name)
     free = replace(cell(borrower, tenants=tenants), now_s=NOW_S)
@@ -76,7 +77,7 @@ def test_it_may_have_what_nobody_is_guaranteed(name: str) -> None:
 
 def test_what_its_own_guarantee_covers_it_always_may_have() -> None:
     """It borrows nothing then."""
-    mine = replace(waits("j", "b", 4), back_off=REST)
+    mine = job_with(waits("j", "b", 4), back_off=REST)
     tenants = (TenantView(name="a", guarantee_gpus=8), TenantView(name="b", guarantee_gpus=4))
     found = policy("aryl").allocate(replace(cell(mine, tenants=tenants, nodes=1), now_s=NOW_S), b"")
     assert names(found.decisions, Start) == {"j"}

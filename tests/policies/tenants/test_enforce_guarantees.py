@@ -16,7 +16,7 @@ from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.enforce import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
-from tests.builders import make_node_view, make_snapshot
+from tests.builders import job_with, make_node_view, make_snapshot
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -173,7 +173,7 @@ def test_a_job_that_may_not_go_there_does_not_keep_its_like_from_going() -> None
     """The first avoids the borrower's node; the second, else alike, gets it."""
     snapshot = cell(
         runs("r", "a", "n0", 8),
-        replace(waits("first", "b", 8), avoid_nodes=(NodeName("n0"),)),
+        job_with(waits("first", "b", 8), nodes_avoided=(NodeName("n0"),)),
         waits("second", "b", 8, submitted_at_s=1.0),
         tenants=(OTHERS, B8),
         nodes=1,

@@ -26,7 +26,7 @@ from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.sim.run.cluster import Delays
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import names, runs, start, stop, waits
@@ -348,7 +348,7 @@ def test_nobody_avoids_the_check_by_a_node_that_it_leaves_alone() -> None:
     snapshot = patient(PATIENCE_S)
     nodes = tuple(NodeName(f"n{n}") for n in range(4))
     (job,) = snapshot.jobs
-    snapshot = replace(snapshot, jobs=(replace(job, avoid_nodes=nodes),))
+    snapshot = replace(snapshot, jobs=(job_with(job, nodes_avoided=nodes),))
     assert given_back(snapshot, ()).decisions == ()
     idle = BesideIdle()
     assert idle.faults(snapshot) == [] and idle.since_s == {}

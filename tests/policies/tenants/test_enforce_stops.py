@@ -14,7 +14,7 @@ from coordinator.policies.tenants.quota_guard import blocked
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import Delays
-from tests.builders import make_job_view, make_worker_view
+from tests.builders import job_with, make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -107,7 +107,7 @@ def test_a_stop_of_another_tenant_is_no_use_to_one_that_its_own_limit_kept_out()
         runs("fixed", "b", "n1", 6),
         runs("dear", "c", "n0", 4, lost_gpu_s=1000.0),
         runs("cheap", "c", "n0", 4),
-        replace(waits("next", "a", 2), avoid_nodes=(NodeName("n1"),)),
+        job_with(waits("next", "a", 2), nodes_avoided=(NodeName("n1"),)),
         waits("second", "b", 2),
         waits("first", "b", 4),
         tenants=(
@@ -183,7 +183,7 @@ def test_each_of_the_stops_must_be_of_a_job_that_is_kept_out() -> None:
         gang("mid", "a", "n0", "n1", is_running=True),
         runs("dear", "c", "n2", 3, lost_gpu_s=1000.0),
         runs("cheap", "c", "n2", 3),
-        replace(gang("next", "a", is_running=False), avoid_nodes=(NodeName("n1"),)),
+        job_with(gang("next", "a", is_running=False), nodes_avoided=(NodeName("n1"),)),
         gang("first", "c", is_running=False),
         waits("second", "c", 3),
         tenants=(limited(6, 0), TenantView(name="b", guarantee_gpus=15), C),

@@ -24,7 +24,7 @@ from coordinator.policies.tenants.gpu_flow import Left
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Count, Tenancy
-from tests.builders import NOW_S, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_node_view, make_snapshot
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
 from tests.policies.tenant_books import A8, B8, names, runs, start, stop, waits
 
@@ -169,7 +169,7 @@ def test_nobody_is_stopped_where_another_would_stay(state: JobState) -> None:
 def test_nobody_is_stopped_where_another_was_stopped_lately(ago_s: float) -> None:
     """The engine would refuse to stop the suspended one again within ten minutes."""
     rests = sits("rests", "a", "n0", is_suspended=True)
-    rests = replace(rests, preempted_at_s=NOW_S - ago_s)
+    rests = job_with(rests, preemptions_latest_at_s=NOW_S - ago_s)
     jobs = (sits("r1", "a", "n0"), rests, waits("owed", "b", 8))
     snapshot = replace(shared(*jobs, tenants=(OTHERS, B8)), min_runtime_s=600.0)
     allocation = POLICIES["fifo"].allocate(snapshot, b"")

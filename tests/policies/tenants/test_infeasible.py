@@ -9,6 +9,7 @@ from common.model import NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.contract.snapshot import JobView, NodeView, ServiceView, TenantView
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
 from tests.builders import (
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -54,14 +55,14 @@ def test_one_type_that_would_do_is_enough() -> None:
 def test_nodes_that_a_job_may_not_use_do_not_count_for_it() -> None:
     """By its labels; a node that it leaves alone for a while counts, as it may use it later."""
     wide = make_job_view("j", gpus_per_worker=8, workers=(2, 2))
-    away = {"avoid_nodes": (OURS[0].name,)}
-    assert never(replace(wide, **away), *OURS) == ()
-    job = replace(wide, **away, excluded_nodes=(OURS[0].name,))
+    away = {"nodes_avoided": (OURS[0].name,)}
+    assert never(job_with(wide, **away), *OURS) == ()
+    job = job_with(wide, **away, nodes_excluded=(OURS[0].name,))
     assert never(job, *OURS) == (
         "can never run here: the 1 node of type H100 that it may use has 8 GPUs together, "
         "room for 1 worker",
     )
-    none = replace(wide, excluded_nodes=tuple(node.name for node in OURS))
+    none = job_with(wide, nodes_excluded=tuple(node.name for node in OURS))
     assert never(none, *OURS) == (
         "can never run here: no node of type H100 fits what it asks of nodes",
     )

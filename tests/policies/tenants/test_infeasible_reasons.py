@@ -10,7 +10,14 @@ from common.model import NodeRole
 from coordinator.policies.contract.decisions import FAIR_SHARE, Preempt, Reject, Start, Wait
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import POLICIES, policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_service_view, make_snapshot
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
 from tests.policies.tenant_books import names, runs
 from tests.tables import each_row
 
@@ -66,7 +73,7 @@ def test_nobody_is_stopped_for_a_queue_s_job_that_can_never_run() -> None:
     """The first of the queue that could run is who is due."""
     made = policy("yarn-fair:preempts=true:timeout_s=1")
     busy = [
-        replace(runs(f"r{n}", "b", f"n{n // 2}", 1), started_at_s=NOW_S - 9.0) for n in range(4)
+        job_with(runs(f"r{n}", "b", f"n{n // 2}", 1), started_at_s=NOW_S - 9.0) for n in range(4)
     ]
     snapshot = cell(*busy, gang(), small("due", tenant="a"))
     before = made.allocate(snapshot, b"").memory
@@ -113,7 +120,7 @@ def told(name: str, nodes: list[NodeView], asks: JobView) -> tuple[str, ...]:
 
 def t4_job(**wants: int) -> JobView:
     """One worker of one T4."""
-    return replace(make_job_view("j", types=("T4",)), tenant="a", **wants)
+    return job_with(make_job_view("j", types=("T4",)), tenant="a", **wants)
 
 
 @each_row("name", sorted(POLICIES))
@@ -155,7 +162,7 @@ def test_a_node_that_a_job_avoids_is_not_open_to_it(name: str) -> None:
     """With nobody else there it would run nowhere, so which nodes are closed is told."""
     closed, avoided = of_t4(NodeRole.TRAINING, is_open=True)
     nodes = [replace(closed, is_schedulable=False), avoided]
-    asks = replace(t4_job(), avoid_nodes=(avoided.name,))
+    asks = job_with(t4_job(), nodes_avoided=(avoided.name,))
     assert told(name, nodes, asks).count("1 node of type T4 closed to workers now") == 1
 
 

@@ -11,6 +11,7 @@ from coordinator.policies.contract.decisions import Allocation, PendingReason, P
 from coordinator.policies.contract.free_gpus import is_movable
 from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.precedence import allocated, explained
+from tests.builders import job_with
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -99,7 +100,7 @@ def last_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     """Of those that fit somewhere the last by name starts, on the first such node."""
     for job in sorted(snapshot.jobs, key=lambda job: job.job_id, reverse=True):
         for node in snapshot.nodes:
-            fits = node.free_gpus >= job.gpus_per_worker and node.name not in job.avoid_nodes
+            fits = node.free_gpus >= job.gpus_per_worker and node.name not in job.nodes.avoided
             if job.state == JobState.PENDING and fits:
                 return Allocation(decisions=(start(job.job_id, node.name),), memory=memory)
     return Allocation(decisions=(), memory=memory)
@@ -112,10 +113,10 @@ def says_nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[PendingReaso
 
 def contested(*, work_s: float = 1e6, gpus: int = 2, priority: int = 5) -> ClusterSnapshot:
     """`n0` has two GPUs free for long, `n1` four until its short job ends; `first` needs a node."""
-    short = replace(runs("short", "a", "n1", 4), remaining_work_s=300.0)
-    long = replace(runs("long", "a", "n0", 6), remaining_work_s=1e6)
+    short = job_with(runs("short", "a", "n1", 4), remaining_work_s=300.0)
+    long = job_with(runs("long", "a", "n0", 6), remaining_work_s=1e6)
     first = replace(waits("first", "a", 8), priority=priority)
-    lower = replace(waits("lower", "a", gpus), remaining_work_s=work_s, estimate_source="declared")
+    lower = job_with(waits("lower", "a", gpus), remaining_work_s=work_s, estimate_source="declared")
     return cell(short, long, first, lower, tenants=())
 
 

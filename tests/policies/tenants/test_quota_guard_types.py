@@ -10,7 +10,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Ten
 from coordinator.policies.registry import POLICIES, policy
 from coordinator.policies.tenants.quota_guard import narrowed
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 TYPES = ("A100", "H100")
@@ -91,7 +91,7 @@ def test_a_guarantee_covers_no_gang_that_is_larger_on_each_type_that_it_accepts(
     found = policy("fifo-skip").allocate(cell(first, later, tenants=tenants), b"")
     assert [made.job_id for made in found.decisions if isinstance(made, Start)] == ["first"]
     assert found.waits == ()
-    full = cell(replace(later, avoid_nodes=(NodeName("a"),)), tenants=tenants)
+    full = cell(job_with(later, nodes_avoided=(NodeName("a"),)), tenants=tenants)
     assert not any(
         "guarantee" in why for why in policy("fifo-skip").pending_reasons(full, b"")[0].blockers
     )

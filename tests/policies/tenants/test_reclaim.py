@@ -15,7 +15,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import make_job_view, make_worker_view
+from tests.builders import job_with, make_job_view, make_worker_view
 from tests.draws import pick, whole
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, stop, waits
@@ -96,7 +96,7 @@ def test_only_borrowers_give_back_however_cheap_others_are() -> None:
 
 def test_nothing_is_taken_back_where_the_owed_job_may_not_go() -> None:
     """It failed on one of the nodes and avoids it: the borrower on the other one gives back."""
-    owed = replace(waits("owed", "b", 8), avoid_nodes=(NodeName("n0"),))
+    owed = job_with(waits("owed", "b", 8), nodes_avoided=(NodeName("n0"),))
     snapshot = cell(
         runs("cheap", "a", "n0", 8),
         runs("dear", "a", "n1", 8, lost_gpu_s=900.0),

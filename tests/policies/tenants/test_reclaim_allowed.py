@@ -14,7 +14,7 @@ from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import NOW_S, make_job_view, make_worker_view
+from tests.builders import NOW_S, job_with, make_job_view, make_worker_view
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -116,7 +116,7 @@ def test_a_start_does_not_give_way_for_one_that_is_refused() -> None:
 
 def test_a_tenant_that_starts_beyond_its_guarantee_gives_what_it_has_beside() -> None:
     """It borrows then, as in the next pass, and keeps its guarantee by what it starts."""
-    owed = replace(waits("owed", "b", 8), avoid_nodes=(NodeName("n1"),))
+    owed = job_with(waits("owed", "b", 8), nodes_avoided=(NodeName("n1"),))
     snapshot = cell(runs("r", "a", "n0", 8), waits("more", "a", 8), owed, tenants=(A8, B8))
     found = given_back(snapshot, (start("more", "n1"),)).decisions
     assert (names(found, Preempt), names(found, Start)) == ({"r"}, {"more", "owed"})
@@ -159,6 +159,6 @@ def test_patience_does_not_end_for_what_may_lack_something_beside_gpus(asks: str
     """Whether there is room is its policy's matter."""
     snapshot = late(1)
     (job,) = snapshot.jobs
-    found = given_back(replace(snapshot, jobs=(replace(job, **{asks: 1}),)), ())
+    found = given_back(replace(snapshot, jobs=(job_with(job, **{asks: 1}),)), ())
     assert (found.decisions, found.wake_at_s) == ((), None)
     assert found.fits == {JobId("j0")}

@@ -13,7 +13,7 @@ from coordinator.policies.tenants.enforce import allocated
 from coordinator.policies.tenants.entitlements import PATIENCE_S
 from coordinator.policies.tenants.quota_guard import guarded
 from coordinator.policies.tenants.reclaim import given_back
-from tests.builders import NOW_S, make_job_view, make_worker_view
+from tests.builders import NOW_S, job_with, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, stop, waits
 
 DIVISION = (
@@ -80,7 +80,7 @@ def test_whoever_loses_the_room_that_it_had_to_another_is_due_what_borrowers_hol
     """The first one fits as it is, and the second takes its place for part of what it needs."""
     jobs = runs("r", "c", "n0", 4), runs("s", "c", "n1", 8)
     owed = [
-        replace(waits(name, "a", gpus), avoid_nodes=(NodeName(avoids),))
+        job_with(waits(name, "a", gpus), nodes_avoided=(NodeName(avoids),))
         for name, gpus, avoids in (("first", 2, "none"), ("second", 6, "n1"))
     ]
     snapshot = cell(*jobs, runs("t", "a", "n0", 2), *owed, tenants=(a_of(16), TenantView(name="c")))
@@ -138,7 +138,7 @@ def test_one_that_is_refused_costs_no_other_what_is_due() -> None:
     theirs = runs("t8", "t", "n0", 6), waits("t4", "t", 4)
     lent = runs("r2", "c", "n0", 2), runs("r8", "c", "n1", 8)
     owed = [
-        replace(waits(name, "p", gpus), avoid_nodes=(NodeName(avoids),))
+        job_with(waits(name, "p", gpus), nodes_avoided=(NodeName(avoids),))
         for name, gpus, avoids in (("refused", 4, "n1"), ("served", 8, "n0"))
     ]
     snapshot = cell(*theirs, *lent, *owed, tenants=tenants)

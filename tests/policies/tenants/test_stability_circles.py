@@ -28,7 +28,7 @@ from coordinator.policies.tenants.attempts import COMES_AND_GOES
 from coordinator.policies.tenants.enforce import allocated, held
 from coordinator.policies.tenants.gpu_flow import Flow
 from coordinator.policies.tenants.stability import after
-from tests.builders import make_job_view, make_worker_view
+from tests.builders import job_with, make_job_view, make_worker_view
 from tests.draws import pick
 from tests.policies.families import FAMILIES
 from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
@@ -133,7 +133,7 @@ def test_a_start_is_not_lost_for_a_stop_that_is_spared() -> None:
             made = stop("victim"), start("first", "n0"), gang_on(3, 0)
         return Allocation(decisions=() if "gang" in _placed(snapshot) else made, memory=memory)
 
-    owed = replace(waits("due", "a", 2), avoid_nodes=(NodeName("n1"),))
+    owed = job_with(waits("due", "a", 2), nodes_avoided=(NodeName("n1"),))
     there = runs("victim", "c", "n0", 4), fixed, waits("first", "b", 2), gang, owed
     found = allocated(decide, cell(*there, tenants=(A4, B, C)), b"").decisions
     assert (names(found, Preempt), names(found, Start)) == ({"victim"}, {"gang", "due"})
@@ -355,7 +355,7 @@ def in_turns(*more: JobView) -> ClusterSnapshot:
     left_s |= {"little": 5500.0, "due": 6000.0}
     there = shared("large")
     jobs = (
-        replace(
+        job_with(
             job,
             remaining_work_s=left_s[job.job_id],
             estimated_left_s=left_s[job.job_id],

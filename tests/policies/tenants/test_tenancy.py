@@ -17,7 +17,7 @@ from coordinator.engine.state.settings import TenantSettings, check_tenants
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.machines import cell as machine_cell
 from tests.policies.machines import decide, job, machine, started
 from tests.tables import each_row
@@ -416,7 +416,7 @@ def test_the_borrower_s_job_that_loses_least_is_stopped() -> None:
     lost = {"b0": 900.0, "b1": 50.0, "b2": 400.0}
     jobs = (
         *(
-            replace(job(name, "B", gpus=2, nodes=("n0",)), lost_if_preempted_gpu_s=gpu_s)
+            job_with(job(name, "B", gpus=2, nodes=("n0",)), unsaved_gpu_s=gpu_s)
             for name, gpu_s in lost.items()
         ),
         job("a", "A", gpus=2),

@@ -25,6 +25,7 @@ from coordinator.policies.tenants.gpu_flow import Flow, Gang
 from coordinator.policies.tenants.reclaim import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.victims import Choosing
+from tests.builders import job_with
 from tests.draws import pick
 from tests.policies.tenant_books import A8, cell, names, runs, waits
 
@@ -93,7 +94,7 @@ def test_of_those_that_lose_as_much_the_smallest_is_stopped() -> None:
     )
     owed = waits("owed", "a", 1)
     assert stopped(cell(*large, small, owed, tenants=(A8,), nodes=1)) == {"small"}
-    dear = replace(small, lost_if_preempted_gpu_s=60.0)
+    dear = job_with(small, unsaved_gpu_s=60.0)
     assert stopped(cell(*large, dear, owed, tenants=(A8,), nodes=1)) == {"next"}
 
 

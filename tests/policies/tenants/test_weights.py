@@ -29,7 +29,14 @@ from coordinator.policies.tenants.enforce import SHARES_AGAIN_S, allocated
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_spec, make_worker_view
+from tests.builders import (
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_spec,
+    make_worker_view,
+)
 from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
@@ -63,7 +70,7 @@ def full_but_for(gpus: int, *waiting: JobView, tenants: tuple[TenantView, ...]) 
 @each_row("policy", ["fifo", *STAYING])
 def test_who_has_its_share_waits_for_who_has_not(policy: str) -> None:
     """`b` has twelve of sixteen GPUs and its job is older and shorter; `a` has none: `a` starts."""
-    own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
+    own = job_with(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
     snapshot = full_but_for(4, own, waits("a1", "a", 4), tenants=(A3, B1))
     assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"a1"}
 
@@ -127,7 +134,7 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
 @each_row("policy", ["fifo", *STAYING])
 def test_siblings_share_alike_where_no_weight_is_set(policy: str) -> None:
     """`b` has twelve of the sixteen GPUs of their parent, and its job is older and shorter."""
-    own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
+    own = job_with(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
     tenants = (TenantView(name="p"), TenantView(name="a", parent="p"))
     snapshot = full_but_for(
         4, own, waits("a1", "a", 4), tenants=(*tenants, TenantView(name="b", parent="p"))
@@ -220,7 +227,7 @@ def contested(draw: st.DrawFn) -> ClusterSnapshot:
         if (owner := draw(pick("", "a", "b")))
     ]
     waiting = [
-        replace(
+        job_with(
             waits(f"w{number:02d}", draw(pick(*"ab")), size, submitted_at_s=-number),
             remaining_work_s=draw(pick(60.0, 600.0, 6000.0)),
         )

@@ -92,7 +92,10 @@ def fits(job: JobView, snapshot: ClusterSnapshot) -> bool:
 
     It may leave nodes alone only as long as the others, empty, would take it.
     """
-    size, others = job.gpus_per_worker, [n for n in snapshot.nodes if n.name not in job.avoid_nodes]
+    size, others = (
+        job.gpus_per_worker,
+        [n for n in snapshot.nodes if n.name not in job.nodes.avoided],
+    )
     can_choose = sum(node.gpus // size for node in others) >= job.workers.min
     room = sum(node.free_gpus // size for node in (others if can_choose else snapshot.nodes))
     return job.state == JobState.PENDING and room >= job.workers.min

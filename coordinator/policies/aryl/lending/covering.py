@@ -134,13 +134,13 @@ class Plan:
     ) -> Iterator[_Place]:
         """Places with room for a worker of the job: sure ones, then those that may be lent."""
         left = dict(self._limits)
-        size = job.gpus_per_worker * gpus_for_one
+        size, avoided = job.gpus_per_worker * gpus_for_one, job.nodes.avoided
         for place in (*self._sure.get(gpu_type, ()), *self._fresh_of(gpu_type)):
-            has_room = place.left >= size and place.node.name not in job.avoid_nodes
+            has_room = place.left >= size and place.node.name not in avoided
             if not has_room or not self._room.may_host(job, place.service, is_flexible=is_flexible):
                 continue
             if not place.is_sure:
-                if job.wants_no_loan or left[place.service] <= 0:
+                if job.nodes.wants_no_loan or left[place.service] <= 0:
                     continue
                 left[place.service] -= 1
             yield place
@@ -258,7 +258,7 @@ class Plan:
         """One step after the other, while each saves more than its rendezvous cost."""
         job = share.job
         cost_s = self._unmet.resize_cost_s
-        is_measured = job.resize_cost_s is not None  # it pays once, for all that it grows by
+        is_measured = job.resizes.cost_s is not None  # it pays once, for all that it grows by
         count = share.count
         while count < share.most:
             target = share.next_count(count)
@@ -313,7 +313,7 @@ class Plan:
             job.gpus_per_worker,
             job.preemptibility,
             job.grace_s,
-            job.avoid_nodes,
+            job.nodes.avoided,
         )
         found: Sequence[Placement] = ()
         if count and like not in self._full:

@@ -98,7 +98,7 @@ class Demand:
         return self._wanting
 
     def _wants(self, job: JobView) -> bool:
-        if job.preemptibility == Preemptibility.NON or job.wants_no_loan:
+        if job.preemptibility == Preemptibility.NON or job.nodes.wants_no_loan:
             return False
         can_grow = self._is_scaling and job.is_elastic
         if job.state == JobState.PENDING:
@@ -110,7 +110,7 @@ class Demand:
         grace_s = self._max_grace_s.get(node.service, -1.0) if node.service else -1.0
         return any(
             job.grace_s <= grace_s
-            and node.name not in job.avoid_nodes
+            and node.name not in job.nodes.avoided
             and job.gpus_per_worker <= node.free_gpus
             and (
                 job.accepts(node.gpu_type)

@@ -67,7 +67,7 @@ preemption then takes at most a tenth of the job's time there.
 def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
     """Running time left with the base gang alone on a GPU type, in seconds, with time to start, and
     if the estimate is as far off as its source may be."""
-    is_guess = late_ratio(job.estimate_source) is None
+    is_guess = late_ratio(job.estimate.source) is None
     ratio = GUESS_RATIO if is_guess else 1.0
     return ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S
 
@@ -82,9 +82,9 @@ def stop_cost_s(job: JobView, now_s: float) -> float | None:
     """
     if is_resumed(job, now_s):
         return RESTART_S
-    if job.preemption_count and job.wasted_gpu_s < job.attained_service_gpu_s(now_s):
+    if job.preemptions.count and job.preemptions.wasted_gpu_s < job.attained_service_gpu_s(now_s):
         gpus = job.base_gpus
-        return RESTART_S + job.wasted_gpu_s / job.preemption_count / gpus
+        return RESTART_S + job.preemptions.wasted_gpu_s / job.preemptions.count / gpus
     return None
 
 

@@ -60,16 +60,16 @@ class Costs:
         lost_gpu_s = job.lost_gpu_s(self._now_s)
         age_s = self._silent_age_s
         if age_s is not None and _is_silent(job):
-            lost_gpu_s = min(lost_gpu_s, age_s * job.unsaved_gpus)
+            lost_gpu_s = min(lost_gpu_s, age_s * job.saves.unsaved_gpus)
         return lost_gpu_s + gpus * (RESTART_S + self._requeue_wait_s(job))
 
     @cached_property
     def _silent_age_s(self) -> float | None:
         """Median age of the checkpoints that were reported; None when there are none."""
         ages = [
-            job.lost_gpu_s(self._now_s) / job.unsaved_gpus
+            job.lost_gpu_s(self._now_s) / job.saves.unsaved_gpus
             for job in self._snapshot.jobs
-            if job.unsaved_gpus and not _is_silent(job)
+            if job.saves.unsaved_gpus and not _is_silent(job)
         ]
         return median(ages) if ages else None
 
@@ -103,8 +103,8 @@ class Costs:
         job = self._jobs.get(job_id)
         if job is None or job.state not in (JobState.RUNNING, JobState.RESIZING):
             return None
-        ratio = late_ratio(job.estimate_source)
-        workers = job.work_rate or sum(1 for worker in job.placed if not worker.is_leaving)
+        ratio = late_ratio(job.estimate.source)
+        workers = job.estimate.work_rate or sum(1 for worker in job.placed if not worker.is_leaving)
         if ratio is None or not workers:
             return None
         return max(LEAST_WAIT_S, ratio * job.work_left_s(self._now_s) / workers)
@@ -116,7 +116,8 @@ def _gpus(job: JobView) -> int:
 
 def _is_silent(job: JobView) -> bool:
     """Whether all that its attempt has done would be lost: it has verified no checkpoint."""
-    return job.started_at_s is not None and bool(job.unsaved_gpus) and not job.has_saved
+    saves = job.saves
+    return job.attempt.started_at_s is not None and bool(saves.unsaved_gpus) and not saves.has_saved
 
 
 def prices(costs: Costs, model: CostModel, job_ids: Iterable[JobId]) -> dict[JobId, float]:

@@ -160,7 +160,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> _Pa
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
-        first_s = job.first_started_at_s
+        first_s = job.attempt.first_started_at_s
         return (
             not (stays(job) or keeps_gang(job, snapshot.now_s)),
             -job.priority,

@@ -138,7 +138,7 @@ class Board:
         gpu_types: of these; none: of all that the job accepts.
         """
         for gpu_type in gpu_types or job.gpu.types or self.floor.gpu_types:
-            self.floor.avoided = job.avoid_nodes
+            self.floor.avoided = job.nodes.avoided
             count = job.workers_on(gpu_type).min
             placements = self._alike(job, gpu_type, count)
             placements = placements or consolidated(self.floor, job, gpu_type, count)
@@ -190,7 +190,7 @@ class Board:
         mine = self.gpus[host.job_id]
         if any(
             name not in self.floor.nodes
-            or name in job.avoid_nodes
+            or name in job.nodes.avoided
             or len(uuids) % job.gpus_per_worker
             for name, uuids in mine.items()
         ):

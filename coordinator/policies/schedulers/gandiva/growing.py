@@ -96,7 +96,7 @@ def grow_all(board: Board) -> float | None:
         if not job.is_resizable or len(nodes) != 1 or job.gpu_type is None:
             continue
         node = next(iter(nodes))
-        board.floor.avoided = job.avoid_nodes
+        board.floor.avoided = job.nodes.avoided
         room = board.floor.rooms(job.gpu_type, job.gpus_per_worker).get(node, 0)
         more = min(room, job.workers_on(job.gpu_type).max - present_workers(job))
         if more <= 0:

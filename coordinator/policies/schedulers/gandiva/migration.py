@@ -47,8 +47,8 @@ class Moves:
             for job in self._board.of(*states)
             if is_willing(job)
             and self._board.gpus.get(job.job_id)
-            and job.started_at_s is not None
-            and now_s >= job.started_at_s + self._rest_s
+            and job.attempt.started_at_s is not None
+            and now_s >= job.attempt.started_at_s + self._rest_s
             and not any(worker.is_flexible for worker in job.placed)
         ]
 
@@ -57,7 +57,7 @@ class Moves:
         now_s = self._board.now_s
         waiting = [job for job in self._movable(JobState.SUSPENDED) if not is_set_back(job, now_s)]
         in_vain = set[GangShape]()  # what a move takes leaves no more to the next one
-        for job in sorted(waiting, key=lambda job: (job.suspended_at_s or 0.0, job.job_id)):
+        for job in sorted(waiting, key=lambda job: (job.attempt.suspended_at_s or 0.0, job.job_id)):
             shape = (*gang_shape(job), job.gpu_type)
             if shape in in_vain:
                 continue
@@ -80,9 +80,10 @@ class Moves:
     def rested_s(self) -> list[float]:
         """When each of the gangs that stand on several nodes has rested."""
         return [
-            job.started_at_s + self._rest_s
+            job.attempt.started_at_s + self._rest_s
             for job in self._board.of(JobState.RUNNING)
-            if job.started_at_s is not None and len(self._board.gpus.get(job.job_id, ())) > 1
+            if job.attempt.started_at_s is not None
+            and len(self._board.gpus.get(job.job_id, ())) > 1
         ]
 
     def tidy(self, free_ratio: float) -> None:
@@ -127,7 +128,7 @@ class Moves:
         """The fullest other node in use that takes the whole gang."""
         board, gpu_type = self._board, job.gpu_type or ""
         count = job.workers_on(gpu_type).min
-        board.floor.avoided = job.avoid_nodes
+        board.floor.avoided = job.nodes.avoided
         rooms = board.floor.rooms(gpu_type, job.gpus_per_worker)
         fits = [
             name

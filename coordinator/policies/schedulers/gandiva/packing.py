@@ -64,19 +64,19 @@ def measured(board: Board, marks: Marks) -> Marks:
     """The measurements from progress reports since the last pass; ended jobs are dropped."""
     found: Marks = {}
     for job in board.snapshot.jobs:
-        if job.state in (JobState.RUNNING, JobState.SUSPENDED) and job.progress_step is not None:
-            found[job.job_id] = _measure(board, job, job.progress_step, marks.get(job.job_id))
+        if job.state in (JobState.RUNNING, JobState.SUSPENDED) and job.progress.step is not None:
+            found[job.job_id] = _measure(board, job, job.progress.step, marks.get(job.job_id))
     return found
 
 
 def _measure(board: Board, job: JobView, step: int, mark: Mark | None) -> Mark:
     is_packed = len(board.rivals(board.seat(job))) > 1 and job.state == JobState.RUNNING
-    if mark is None or mark.attempt != job.attempt:
+    if mark is None or mark.attempt != job.attempt.number:
         alone_rate = 0.0 if mark is None else mark.alone_rate
         return Mark(
-            attempt=job.attempt,
+            attempt=job.attempt.number,
             step=step,
-            gpu_s=job.progress_gpu_s,
+            gpu_s=job.progress.step_gpu_s,
             is_packed=is_packed,
             alone_rate=alone_rate,
         )
@@ -85,11 +85,11 @@ def _measure(board: Board, job: JobView, step: int, mark: Mark | None) -> Mark:
         return structs.replace(
             mark,
             step=step,
-            gpu_s=job.progress_gpu_s,
+            gpu_s=job.progress.step_gpu_s,
             is_packed=is_packed,
             packed_rate=0.0 if is_packed else mark.packed_rate,
         )
-    gpu_s = job.progress_gpu_s - mark.gpu_s
+    gpu_s = job.progress.step_gpu_s - mark.gpu_s
     if gpu_s < LEAST_GPU_S or step <= mark.step:
         return mark
     rate = (step - mark.step) / gpu_s
@@ -135,7 +135,7 @@ class Packing:
             self.pairs[key] = Pair(since_s=pair.since_s, gain=gain or 0.0)
             is_together = self._board.rivals(self._board.seat(one)) >= {one.job_id, other.job_id}
             if not self.pairs[key].is_kept and is_together:
-                guest = one if one.is_packed else other
+                guest = one if one.attempt.is_packed else other
                 turns.put_aside(
                     guest,
                     f"packed with {(other if guest is one else one).job_id} both make "
@@ -180,13 +180,13 @@ class Packing:
         alone = [
             job
             for job in sorted(running, key=_busy_key)
-            if not job.is_packed and len(board.rivals(board.seat(job))) == 1
+            if not job.attempt.is_packed and len(board.rivals(board.seat(job))) == 1
         ]
         return Hosts(board, alone)
 
     def _may_move(self, guest: JobView, rest_s: float) -> bool:
         """To a host elsewhere. A trial that ends after a minute may cost a minute, no more."""
-        began_s, now_s = guest.started_at_s, self._board.now_s
+        began_s, now_s = guest.attempt.started_at_s, self._board.now_s
         is_rested = began_s is not None and now_s >= began_s + rest_s
         return is_rested and loses_nothing(guest, now_s)
 

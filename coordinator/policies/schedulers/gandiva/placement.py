@@ -84,7 +84,7 @@ def _begin(board: Board, job: JobView, place: Place, where: str) -> None:
             gpu_type=gpu_type,
             placements=placements,
             estimated_runtime_s=job.work_left_s(board.now_s) * factor / count,
-            estimate_source=job.estimate_source,
+            estimate_source=job.estimate.source,
             reason=f"{counted(count * job.gpus_per_worker, 'GPU')} of type {gpu_type} on "
             f"{counted(len(placements), 'node')}: {where}",
         ),

@@ -128,7 +128,7 @@ class _Pass:
 
     def _may_stand(self, job_id: JobId, each: NodeSet) -> bool:
         """Whether a job avoids no node of a set."""
-        return set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes)
+        return set(self._jobs[job_id].nodes.avoided).isdisjoint(each.nodes)
 
     def _stay(self) -> set[JobId]:
         """Running jobs that may not be stopped now, or are not to lose their work."""
@@ -149,16 +149,16 @@ class _Pass:
             nodes = tuple(sorted({worker.node for worker in job.placed if not worker.is_leaving}))
             kinds = [_class(job, gpu_type) for gpu_type in self._types(job)]
             if not (nodes and kinds and self.division.adopt(job.job_id, kinds[0], nodes)):
-                self.division.place(job.job_id, kinds, job.avoid_nodes)
+                self.division.place(job.job_id, kinds, job.nodes.avoided)
         stuck: set[tuple[object, ...]] = set()  # room only shrinks while they move
         for job in sorted(self._jobs.values(), key=by_submission):
             if job.job_id in settled and len(types := self._types(job)) > 1:
                 classes = tuple(_class(job, gpu_type) for gpu_type in types)
                 mine = settled[job.job_id]
-                alike = (mine.kind, classes, job.avoid_nodes)
+                alike = (mine.kind, classes, job.nodes.avoided)
                 if alike in stuck:
                     continue
-                if not self.division.move_on(job.job_id, mine, classes, job.avoid_nodes):
+                if not self.division.move_on(job.job_id, mine, classes, job.nodes.avoided):
                     stuck.add(alike)
 
     def _types(self, job: JobView) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class Slices:
             return False
         if job.job_id in self._keeps or job.job_id in self._board.decided:
             return False
-        began_s = max(self._began_s.get(job.job_id, 0.0), job.started_at_s or 0.0)
+        began_s = max(self._began_s.get(job.job_id, 0.0), job.attempt.started_at_s or 0.0)
         half = self._slice_s / 2
         return tick(self._board.now_s, self._slice_s) > tick(began_s + half, self._slice_s)
 
@@ -69,7 +69,7 @@ class Slices:
     def _suspended(self) -> list[JobView]:
         waiting = self._board.of(JobState.SUSPENDED)
         return sorted(
-            waiting, key=lambda job: (-job.priority, job.suspended_at_s or 0.0, job.job_id)
+            waiting, key=lambda job: (-job.priority, job.attempt.suspended_at_s or 0.0, job.job_id)
         )
 
     def _go_on(self, job: JobView) -> None:

@@ -26,9 +26,9 @@ def fresh(
     found = set[JobId]()
     for job_id, at_s in handed_at_s.items():
         job = jobs.get(job_id)
-        if job is not None and job.started_at_s is not None and job.placed:
-            cost_s = max(0.0, job.started_at_s - at_s)
-            if now_s < job.started_at_s + ratio * cost_s:
+        if job is not None and job.attempt.started_at_s is not None and job.placed:
+            cost_s = max(0.0, job.attempt.started_at_s - at_s)
+            if now_s < job.attempt.started_at_s + ratio * cost_s:
                 found.add(job_id)
     return found
 

@@ -119,8 +119,8 @@ class Rounds(Struct):
             self.is_stale |= turn.gpus not in (0, gpus)
             turn.gpus = gpus
         for job in snapshot.jobs:
-            if job.placed and job.started_at_s is not None:
-                since_s = max(noted_at_s, job.started_at_s)
+            if job.placed and job.attempt.started_at_s is not None:
+                since_s = max(noted_at_s, job.attempt.started_at_s)
                 self.turns[job.job_id].received_s += max(0.0, snapshot.now_s - since_s)
 
     def _come_back(self, snapshot: ClusterSnapshot) -> dict[JobId, Turn]:

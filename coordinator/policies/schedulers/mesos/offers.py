@@ -52,7 +52,9 @@ class Still(Struct, frozen=True):
 def _seen(snapshot: ClusterSnapshot) -> int:
     free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
     # A job that waits again gets new offers, and after its pre-run asks for another gang.
-    jobs = [(job.job_id, job.attempt) for job in snapshot.jobs if job.state == JobState.PENDING]
+    jobs = [
+        (job.job_id, job.attempt.number) for job in snapshot.jobs if job.state == JobState.PENDING
+    ]
     return crc32(msgspec.msgpack.encode((free, jobs)))
 
 

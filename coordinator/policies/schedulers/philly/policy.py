@@ -118,7 +118,7 @@ class _Pass:
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)
             return
-        self._floor.avoided = job.avoid_nodes
+        self._floor.avoided = job.nodes.avoided
         with self._holding.kept_from(self._tenancy.leaf(job)):
             is_started = self._start_in_pool(job) or self._start(job, age.level, tried)
             if not is_started and not self._preempt_for(job, age.level):
@@ -145,7 +145,7 @@ class _Pass:
         """The tenant of a job and all that it asks for: where one finds nothing, equal ones do not
         either.
         """
-        return (self._tenancy.leaf(job), job.avoid_nodes, *self._gangs(job))
+        return (self._tenancy.leaf(job), job.nodes.avoided, *self._gangs(job))
 
     def _gangs(self, job: JobView) -> Iterator[Gang]:
         for gpu_type in job.gpu.types or self._types:
@@ -154,7 +154,7 @@ class _Pass:
     def _start(self, job: JobView, level: int, tried: Attempted) -> bool:
         for gang in self._gangs(job):
             leaf = self._tenancy.leaf(job)
-            alike = (gang, level, job.avoid_nodes, leaf if self._holding.keeps(leaf) else "")
+            alike = (gang, level, job.nodes.avoided, leaf if self._holding.keeps(leaf) else "")
             if alike in self._full and not tried.held:
                 continue  # room only shrinks along the line
             placements = whole(self._floor, gang, level)

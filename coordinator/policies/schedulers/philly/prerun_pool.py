@@ -20,7 +20,7 @@ from coordinator.policies.parts.grants import Grant, begin
 
 def is_prerun(job: JobView) -> bool:
     """Whether a job is in its pre-run, or waits for it."""
-    return job.estimate_source == Source.PRERUN
+    return job.estimate.source == Source.PRERUN
 
 
 class PrerunPool:
@@ -63,7 +63,7 @@ class PrerunPool:
 
     def begin(self, job: JobView, reason: str) -> Grant | None:
         """Give a pre-run that waits free GPUs of it; None where none are, or it is no pre-run."""
-        self.floor.avoided = job.avoid_nodes
+        self.floor.avoided = job.nodes.avoided
         return begin(self.floor, job, reason) if is_prerun(job) else None
 
 
@@ -88,9 +88,9 @@ def _needs_all(
 
 
 def _fits(job: JobView, nodes: Mapping[NodeName, NodeView], kept: Mapping[NodeName, int]) -> bool:
-    room: dict[str, int] = {}
+    room, avoided = dict[str, int](), job.nodes.avoided
     for name, node in nodes.items():
-        if job.accepts(node.gpu_type) and name not in job.avoid_nodes:
+        if job.accepts(node.gpu_type) and name not in avoided:
             well = node.gpus - node.barred_gpus
             workers = max(0, well - kept.get(name, 0)) // job.gpus_per_worker
             room[node.gpu_type] = room.get(node.gpu_type, 0) + workers

@@ -115,4 +115,4 @@ class QuotasInUse:
 
 
 def _first_to_go(job: JobView) -> tuple[int, float, JobId]:
-    return job.priority, -(job.started_at_s or 0.0), job.job_id
+    return job.priority, -(job.attempt.started_at_s or 0.0), job.job_id

@@ -95,7 +95,7 @@ class Problem:
         if job.state == JobState.PENDING:
             return
         age_s = now_s - job.submitted_at_s
-        restarts = max(0, job.attempt - 1)
+        restarts = max(0, job.attempt.number - 1)
         paid = max(0.0, (age_s - restarts * restart_s) / (age_s + restart_s)) if age_s else 1.0
         width = np.arange(self.values.shape[1], dtype=np.int64)
         changes: Mask = np.not_equal(width, self.now[row])

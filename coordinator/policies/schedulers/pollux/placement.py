@@ -144,7 +144,7 @@ def keeping_away(floor: ApartFloor, job: JobView, gpu_type: str, count: int) -> 
     """Jobs over several nodes that keep a job from further workers, by id; none if these have room
     as it is, or would have none without them either.
     """
-    floor.avoided = job.avoid_nodes
+    floor.avoided = job.nodes.avoided
     if placed_count(apart(floor, job, gpu_type, count)) >= count:
         return ()
     beside = consolidated(floor, job, gpu_type, count)
@@ -231,7 +231,7 @@ def _way(job: JobView | None, name: NodeName, now_s: float) -> Way | None:
     here = tuple(w for w in job.placed if w.node == name and not w.is_leaving)
     if job.is_resizable and all(worker.is_flexible for worker in here):
         return (False, 0.0), here
-    if job.preempted_at_s is not None and now_s - job.preempted_at_s < REST_S:
+    if job.preemptions.latest_at_s is not None and now_s - job.preemptions.latest_at_s < REST_S:
         return None
     if is_movable(job) and not job.held and not keeps_gang(job, now_s):
         return (True, job.lost_gpu_s(now_s)), job.placed

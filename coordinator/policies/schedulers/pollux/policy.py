@@ -99,7 +99,7 @@ def _most(knobs: PolluxKnobs, job: JobView, held: Mapping[JobId, int]) -> int:
 
 def _is_new(job: JobView, held: Mapping[JobId, int]) -> bool:
     """Whether it never had a worker."""
-    return job.first_started_at_s is None and not job.placed and job.job_id not in held
+    return job.attempt.first_started_at_s is None and not job.placed and job.job_id not in held
 
 
 class _Round:

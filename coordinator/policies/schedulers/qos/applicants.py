@@ -51,7 +51,7 @@ def applicants(
 
 
 def _has_begun(job: JobView) -> bool:
-    return job.first_started_at_s is not None or job.state != JobState.PENDING
+    return job.attempt.first_started_at_s is not None or job.state != JobState.PENDING
 
 
 def is_start_of_gang(job: JobView) -> bool:
@@ -68,8 +68,9 @@ def gang_of(job: JobView) -> JobView:
         job,
         workers=behind.workers,
         gpus_per_worker=behind.gpus_per_worker,
-        remaining_work_s=behind.work_s,
-        estimated_left_s=None,
+        estimate=structs.replace(
+            job.estimate, remaining_work_s=behind.work_s, estimated_left_s=None
+        ),
         behind=None,
     )
 

@@ -11,7 +11,8 @@ from math import inf
 from msgspec import structs
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.restart_cost import loss_gpu_s
 from coordinator.policies.schedulers.qos.applicants import gang_of, is_start_of_gang
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
@@ -87,9 +88,9 @@ class Claims:
         overhead = self.overheads.get(job.job_id, NONE)
         changes = changes_of(job, overhead, self._snapshot)
         begins_s, again_s = (changes.begins_s, changes.again_s) if changes else (0.0, 0.0)
-        whole_s, runs = job.whole_work_s, job.state not in AWAY
+        whole_s, runs = job.estimate.whole_work_s, job.state not in AWAY
         may_stop = not runs or job.preemptibility == Preemptibility.FULL
-        is_over = job.state == JobState.PREEMPTING and job.remaining_work_s <= 0.0
+        is_over = job.state == JobState.PREEMPTING and job.estimate.remaining_work_s <= 0.0
         rest_s = job.work_left_s(now_s) if runs or is_over else whole_s
         gang = gang_of(job)
         factor = job.gpu.worker_multiplier.get(kind, 1)

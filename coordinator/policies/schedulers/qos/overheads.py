@@ -60,28 +60,28 @@ def seen(before: Mapping[JobId, Overhead], snapshot: ClusterSnapshot) -> Overhea
 
 
 def _counted(job: JobView, known: Overhead, snapshot: ClusterSnapshot) -> Overhead:
-    ran_at_s = snapshot.now_s if job.started_at_s is None else job.started_at_s
-    if known.attempt != job.attempt:
-        known = Overhead(job.attempt, ran_at_s)
+    ran_at_s = snapshot.now_s if job.attempt.started_at_s is None else job.attempt.started_at_s
+    if known.attempt != job.attempt.number:
+        known = Overhead(job.attempt.number, ran_at_s)
     if job.state == JobState.STARTING:
         return known
     factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
     workers = max(job.workers.min, present_workers(job) // factor)
     rate, unseen_s = job.rate(workers), known.unseen_s
-    resized_at_s = -inf if job.last_resized_at_s is None else job.last_resized_at_s
+    resized_at_s = -inf if job.resizes.latest_at_s is None else job.resizes.latest_at_s
     if not known.has_run:
         unseen_s = max(0.0, known.since_s + _whole_s(job, snapshot) - ran_at_s) * rate
     elif resized_at_s > known.resized_at_s:
         unseen_s += snapshot.resize_s * rate
         unseen_s += snapshot.start_s * max(0.0, rate - job.rate(known.workers))
-    if job.estimate_source == Source.LIVE:
+    if job.estimate.source == Source.LIVE:
         unseen_s = 0.0
-    return Overhead(job.attempt, known.since_s, True, workers, resized_at_s, unseen_s)
+    return Overhead(job.attempt.number, known.since_s, True, workers, resized_at_s, unseen_s)
 
 
 def _whole_s(job: JobView, snapshot: ClusterSnapshot) -> float:
     """The time of its present start, or its next one."""
-    is_again = job.attempt > (0 if job.state in AWAY else 1)
+    is_again = job.attempt.number > (0 if job.state in AWAY else 1)
     return snapshot.start_s + (snapshot.restart_s if is_again else 0.0)
 
 
@@ -91,10 +91,10 @@ def left_s(job: JobView, overhead: Overhead, now_s: float) -> float:
     A job that has outlived both has as much left as it ran over, however little. It is about to
     end, and a job that ends a moment late must not count as one with a long rest.
     """
-    if job.estimated_left_s is None:
+    if job.estimate.estimated_left_s is None:
         return job.work_left_s(now_s)
-    done_s = job.work_rate * max(0.0, now_s - job.as_of_s)
-    return abs(job.estimated_left_s - done_s + overhead.unseen_s)
+    done_s = job.estimate.work_rate * max(0.0, now_s - job.as_of_s)
+    return abs(job.estimate.estimated_left_s - done_s + overhead.unseen_s)
 
 
 class Changes(Struct, frozen=True, kw_only=True):

@@ -164,7 +164,7 @@ class _Pass:
                 wish.why += ", and no job waits for the rest"
 
     def _rests(self, job: JobView) -> bool:
-        last_s = job.last_resized_at_s
+        last_s = job.resizes.latest_at_s
         return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
 
     def _is_new(self, wish: Wish) -> bool:
@@ -174,7 +174,7 @@ class _Pass:
         job = wish.job
         if not wish.runs:
             return False
-        instants = (job.started_at_s, job.last_resized_at_s)
+        instants = (job.attempt.started_at_s, job.resizes.latest_at_s)
         since_s = max((at_s for at_s in instants if at_s is not None), default=-inf)
         return self._now_s < since_s + self._knobs.resize_every_s
 

@@ -63,11 +63,11 @@ def refitted(memory: Memory, jobs: Iterable[JobView]) -> Memory:
     """
     steps = dict(memory.steps)
     for job in jobs:
-        if job.step_time_s is None or not job.step_time_workers or not job.step_time_gpu_type:
+        if job.steps.step_time_s is None or not job.steps.workers or not job.steps.gpu_type:
             continue
         key, sample = (
-            key_of(job, job.step_time_gpu_type),
-            Sample(job.step_time_workers, job.step_time_s),
+            key_of(job, job.steps.gpu_type),
+            Sample(job.steps.workers, job.steps.step_time_s),
         )
         seen = steps.pop(key, ())
         if sample in seen:
@@ -131,11 +131,11 @@ class Prediction:
         self._margin = margin
         self._factor = factor
         self._left_s: dict[int, float] = {}
-        self._is_measured_here = bool(job.step_time_workers) and job.step_time_gpu_type == gpu_type
+        self._is_measured_here = bool(job.steps.workers) and job.steps.gpu_type == gpu_type
         samples = steps.get(key_of(job, gpu_type), ())
         has_fit = len(samples) >= 2 or (len(samples) == 1 and not job.profile.speedup)
         self._fit = fit(samples) if has_fit else None
-        self.source = "its profile" if job.profile.speedup else job.estimate_source
+        self.source = "its profile" if job.profile.speedup else job.estimate.source
         if self._fit is not None:
             self.source = f"step times of {len(samples)} sizes"
 
@@ -150,11 +150,11 @@ class Prediction:
         job = self._job
         if self._fit is None:
             return self._margin * job.estimate_left_s(self._now_s) / job.rate(workers)
-        if job.steps_left is not None and self._is_measured_here:
-            since_s = self._now_s - job.as_of_s if job.computing_gpus else 0.0
-            here_s = job.step_time_s or 0.0
-            left_s = max(0.0, job.steps_left * here_s - since_s)
-            here = job.step_time_workers / self._factor
+        if job.steps.steps_left is not None and self._is_measured_here:
+            since_s = self._now_s - job.as_of_s if job.progress.computing_gpus else 0.0
+            here_s = job.steps.step_time_s or 0.0
+            left_s = max(0.0, job.steps.steps_left * here_s - since_s)
+            here = job.steps.workers / self._factor
             return self._margin * left_s * self._step(workers) / self._step(here)
         # The remaining work is known only in work of its base gang.
         base_s = job.estimate_left_s(self._now_s) / job.workers.min

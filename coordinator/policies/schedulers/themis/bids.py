@@ -220,7 +220,7 @@ class Agent:
         slots: dict[str, int] = {}
         for name, gpus in self._offer.free.items():
             gpu_type = self._offer.nodes[name].gpu_type
-            if job.accepts(gpu_type) and name not in job.avoid_nodes:
+            if job.accepts(gpu_type) and name not in job.nodes.avoided:
                 slots[gpu_type] = slots.get(gpu_type, 0) + gpus // job.gpus_per_worker
         fitting = [kind for kind, count in slots.items() if count >= job.workers_on(kind).min]
         wanted = job.gpu.types or tuple(sorted(slots))
@@ -272,7 +272,7 @@ class Agent:
         if job.state != JobState.PENDING or self._is_growing(job):
             return self._place(step, self._offer.free, start)
         is_far_as_fast = job.profile.far_speed_ratio >= 1.0
-        size, avoided = job.gpus_per_worker, job.avoid_nodes
+        size, avoided = job.gpus_per_worker, job.nodes.avoided
         like = (size, step.workers, step.gpu_type, avoided, is_far_as_fast, start)
         if like not in self._offer.found:
             self._offer.found[like] = self._place(step, self._offer.free, start)
@@ -335,7 +335,7 @@ class Agent:
             name: room
             for name, gpus in free.items()
             if self._offer.nodes[name].gpu_type == step.gpu_type
-            and name not in job.avoid_nodes
+            and name not in job.nodes.avoided
             and (room := gpus // size - kept.get(name, 0)) > 0
         }
         placements = self._fill(job, rooms, more, near, start) if more else ()

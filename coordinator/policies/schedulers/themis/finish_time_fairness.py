@@ -170,7 +170,7 @@ class Attendance(Struct):
         for job in jobs:
             known = record.jobs.get(job.job_id)
             if known is None or known.gpus != most_gpus(job):
-                work_s = max(job.whole_work_s, job.work_left_s(self.at_s))
+                work_s = max(job.estimate.whole_work_s, job.work_left_s(self.at_s))
                 record.jobs[job.job_id] = Work(work_s * job.gpus_per_worker, most_gpus(job))
             if known is not None and known != record.jobs[job.job_id] and len(record.jobs) == 1:
                 record.granted_at_s, record.rho = None, inf  # its last grant was of another gang
@@ -180,7 +180,7 @@ class Attendance(Struct):
         """When a job that is new here last had GPUs; None: never."""
         if job.placed:
             return self.at_s
-        return None if job.first_started_at_s is None else job.waiting_since_s
+        return None if job.attempt.first_started_at_s is None else job.waiting_since_s
 
     def mean_apps(self, record: AppRecord) -> float:
         """N: time-weighted mean of apps since one was seen; how many are there in that instant."""

@@ -59,7 +59,9 @@ class Leases:
         self._jobs = snapshot.jobs
         # For jobs that another policy started, a lease counts from their start.
         memory.leases = {
-            job.job_id: memory.leases.get(job.job_id, (job.started_at_s or self._now_s) + lease_s)
+            job.job_id: memory.leases.get(
+                job.job_id, (job.attempt.started_at_s or self._now_s) + lease_s
+            )
             for job in snapshot.jobs
             if job.placed
         }

@@ -66,7 +66,7 @@ def has_room(
     """Whether a whole base gang could start on this many GPUs by node, of one type it accepts."""
     workers: dict[str, int] = {}
     for name, gpus in free.items():
-        if name not in job.avoid_nodes:
+        if name not in job.nodes.avoided:
             gpu_type = nodes[name].gpu_type
             workers[gpu_type] = workers.get(gpu_type, 0) + gpus // job.gpus_per_worker
     return any(

@@ -197,7 +197,7 @@ class _Pass:
         starting = {grant.job.job_id for grant in self.turns.grants}
         lived = dict(self._unseen)
         for job in self._snapshot.jobs:
-            gpus = job.computing_gpus
+            gpus = job.progress.computing_gpus
             if job.job_id in starting or job.state == JobState.STARTING:
                 gpus = gpus or job.base_gpus
             service_gpu_s = job.attained_service_gpu_s(now_s)

@@ -141,7 +141,7 @@ class Queues:
         """Place in its queue; ties go by submission."""
         if self._knobs.line == Line.ENTRY:
             return (self._place[job.job_id],)
-        first_s = inf if job.first_started_at_s is None else job.first_started_at_s
+        first_s = inf if job.attempt.first_started_at_s is None else job.attempt.first_started_at_s
         if self._knobs.line == Line.RUNNING:
             return (job.state == JobState.PENDING, first_s)
         return (first_s,)
@@ -238,8 +238,8 @@ class Queues:
             limit_gpu_s, gpus = self._knobs.limits[number], job.base_gpus
             if self._knobs.mixes_units:
                 yield self._now_s + (limit_gpu_s - service_gpu_s / gpus) // gpus
-            elif job.computing_gpus:
-                yield self._now_s + (limit_gpu_s - service_gpu_s) / job.computing_gpus
+            elif job.progress.computing_gpus:
+                yield self._now_s + (limit_gpu_s - service_gpu_s) / job.progress.computing_gpus
             else:
                 # It computes from now on at the earliest, and on more GPUs where a worker
                 # counts more than once; the pass that comes too early asks again.

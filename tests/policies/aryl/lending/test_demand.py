@@ -17,6 +17,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -123,9 +124,11 @@ def test_a_job_that_starts_without_a_loan_gets_none() -> None:
 
 def test_a_node_that_a_job_may_not_use_is_no_supply_for_it() -> None:
     """It is not lent for the job, and what one job may not use is lent for another one."""
-    choosy = replace(gang(nodes=1), avoid_nodes=(NodeName("n0"), NodeName("n2")))
+    choosy = job_with(gang(nodes=1), nodes_avoided=(NodeName("n0"), NodeName("n2")))
     assert lent(serving(3), [choosy]) == ["n1"]
-    assert lent(serving(3), [replace(choosy, avoid_nodes=tuple(n.name for n in serving(3)))]) == []
+    assert (
+        lent(serving(3), [job_with(choosy, nodes_avoided=tuple(n.name for n in serving(3)))]) == []
+    )
     assert lent(serving(3), [choosy, gang("any", nodes=1)]) == ["n0", "n1"]
 
 
@@ -144,7 +147,7 @@ def test_a_job_that_may_not_use_a_free_node_does_not_hide_it_from_others() -> No
             remaining_work_s=1e6,
         )
 
-    jobs = [replace(elastic("a"), avoid_nodes=(NodeName("t2"),)), elastic("b")]
+    jobs = [job_with(elastic("a"), nodes_avoided=(NodeName("t2"),)), elastic("b")]
     nodes = [make_node_view(f"t-{job.job_id}", workers=job.placed) for job in jobs]
     assert len(lent([*serving(3), *nodes, make_node_view("t2")], jobs)) == 1
 
@@ -260,7 +263,7 @@ def test_a_running_elastic_job_grows_on_nodes_of_its_own_type() -> None:
     assert lent(nodes, [elastic]) == ["n0", "n1"]
     assert lent(nodes, [elastic], bundle="aryl-loan") == []
     assert lent(nodes, [replace(elastic, gpu_type="A100")]) == []
-    assert lent(nodes, [replace(elastic, remaining_work_s=8.0)]) == []
+    assert lent(nodes, [job_with(elastic, remaining_work_s=8.0)]) == []
 
 
 def test_a_job_that_starts_on_a_loan_may_grow_there() -> None:
@@ -409,7 +412,7 @@ def test_every_lent_node_is_used_and_no_gang_waits_that_a_loan_would_start(
 def test_no_node_is_lent_for_a_job_that_nodes_could_not_start() -> None:
     """Others that are like it in all else have theirs, also where it stands before them; and no
     service keeps a node ready for it alone."""
-    hangs = replace(gang("a-hangs", nodes=1), wants_no_loan=True)
+    hangs = job_with(gang("a-hangs", nodes=1), wants_no_loan=True)
     assert lent(serving(2), [hangs]) == []
     assert lent(serving(3), [hangs, gang("b", nodes=1), gang("c", nodes=1)]) == ["n0", "n1"]
     snapshot = make_snapshot(nodes=serving(1), jobs=[hangs], services=[idle()])
@@ -432,5 +435,5 @@ def test_a_job_that_nodes_could_not_start_has_no_node_lent_to_grow() -> None:
         gpu_type="H100",
     )
     for wants_no_loan in (False, True):
-        found = lent(serving(2), [replace(grows, wants_no_loan=wants_no_loan)])
+        found = lent(serving(2), [job_with(grows, wants_no_loan=wants_no_loan)])
         assert bool(found) is not wants_no_loan

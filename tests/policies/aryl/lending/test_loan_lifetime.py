@@ -12,6 +12,7 @@ from coordinator.policies.contract.seasonal_load import Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
 from tests.builders import (
+    job_with,
     make_job_view,
     make_node_view,
     make_worker_view,
@@ -129,7 +130,7 @@ def test_a_job_must_be_over_two_minutes_before_its_node_is_wanted() -> None:
     """To start and to end take time; an estimate that is a guess may be three times too short."""
     job = hours("j", 1.0)
     assert longest_runtime_s(job, "H100", MIDNIGHT_S) == HOUR_S + 120.0
-    guessed = replace(job, estimate_source="default")
+    guessed = job_with(job, estimate_source="default")
     assert longest_runtime_s(guessed, "H100", MIDNIGHT_S) == 3 * HOUR_S + 120.0
 
 
@@ -142,10 +143,10 @@ SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
         ({}, False),
         ({"saves_when_asked": True}, True),
         ({"saves_when_asked": True, "wasted_gpu_s": 6e4, "attained_gpu_s": 1e5}, False),
-        ({"preemption_count": 2, "wasted_gpu_s": 8e4, "attained_gpu_s": 1e5}, False),
-        ({"preemption_count": 2, "wasted_gpu_s": 2e3, "attained_gpu_s": 1e5}, True),
-        ({"preemption_count": 1, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
-        ({"preemption_count": 20, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
+        ({"preemptions_count": 2, "wasted_gpu_s": 8e4, "attained_gpu_s": 1e5}, False),
+        ({"preemptions_count": 2, "wasted_gpu_s": 2e3, "attained_gpu_s": 1e5}, True),
+        ({"preemptions_count": 1, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
+        ({"preemptions_count": 20, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
     ],
     ids=[
         *("silent", "asked", "no longer believed", "old saves", "young saves", "saved nothing"),
@@ -155,7 +156,7 @@ SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
 def test_what_saves_need_not_be_over(job: dict[str, float], *, starts_there: bool) -> None:
     """Over the noon a job goes to a lent node if a stop is known to cost it little of the loan; by
     its end alone none does."""
-    long = replace(hours("long", 14.0), **job)
+    long = job_with(hours("long", 14.0), **job)
     snapshot = cell([long], [lent_node("l1")])
     assert (starts(snapshot, SAVING) == ["long"]) == starts_there
     assert starts(snapshot) == []
@@ -163,7 +164,7 @@ def test_what_saves_need_not_be_over(job: dict[str, float], *, starts_there: boo
 
 def test_a_loan_that_ends_at_once_is_worth_nothing_to_what_saves() -> None:
     """Where the load is about to come back, nobody starts there for the sake of a restart."""
-    saves = replace(hours("saves", 14.0), saves_when_asked=True)
+    saves = job_with(hours("saves", 14.0), saves_when_asked=True)
     later = replace(
         cell([saves], [lent_node(f"l{number}") for number in range(9)]),
         now_s=MIDNIGHT_S + 11.5 * HOUR_S,
@@ -176,7 +177,7 @@ def test_what_saves_holds_a_node_no_longer_than_it_needs_it() -> None:
     """Nine nodes are held over the noon by jobs that save: others may use those that can stay away
     until six beside them."""
     old, held = half_held(9, hours_left=14.0)
-    saving = [replace(job, saves_when_asked=True) for job in old]
+    saving = [job_with(job, saves_when_asked=True) for job in old]
     new = [
         make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=5.8 * HOUR_S)
         for number in range(9)
@@ -190,13 +191,13 @@ def test_what_a_stop_costs_does_not_hang_on_when_a_view_was_made() -> None:
     something happens, and whoever replays a journal makes them anew."""
     old, held = half_held(9, hours_left=14.0)
     kept = [
-        replace(
+        job_with(
             job, saves_when_asked=True, wasted_gpu_s=1e5, attained_gpu_s=1.9e5, computing_gpus=4,
             as_of_s=MIDNIGHT_S - HOUR_S,
         )
         for job in old
     ]  # fmt: skip
-    anew = [replace(job, attained_gpu_s=1.9e5 + 4 * HOUR_S, as_of_s=MIDNIGHT_S) for job in kept]
+    anew = [job_with(job, attained_gpu_s=1.9e5 + 4 * HOUR_S, as_of_s=MIDNIGHT_S) for job in kept]
     new = [
         make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=5.8 * HOUR_S)
         for number in range(9)
@@ -208,7 +209,7 @@ def test_what_a_stop_costs_does_not_hang_on_when_a_view_was_made() -> None:
 
 def test_a_job_that_saves_is_told_why_it_waits() -> None:
     """Not that it would have to be over, but that the loan is too short for its restart."""
-    saves = replace(hours("saves", 14.0), saves_when_asked=True)
+    saves = job_with(hours("saves", 14.0), saves_when_asked=True)
     later = replace(cell([saves], [lent_node("l1")]), now_s=MIDNIGHT_S + 11.5 * HOUR_S)
     (hold,) = policy(SAVING).pending_reasons(later, b"")
     assert "too soon for the cost of a stop of the job" in " ".join(hold.blockers)
@@ -268,7 +269,7 @@ def test_to_hold_a_node_for_longer_takes_no_more_nodes_now() -> None:
 def test_only_a_guess_is_taken_for_longer_than_it_says(source: str, longest_s: float) -> None:
     """Of 1,000 s that were measured or declared a loan must outlive 1,000 s and a start; of a guess
     three times as much."""
-    job = replace(make_job_view("job", remaining_work_s=1000.0), estimate_source=source)
+    job = job_with(make_job_view("job", remaining_work_s=1000.0), estimate_source=source)
     assert longest_runtime_s(job, "H100", job.as_of_s) == longest_s
 
 

@@ -17,6 +17,7 @@ from coordinator.policies.contract.seasonal_load import DAY_S, Season
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import policy
 from tests.builders import (
+    job_with,
     make_job_view,
     make_node_view,
     make_service_view,
@@ -189,7 +190,7 @@ def _alone(left_s: float) -> tuple[JobView, ClusterSnapshot]:
     """One job of 1.8 hours that waits for two training nodes, both busy for so long."""
     found = with_home(is_claimed=False)
     busy = [
-        replace(each, remaining_work_s=left_s)
+        job_with(each, remaining_work_s=left_s)
         for each in found.jobs
         if each.state == JobState.RUNNING
     ]

@@ -46,7 +46,7 @@ def job(job_id: str, hours: float, *, workers: int = 1) -> JobView:
 def needed(snapshot: ClusterSnapshot, job_id: str) -> float:
     """From which chance on a loan pays for a job."""
     asked = next(job for job in snapshot.jobs if job.job_id == job_id)
-    stays_s = asked.remaining_work_s / asked.workers.min
+    stays_s = asked.estimate.remaining_work_s / asked.workers.min
     return Odds(snapshot, PlacementState(snapshot)).needed(asked, stays_s)
 
 
@@ -181,5 +181,5 @@ def test_it_is_a_chance(snapshot: ClusterSnapshot) -> None:
     odds = Odds(snapshot, PlacementState(snapshot))
     for each in snapshot.jobs:
         if each.state == JobState.PENDING:
-            assert 0.0 <= odds.needed(each, each.remaining_work_s) <= 1.0
+            assert 0.0 <= odds.needed(each, each.estimate.remaining_work_s) <= 1.0
             assert odds.needed(each, 0.0) == 0.0

@@ -63,8 +63,7 @@ def test_equal_damage_spares_the_work_that_would_be_lost() -> None:
     """Where cost and damage are equal the job that loses less is preempted."""
     nodes, jobs = make_cluster({"n1": {"old": 8}, "n2": {"new": 8}})
     jobs = [
-        make_job_view(job.job_id, lost_if_preempted_gpu_s=9.0 if job.job_id == "old" else 1.0)
-        for job in jobs
+        make_job_view(job.job_id, unsaved_gpu_s=9.0 if job.job_id == "old" else 1.0) for job in jobs
     ]
     assert choose_nodes(occupancy_of(nodes, jobs), nodes, 1).victims == ("new",)
 
@@ -84,7 +83,7 @@ def test_released_workers_make_no_node_cheaper() -> None:
     # with an equal cost, what is released in any case does not count as damage
     nodes, jobs = make_cluster({"n1": {"wide": 8}, "n4": {"lone": 8}}, flexible={"n2": {"wide": 8}})
     jobs = [
-        make_job_view(job.job_id, lost_if_preempted_gpu_s=9.0 if job.job_id == "lone" else 1.0)
+        make_job_view(job.job_id, unsaved_gpu_s=9.0 if job.job_id == "lone" else 1.0)
         for job in jobs
     ]
     assert choose_nodes(occupancy_of(nodes, jobs), nodes, 2).victims == ("wide",)
@@ -202,7 +201,7 @@ def test_reclaim_says_what_it_does() -> None:
             state=job.state,
             workers=(2, 4),
             placed=job.placed,
-            lost_if_preempted_gpu_s=70.0,
+            unsaved_gpu_s=70.0,
         )
         for job in jobs
     ]

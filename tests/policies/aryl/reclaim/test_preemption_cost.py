@@ -16,6 +16,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -41,12 +42,12 @@ def ran(job: JobView, *, run_s: float, saved_s_ago: float | None, left_s: float 
     """A running job that began some time ago and saved since, or never."""
     gpus = sum(worker.gpus for worker in job.placed)
     age_s = run_s if saved_s_ago is None else saved_s_ago
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - run_s,
         as_of_s=NOW_S,
         unsaved_gpus=gpus,
-        lost_if_preempted_gpu_s=age_s * gpus,
+        unsaved_gpu_s=age_s * gpus,
         has_saved=saved_s_ago is not None,
         remaining_work_s=left_s * len(job.placed),
         work_rate=len(job.placed),
@@ -165,7 +166,7 @@ def waiting_snapshot(
     """One node with a job that has so long to go, and one with a job without end."""
     nodes, jobs = one_each(("ends", 9e4, 900.0), ("stays", 9e4, 1.0))
     jobs = [
-        replace(job, remaining_work_s=left_s, estimate_source=source)
+        job_with(job, remaining_work_s=left_s, estimate_source=source)
         if job.job_id == "ends"
         else job
         for job in jobs

@@ -19,6 +19,7 @@ from coordinator.policies.contract.decisions import Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.registry import KNOBS, policy
 from tests.builders import (
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -110,7 +111,7 @@ def test_an_opportunistic_guest_waits_for_the_inference_cluster() -> None:
 
 def test_a_guest_that_was_preempted_waits_no_longer_for_a_loan() -> None:
     """What is longer than any loan would never end there: it starts in training."""
-    job = replace(waiting("both", "V100", "T4"), preemption_count=1)
+    job = job_with(waiting("both", "V100", "T4"), preemptions_count=1)
     assert starts("opportunistic", two_pools([job], is_lent=False)) == {"both": "V100"}
 
 

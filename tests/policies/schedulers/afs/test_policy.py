@@ -24,7 +24,14 @@ from coordinator.policies.schedulers.afs.worker_shares import (
     share_by_throughput,
     share_out,
 )
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 POINTS = st.lists(st.floats(0.05, 1.0), min_size=7, max_size=7)
@@ -40,7 +47,7 @@ def job(name: str, work_s: float, *gains: float, most: int = 8) -> JobView:
 
 def share(view: JobView, workers: int) -> Share:
     """What a job has so far."""
-    return Share(job=view, left_s=view.remaining_work_s, workers=workers)
+    return Share(job=view, left_s=view.estimate.remaining_work_s, workers=workers)
 
 
 @given(
@@ -196,7 +203,7 @@ def test_a_shorter_job_stops_one_only_for_more_than_that_has_to_make_up(
     view = make_job_view(
         "long", state=JobState.RUNNING, gpus_per_worker=8, placed=placed, remaining_work_s=100.0
     )
-    long = replace(view, as_of_s=NOW_S, lost_if_preempted_gpu_s=480.0, saves_when_asked=saves)
+    long = job_with(view, as_of_s=NOW_S, unsaved_gpu_s=480.0, saves_when_asked=saves)
     short = make_job_view("short", gpus_per_worker=8, remaining_work_s=left_s)
     found = policy("afs").allocate(one_node(long, short), b"").decisions
     assert [type(each) for each in found] == ([Preempt, Start] if stopped else [])
@@ -207,7 +214,7 @@ def test_who_had_its_turn_goes_behind_those_that_had_none() -> None:
     made = policy("afs-p")
     rigid = replace(running("old", 8), workers=make_job_view("x", workers=(8, 8)).workers)
     placed = tuple(replace(worker, is_flexible=False) for worker in rigid.placed)
-    old = replace(rigid, placed=placed, first_started_at_s=NOW_S, is_resizable=False)
+    old = job_with(rigid, placed=placed, first_started_at_s=NOW_S, is_resizable=False)
     new = make_job_view("new", workers=(8, 8), submitted_at_s=NOW_S)
     first = made.allocate(one_node(old, new), b"")
     assert first.decisions == ()
@@ -223,7 +230,7 @@ def test_only_a_lease_that_ended_counts_as_a_turn() -> None:
     placed = [make_worker_view("old", index, "n0") for index in range(8)]
     runs = make_job_view("old", state=JobState.RUNNING, workers=(8, 8), placed=placed)
     began = made.allocate(one_node(runs), b"")
-    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    stopped = job_with(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
     new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
     later = made.allocate(one_node(stopped, new, now_s=NOW_S + 10.0), began.memory)
     [start] = later.decisions
@@ -239,7 +246,7 @@ def test_a_lease_does_not_end_while_its_job_waits(stopped_at_s: float, first: st
     placed = [make_worker_view("old", index, "n0") for index in range(8)]
     runs = make_job_view("old", state=JobState.RUNNING, workers=(8, 8), placed=placed)
     memory = made.allocate(one_node(runs), b"").memory
-    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    stopped = job_with(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
     memory = made.allocate(one_node(stopped, now_s=NOW_S + stopped_at_s), memory).memory
     new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
     [start] = made.allocate(one_node(stopped, new, now_s=NOW_S + 2 * LEASE_S), memory).decisions
@@ -251,8 +258,8 @@ def test_of_as_many_turns_the_first_start_counts_then_the_submission() -> None:
     """Of four without a turn those that ran go first, in order of their first starts; then those
     that never did, as they came: not by name, nor the former by submission."""
     line = [
-        replace(make_job_view("d", workers=(8, 8), submitted_at_s=40.0), first_started_at_s=50.0),
-        replace(make_job_view("c", workers=(8, 8), submitted_at_s=30.0), first_started_at_s=60.0),
+        job_with(make_job_view("d", workers=(8, 8), submitted_at_s=40.0), first_started_at_s=50.0),
+        job_with(make_job_view("c", workers=(8, 8), submitted_at_s=30.0), first_started_at_s=60.0),
         make_job_view("b", workers=(8, 8), submitted_at_s=10.0),
         make_job_view("a", workers=(8, 8), submitted_at_s=20.0),
     ]
@@ -304,7 +311,7 @@ def test_out_of_sight_only_a_lease_that_ended_counts_as_a_turn(
     memory = made.allocate(one_node(runs), b"").memory
     away = replace(one_node(now_s=NOW_S + hidden_at_s), unseen=frozenset({JobId("old")}))
     memory = made.allocate(away, memory).memory
-    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    stopped = job_with(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
     new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
     back = one_node(stopped, new, now_s=NOW_S + 2 * LEASE_S)
     [start] = made.allocate(back, memory).decisions
@@ -315,10 +322,8 @@ def test_out_of_sight_only_a_lease_that_ended_counts_as_a_turn(
 def test_whose_work_a_stop_would_throw_away_is_told_that_it_stays() -> None:
     """Beside its turns its owner reads that it keeps its gang, and what for; who saves does not."""
     made = policy("afs-p")
-    loses = replace(
-        running("old", 1), as_of_s=NOW_S, lost_if_preempted_gpu_s=900.0, attained_gpu_s=900.0
-    )
-    saves = replace(loses, saves_when_asked=True)
+    loses = job_with(running("old", 1), as_of_s=NOW_S, unsaved_gpu_s=900.0, attained_gpu_s=900.0)
+    saves = job_with(loses, saves_when_asked=True)
     said = [made.standing(one_node(each), b"", each.job_id) for each in (loses, saves)]
     assert [len(each) for each in said] == [2, 1]
     assert "keeps its base gang when its turn ends: a stop would lose 900 GPU-s" in said[0][1]
@@ -407,8 +412,8 @@ def test_afs_p_lets_who_started_first_go_on_before_who_never_did() -> None:
     """Of equal turns the first start counts, then the submission; whoever has none is behind."""
     jobs = [
         make_job_view("new", gpus_per_worker=8, submitted_at_s=0.0),
-        replace(make_job_view("late", gpus_per_worker=8), first_started_at_s=NOW_S - 10.0),
-        replace(
+        job_with(make_job_view("late", gpus_per_worker=8), first_started_at_s=NOW_S - 10.0),
+        job_with(
             make_job_view("early", gpus_per_worker=8, submitted_at_s=9.0),
             first_started_at_s=NOW_S - 90.0,
         ),

@@ -16,6 +16,7 @@ from coordinator.policies.contract.snapshot import TenantView
 from coordinator.policies.parts.resource_vectors import Vector, wanted
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.drf.policy import deal, fewest_victims
+from tests.builders import job_with
 from tests.policies.machines import cell, decide, full, job, machine, started, stopped
 
 LINES = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 3), max_size=3))
@@ -258,7 +259,7 @@ def test_drf_stops_the_gang_that_loses_least() -> None:
     """Of one tenant's jobs the one whose last checkpoint is nearest, not the first by name."""
     lost = {"b0": 900.0, "b1": 100.0, "b2": 500.0}
     theirs = [
-        replace(job(name, "B", gpus=2, nodes=("n0",)), lost_if_preempted_gpu_s=gpu_s)
+        job_with(job(name, "B", gpus=2, nodes=("n0",)), unsaved_gpu_s=gpu_s)
         for name, gpu_s in lost.items()
     ]
     snapshot = full(*theirs, job("a", "A", gpus=2), gpus=6)
@@ -281,10 +282,10 @@ def test_drf_stops_nobody_whose_place_is_free_after_a_later_stop() -> None:
     has to leave the other node, and with it enough of this one for the narrow one to stay."""
     narrow = job("narrow", "B", gpus=4, nodes=("n0",))
     wide = job("wide", "B", gpus=4, workers=(3, 3), nodes=("n0", "n1", "n1"))
-    wide = replace(wide, lost_if_preempted_gpu_s=100.0)
+    wide = job_with(wide, unsaved_gpu_s=100.0)
     asks = [job(f"a{n}", "A", gpus=gpus, submitted_at_s=n) for n, gpus in enumerate((4, 8))]
     held = [job(f"b{n}", "B", gpus=8, nodes=(f"n{n}",)) for n in (2, 3, 4, 5)]
-    held = [replace(each, lost_if_preempted_gpu_s=1e6) for each in held]
+    held = [job_with(each, unsaved_gpu_s=1e6) for each in held]
     jobs = (narrow, wide, *held)
     nodes = [machine(f"n{n}", gpus=8, jobs=jobs) for n in range(6)]
     snapshot = cell(*nodes, jobs=(*jobs, *asks))
@@ -296,7 +297,7 @@ def test_drf_stops_jobs_of_the_tenant_with_most() -> None:
     """B has 6/12 and C 4/12: B gives, though C's jobs have lost nothing and come first by name."""
     theirs = [job(f"z{n}", "B", gpus=2, nodes=("n0",)) for n in range(3)]
     others = [job(f"c{n}", "C", gpus=2, nodes=("n0",)) for n in range(2)]
-    theirs = [replace(each, lost_if_preempted_gpu_s=100.0) for each in theirs]
+    theirs = [job_with(each, unsaved_gpu_s=100.0) for each in theirs]
     snapshot = full(*theirs, *others, job("a", "A", gpus=2), gpus=10)
     assert stopped("drf:preempts=true", snapshot) == ["z0"]
 
@@ -338,7 +339,7 @@ def test_drf_stops_elastic_gangs_like_rigid_ones() -> None:
 
 def test_drf_counts_an_elastic_gang_as_gone_with_its_flexible_workers() -> None:
     """All five GPUs of a gang of three come free with it: for A's three, and for two after it."""
-    kept = replace(job("b", "B", gpus=7, nodes=("n0",)), lost_if_preempted_gpu_s=900.0)
+    kept = job_with(job("b", "B", gpus=7, nodes=("n0",)), unsaved_gpu_s=900.0)
     elastic = job("e", "B", workers=(3, 5), nodes=("n0",) * 5)
     asks = (job("a0", "A", gpus=3), job("a1", "A", submitted_at_s=1.0))
     snapshot = full(kept, elastic, *asks, gpus=12)
@@ -359,7 +360,7 @@ def test_drf_deals_what_a_stopped_gang_leaves_to_those_who_stay() -> None:
 def test_drf_stops_nobody_in_vain() -> None:
     """Whose GPUs the gang does not need after all goes on, though it was the first to be asked."""
     theirs = [
-        replace(job(name, "B", gpus=gpus, nodes=("n0",)), lost_if_preempted_gpu_s=float(gpus))
+        job_with(job(name, "B", gpus=gpus, nodes=("n0",)), unsaved_gpu_s=float(gpus))
         for name, gpus in (("b0", 1), ("b1", 4), ("b2", 11))
     ]
     snapshot = full(*theirs, job("a", "A", gpus=4), gpus=16)

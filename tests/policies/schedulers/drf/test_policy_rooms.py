@@ -11,7 +11,7 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.parts.resource_vectors import Bins
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.drf.policy import RoomsLeft
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick
 from tests.policies.counted_calls import calls
 from tests.policies.tenant_books import waits
@@ -60,10 +60,10 @@ def test_the_count_is_what_a_look_at_all_nodes_would_find(
         )
         for at in range(4)
     ]
-    job = replace(
+    job = job_with(
         waits("new", "mine", gpus),
         cpus_per_worker=cpus,
-        avoid_nodes=tuple(NodeName(f"n{at}") for at in sorted(avoids)),
+        nodes_avoided=tuple(NodeName(f"n{at}") for at in sorted(avoids)),
     )
     bins = Bins(make_snapshot(nodes=there, jobs=[*jobs, job]))
     left = RoomsLeft(bins, job, HERE)

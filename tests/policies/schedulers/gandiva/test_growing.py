@@ -15,7 +15,14 @@ from coordinator.policies.contract.decisions import Resize
 from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.policy import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 # --- packing ------------------------------------------------------------------------------------
 
@@ -38,12 +45,12 @@ def seated(
         started_s_ago = since_s if state == JobState.RUNNING else 5000.0
     worker = replace(make_worker_view(name, 0, node), gpu_uuids=(GpuUuid(f"{node}-gpu"),))
     job = make_job_view(name, state=state, placed=[worker])
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - started_s_ago,
         suspended_at_s=NOW_S - since_s if state == JobState.SUSPENDED else None,
         progress_step=100,
-        progress_gpu_s=100.0,
+        progress_step_gpu_s=100.0,
         profile=JobProfile(gpu_busy_ratio=busy, gpu_memory_bytes=memory_gb * 10**9),
     )
 
@@ -80,7 +87,7 @@ def elastic(*nodes: str, most: int = 8, resized_at_s: float | None = None) -> Jo
         state=JobState.RUNNING,
         workers=(2, most),
         placed=placed,
-        last_resized_at_s=resized_at_s,
+        resizes_latest_at_s=resized_at_s,
     )
 
 

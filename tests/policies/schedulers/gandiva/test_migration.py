@@ -18,7 +18,14 @@ from coordinator.policies.schedulers.gandiva.board import Board
 from coordinator.policies.schedulers.gandiva.migration import Moves
 from coordinator.policies.schedulers.gandiva.policy import Memory
 from coordinator.policies.schedulers.gandiva.time_slices import tick
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.policies.sharing_cell import Cell
 from tests.tables import each_row
 
@@ -39,7 +46,7 @@ def spread(*, free_on_b: int, free_on_c: int = 0, began_s: float = 0.0) -> Board
                 make_node_view("c", gpus=4, free_gpus=free_on_c),
             ],
             jobs=[
-                structs.replace(job, started_at_s=began_s),
+                job_with(job, started_at_s=began_s),
                 make_job_view(
                     "other", state=JobState.RUNNING, gpus_per_worker=3 - free_on_b, placed=[other]
                 ),
@@ -82,11 +89,11 @@ def test_nobody_is_moved_for_order_who_loses_work_by_it(lost_gpu_s: float, moves
 def losing(board: Board, job_id: str, lost_gpu_s: float, *, asked: bool) -> Board:
     """The same, where a job has computed 10,000 GPU-seconds and would lose so many of them."""
     jobs = [
-        structs.replace(
+        job_with(
             job,
             attained_gpu_s=10_000.0,
             computing_gpus=0,
-            lost_if_preempted_gpu_s=lost_gpu_s,
+            unsaved_gpu_s=lost_gpu_s,
             unsaved_gpus=0,
             saves_when_asked=asked,
         )
@@ -211,7 +218,7 @@ def test_a_node_is_emptied_only_onto_nodes_with_fewer_free_gpus(
 def two_nodes(sizes: dict[str, tuple[str, int]]) -> Board:
     """Nodes n0 and n1 of eight GPUs with running jobs, each on so many of one of them."""
     jobs = [
-        structs.replace(
+        job_with(
             make_job_view(
                 name,
                 state=JobState.RUNNING,
@@ -257,7 +264,7 @@ def gang(
         gpus_per_worker=gpus,
         placed=placed,
     )
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - 3600.0,
         suspended_at_s=None if computes else NOW_S - 300.0,
@@ -324,11 +331,11 @@ def _non(job: JobView) -> JobView:
 
 
 def _rested(job: JobView) -> JobView:
-    return replace(job, started_at_s=NOW_S - REST_S)
+    return job_with(job, started_at_s=NOW_S - REST_S)
 
 
 def _began(job: JobView) -> JobView:
-    return replace(job, started_at_s=NOW_S - REST_S + 1.0)
+    return job_with(job, started_at_s=NOW_S - REST_S + 1.0)
 
 
 def _grown(job: JobView) -> JobView:
@@ -466,7 +473,7 @@ def test_a_gang_is_moved_with_as_many_workers_as_its_gpu_type_asks_for() -> None
 @pytest.mark.parametrize(("avoids", "to"), [((), "n2"), (("n2",), "n3"), (("n2", "n3"), "n1")])
 def test_jobs_go_to_the_fullest_node_that_takes_them(avoids: tuple[str, ...], to: str) -> None:
     """One, two and three GPUs are free on n2, n3 and n1; where it has failed it does not go."""
-    it = replace(gang("it", "n0"), avoid_nodes=tuple(NodeName(name) for name in avoids))
+    it = job_with(gang("it", "n0"), nodes_avoided=tuple(NodeName(name) for name in avoids))
     others = [gang("a", "n1", gpus=5), gang("b", "n2", gpus=7), gang("c", "n3", gpus=6)]
     found = board([it, *others], {f"n{at}": 8 for at in range(4)})
     assert tidy(found) == {"it": [to]}
@@ -474,7 +481,7 @@ def test_jobs_go_to_the_fullest_node_that_takes_them(avoids: tuple[str, ...], to
 
 def test_a_move_is_told_with_what_it_throws_away() -> None:
     """Whoever reads why a job was moved reads what that costs where it finds no time to save."""
-    it = replace(gang("it", "n0"), lost_if_preempted_gpu_s=7.0)
+    it = job_with(gang("it", "n0"), unsaved_gpu_s=7.0)
     found = board([it, gang("full", "n1", gpus=6)], {"n0": 8, "n1": 8})
     tidy(found)
     [made] = found.decisions

@@ -23,7 +23,14 @@ from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, Nod
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
 from coordinator.policies.schedulers.gandiva.policy import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.policies.sharing_cell import Cell
 
 # --- packing ------------------------------------------------------------------------------------
@@ -47,12 +54,12 @@ def seated(
         started_s_ago = since_s if state == JobState.RUNNING else 5000.0
     worker = replace(make_worker_view(name, 0, node), gpu_uuids=(GpuUuid(f"{node}-gpu"),))
     job = make_job_view(name, state=state, placed=[worker])
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - started_s_ago,
         suspended_at_s=NOW_S - since_s if state == JobState.SUSPENDED else None,
         progress_step=100,
-        progress_gpu_s=100.0,
+        progress_step_gpu_s=100.0,
         profile=JobProfile(gpu_busy_ratio=busy, gpu_memory_bytes=memory_gb * 10**9),
     )
 
@@ -208,7 +215,7 @@ def after_trial(
     host_rate, guest_rate: measured packed; each made 2 alone.
     """
     host = seated("host", "n1", busy=0.3)
-    guest = replace(seated("guest", "n1", busy=0.3), is_packed=True)
+    guest = job_with(seated("guest", "n1", busy=0.3), is_packed=True)
     marks = {
         JobId(name): Mark(
             attempt=0,
@@ -288,7 +295,7 @@ def test_a_newcomer_takes_turns_on_the_least_loaded_gpu() -> None:
     """Step 4 of algorithm 1: where one job sits, not where two do, whatever their names."""
     jobs = [
         seated("a", "n1", busy=0.5, since_s=300.0),
-        replace(seated("a2", "n1", busy=0.5, since_s=300.0), is_packed=True),
+        job_with(seated("a2", "n1", busy=0.5, since_s=300.0), is_packed=True),
         seated("b", "n2", busy=0.5, since_s=300.0),
         make_job_view("new"),
     ]

@@ -18,6 +18,7 @@ from coordinator.policies.contract.decisions import Decision, Migrate, Resume
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair, pair_key
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
+from tests.builders import job_with
 from tests.draws import pick, together, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.gandiva.test_policy_costs import GPUS, apart, cell, seated
@@ -29,7 +30,7 @@ HAS_BYTES = 80
 def measured(job: JobView, *, busy: float = 0.5, needs_bytes: int | None = None) -> JobView:
     """One of which all is known that a trial asks for."""
     profile = JobProfile(gpu_busy_ratio=busy, gpu_memory_bytes=needs_bytes)
-    return replace(job, profile=profile, progress_step=100, progress_gpu_s=100.0)
+    return job_with(job, profile=profile, progress_step=100, progress_step_gpu_s=100.0)
 
 
 def memory_of(snapshot: ClusterSnapshot, tried: Sequence[tuple[JobView, JobView]] = ()) -> bytes:

@@ -16,7 +16,7 @@ from coordinator.policies.schedulers.gandiva.board import Board
 from coordinator.policies.schedulers.gandiva.packing import Mark, Pair
 from coordinator.policies.schedulers.gandiva.packing import measured as marks_of
 from coordinator.policies.schedulers.gandiva.policy import Knobs, Memory, allocate
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.policies.schedulers.gandiva.test_packing_costs import (
     HAS_BYTES,
     measured,
@@ -153,7 +153,7 @@ def test_beside_two_that_compute_no_third_one_is_tried() -> None:
     pair = [measured(seated("host", [HERE])), measured(seated("guest", [HERE]))]
     third = measured(seated("third", [HERE], computes=False))
     for at, each in enumerate(pair):
-        both = [*pair[:at], replace(each, is_packed=True), *pair[at + 1 :]]
+        both = [*pair[:at], job_with(each, is_packed=True), *pair[at + 1 :]]
         assert tried(full([*both, third])) == {}
 
 
@@ -163,7 +163,7 @@ def test_a_guest_whose_host_has_ended_is_nobody_s_host_before_its_next_turn(
 ) -> None:
     """It still counts as packed: beside it another guest would be one of two, and of a pair that
     does not pay it is the one guest that is parted."""
-    left = replace(measured(seated("left", [HERE])), is_packed=is_packed)
+    left = job_with(measured(seated("left", [HERE])), is_packed=is_packed)
     third = measured(seated("third", [HERE], computes=False))
     assert tried(full([left, third])) == ({} if is_packed else {"third": "left"})
 
@@ -174,7 +174,7 @@ def test_a_trial_elsewhere_is_told_with_what_it_throws_away() -> None:
     jobs = [
         measured(seated("host", [THERE]), busy=0.1),
         measured(seated("other", [HERE]), busy=0.9),
-        replace(measured(seated("guest", [HERE], computes=False)), lost_if_preempted_gpu_s=7.0),
+        job_with(measured(seated("guest", [HERE], computes=False)), unsaved_gpu_s=7.0),
     ]
     snapshot = full(jobs)
     made = trials(snapshot, memory_of(snapshot), Knobs())[JobId("guest")]
@@ -196,8 +196,8 @@ def told(
     beside: others that compute on its GPU.
     """
     job = measured(seated("job", [HERE], computes=computes))
-    job = replace(job, attempt=attempt, progress_step=step, progress_gpu_s=gpu_s)
-    others = [replace(seated(f"o{at}", [HERE]), is_packed=at > 0) for at in range(beside)]
+    job = job_with(job, attempt_number=attempt, progress_step=step, progress_step_gpu_s=gpu_s)
+    others = [job_with(seated(f"o{at}", [HERE]), is_packed=at > 0) for at in range(beside)]
     return marks_of(Board(full([job, *others])), {job.job_id: mark})[job.job_id]
 
 
@@ -228,7 +228,7 @@ def test_how_fast_a_job_is_alone_outlives_its_attempt() -> None:
 def test_a_job_that_begins_anew_is_tried_by_what_it_was_before() -> None:
     """Both are in an attempt that has made no step yet, and nobody waits for a measurement."""
     jobs = [
-        replace(measured(seated(name, [HERE], computes=name == "host")), attempt=1)
+        job_with(measured(seated(name, [HERE], computes=name == "host")), attempt_number=1)
         for name in ("host", "guest")
     ]
     assert tried(full(jobs)) == {"guest": "host"}
@@ -272,7 +272,7 @@ def test_of_a_pair_that_does_not_pay_the_guest_is_put_aside(guest: str, host: st
     """Who came to the other's GPU goes, and not who is first by name."""
     jobs = [
         measured(seated(host, [HERE])),
-        replace(measured(seated(guest, [HERE])), is_packed=True),
+        job_with(measured(seated(guest, [HERE])), is_packed=True),
     ]
     decisions, _ = decided(jobs, "a|b")
     [made] = decisions
@@ -283,9 +283,9 @@ def test_of_a_pair_that_does_not_pay_the_guest_is_put_aside(guest: str, host: st
 
 def test_a_trial_is_not_over_before_both_have_begun() -> None:
     """Who still starts cannot be put aside: it goes on until it has said something."""
-    starts = replace(measured(seated("guest", [HERE])), is_packed=True, state=JobState.STARTING)
+    starts = job_with(measured(seated("guest", [HERE])), is_packed=True, state=JobState.STARTING)
     decisions, pairs = decided(
-        [measured(seated("host", [HERE])), replace(starts, attempt=1)],
+        [measured(seated("host", [HERE])), job_with(starts, attempt_number=1)],
         "guest|host",
         since_s_ago=1000.0,
     )
@@ -297,7 +297,7 @@ def test_nobody_is_put_aside_for_a_pair_that_is_together_no_more() -> None:
     """One of them was moved meanwhile: the verdict is held, and both go on where they are."""
     jobs = [
         measured(seated("host", [HERE])),
-        replace(measured(seated("guest", [THERE])), is_packed=True),
+        job_with(measured(seated("guest", [THERE])), is_packed=True),
     ]
     decisions, pairs = decided(jobs, "guest|host")
     assert decisions == ()
@@ -312,7 +312,7 @@ def test_a_trial_outlasts_the_turns_of_those_who_are_tried(
     suspended, or nothing would be measured; as a pair that pays they give way like any other."""
     jobs = [
         measured(seated("host", [HERE])),
-        replace(measured(seated("guest", [HERE])), is_packed=True),
+        job_with(measured(seated("guest", [HERE])), is_packed=True),
         seated("third", [HERE], computes=False),
     ]
     decisions, _ = decided(jobs, "guest|host", since_s_ago=59.0, gain=gain)

@@ -14,7 +14,14 @@ from common.model import GpuUuid, JobState, NodeName
 from coordinator.policies.contract.decisions import Decision, PendingReason, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.schedulers.gandiva.policy import Knobs, allocate, hold
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import together, whole, yes_or_no
 from tests.policies.counted_calls import calls
 from tests.tables import each_row
@@ -57,7 +64,7 @@ def seated(
         placed=placed,
         priority=priority,
     )
-    return replace(
+    return job_with(
         job,
         started_at_s=NOW_S - (900.0 if rested and not computes else began_s_ago),
         suspended_at_s=None if computes else NOW_S - began_s_ago,
@@ -120,7 +127,7 @@ def cost(snapshot: ClusterSnapshot, knobs: Knobs | None = None) -> int:
 def apart(snapshot: ClusterSnapshot) -> ClusterSnapshot:
     """The same, where each job avoids a node of its own that is not there: no two are alike."""
     jobs = tuple(
-        replace(job, avoid_nodes=(NodeName(f"not-there-{at}"),))
+        job_with(job, nodes_avoided=(NodeName(f"not-there-{at}"),))
         for at, job in enumerate(snapshot.jobs)
     )
     return replace(snapshot, jobs=jobs)
@@ -230,7 +237,7 @@ def test_one_that_finds_no_place_keeps_only_its_like_from_looking(name: str, fre
     """The next one that waits has the free GPU of the only node, or turns with the gang there."""
     first = make_job_view("w0", **UNLIKE.get(name, {}))
     if name not in UNLIKE:
-        first = replace(first, avoid_nodes=(NodeName("n0"),))
+        first = job_with(first, nodes_avoided=(NodeName("n0"),))
     jobs = [seated(f"r{at}", [("n0", at)], began_s_ago=300.0) for at in range(GPUS - free)]
     snapshot = cell([*jobs, first, waiting("w1", 1, at_s=1.0)], 1)
     decisions, holds = decided(snapshot)

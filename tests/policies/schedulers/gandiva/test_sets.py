@@ -22,6 +22,7 @@ from coordinator.sim.run.simulation import Simulation, Submission
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -461,9 +462,7 @@ def test_a_turn_lasts_by_what_it_took_to_hand_it_over(after_s: float, stops: lis
     new = served_job("new", 4)
     given = policy("gandiva-sets").allocate(cell([new], n0=4), b"")
     assert [each.job_id for each in given.decisions if isinstance(each, Start)] == ["new"]
-    running = structs.replace(
-        served_job("new", 4, node="n0"), gpu_type="H100", started_at_s=NOW_S + 15.0
-    )
+    running = job_with(served_job("new", 4, node="n0"), gpu_type="H100", started_at_s=NOW_S + 15.0)
     jobs = [running, served_job("waits", 4, submitted_at_s=1.0)]
     memory = (
         policy("gandiva-sets").allocate(cell(jobs, n0=4, now_s=NOW_S + 20.0), given.memory).memory

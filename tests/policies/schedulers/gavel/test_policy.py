@@ -13,7 +13,14 @@ from coordinator.policies.contract.decisions import Allocation, Preempt, Resize,
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.gavel.rounds import Rounds, Turn
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 LAS = policy("las")
@@ -25,7 +32,7 @@ def a_job(name: str, *, gpus: int = 1, on: str | None = None, since_s: float = 0
     if on is None:
         return job
     worker = make_worker_view(name, 0, on, gpus=gpus)
-    return replace(
+    return job_with(
         job, state=JobState.RUNNING, gpu_type="H100", placed=(worker,), started_at_s=since_s
     )
 
@@ -87,7 +94,7 @@ def test_a_newcomer_is_not_told_a_share_that_nobody_set() -> None:
     )
     late = NOW_S + 1080.0  # the ninth round: the first one 1,000 s after shares were set
     solved = LAS.allocate(pool(jobs, now_s=late), early.memory)
-    ran = [replace(jobs[0], started_at_s=late), jobs[1], jobs[2]]
+    ran = [job_with(jobs[0], started_at_s=late), jobs[1], jobs[2]]
     (held,) = LAS.pending_reasons(pool(ran, now_s=late + 10.0), solved.memory)
     assert held.blockers[0].startswith("the next round begins in 110 s; it should run 67% of the ")
 

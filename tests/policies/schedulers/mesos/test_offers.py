@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from msgspec.structs import replace
 
 from common.model import NodeName
 from coordinator.policies.schedulers.mesos.offers import (
@@ -18,7 +17,7 @@ from coordinator.policies.schedulers.mesos.offers import (
     ends_s,
 )
 from coordinator.policies.tenants.infeasible import Fleet, wish_of
-from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 N0, N1, N2 = (NodeName(f"n{number}") for number in range(3))
@@ -201,7 +200,7 @@ def test_whatever_is_free_or_waits_anew_ends_a_standstill(what: str) -> None:
         case "job":
             jobs.append(make_job_view("k"))
         case _:
-            jobs = [replace(WAITS, attempt=WAITS.attempt + 1)]
+            jobs = [job_with(WAITS, attempt_number=WAITS.attempt.number + 1)]
     now = seen.after(make_snapshot(nodes=nodes, jobs=jobs, now_s=25.0))
     assert (now.since_s, now.passes) == (25.0, 0)
     assert now.seen != seen.seen

@@ -34,7 +34,7 @@ from coordinator.policies.schedulers.philly.locality import (
     whole,
 )
 from coordinator.policies.schedulers.philly.policy import Knobs
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.tables import each_row
 
 HOLD_S, BACK_OFF_S = Knobs().hold_s, Knobs().back_off_s
@@ -68,7 +68,7 @@ def running(
     job = make_job_view(
         name, state=JobState.RUNNING, workers=(count, count), placed=placed, gpu_type="H100"
     )
-    return replace(job, tenant=tenant, started_at_s=started_at_s, **more)
+    return job_with(job, tenant=tenant, started_at_s=started_at_s, **more)
 
 
 def snapshot(

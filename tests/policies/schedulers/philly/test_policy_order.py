@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Preempt
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
+from tests.builders import job_with
 from tests.policies.machines import cell, decide, job, machine, placed, started
 
 
 def since(job: JobView, started_at_s: float) -> JobView:
     """The same job, begun then."""
-    return replace(job, started_at_s=started_at_s)
+    return job_with(job, started_at_s=started_at_s)
 
 
 def with_quotas(snapshot: ClusterSnapshot, quotas: Mapping[str, int]) -> ClusterSnapshot:
@@ -155,7 +156,7 @@ def on(job: JobView, gpu_type: str) -> JobView:
     [
         on(job("first", "poor", workers=(2, 2)), "H100"),
         on(job("first", "poor", gpus=2), "A100"),
-        on(replace(job("first", "poor", workers=(2, 2)), avoid_nodes=("m0",)), "A100"),
+        on(job_with(job("first", "poor", workers=(2, 2)), nodes_avoided=("m0",)), "A100"),
     ],
     ids=["another type", "another gang", "another place"],
 )
@@ -188,7 +189,7 @@ def test_a_job_without_victims_hides_none_from_one_that_asks_for_something_else(
 def test_a_job_that_leaves_a_node_alone_hides_no_room_there() -> None:
     """From one alike of its tenant that may stand on it."""
     jobs = (
-        replace(job("avoids", gpus=2), avoid_nodes=("n0",)),
+        job_with(job("avoids", gpus=2), nodes_avoided=("n0",)),
         job("asks", gpus=2, submitted_at_s=1.0),
     )
     assert started(decide("philly", cell(machine("n0", gpus=2), jobs=jobs))) == ["asks"]

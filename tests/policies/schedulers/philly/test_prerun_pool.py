@@ -20,7 +20,7 @@ from coordinator.sim.inputs.inputs import parse_cluster
 from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.workloads.records import TraceJob, Workload
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 POOL = "philly:prerun_gpus=4"
 
@@ -33,14 +33,14 @@ def waiting(name: str, gpus: int = 1, *, workers: int = 1, tenant: str = "vc") -
 
 def prerun(name: str, *, tenant: str = "vc", node: str | None = None) -> JobView:
     """The pre-run of a gang, which waits or runs on a node."""
-    job = replace(waiting(name, tenant=tenant), estimate_source=Source.PRERUN)
+    job = job_with(waiting(name, tenant=tenant), estimate_source=Source.PRERUN)
     return job if node is None else runs(job, node)
 
 
 def runs(job: JobView, node: str) -> JobView:
     """The same job on a node since a while."""
     worker = make_worker_view(job.job_id, 0, node, gpus=job.gpus_per_worker)
-    return replace(
+    return job_with(
         job, state=JobState.RUNNING, gpu_type="H100", placed=(worker,), started_at_s=10.0
     )
 
@@ -119,7 +119,7 @@ def test_the_pool_gives_way_to_a_gang_that_needs_it() -> None:
 def test_nobody_is_stopped_in_the_pool() -> None:
     """A job within its quota has a gang of the other tenant stopped, not its younger pre-run."""
     full = [
-        replace(prerun("p", node="n1"), started_at_s=900.0),
+        job_with(prerun("p", node="n1"), started_at_s=900.0),
         runs(waiting("a", 8), "n0"),
         runs(waiting("b", 4), "n1"),
         waiting("w", tenant="other"),

@@ -11,7 +11,7 @@ from coordinator.policies.contract.snapshot import JobView, TenantView
 from coordinator.policies.registry import POLICIES
 from coordinator.policies.schedulers.philly.quotas import QuotasInUse, held_gpus
 from coordinator.policies.tenants.tenancy import Tenancy
-from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.tables import each_row
 
 
@@ -23,7 +23,7 @@ def runs(name: str, tenant: str, gpus: int, *, started_at_s: float = 0.0) -> Job
         gpus_per_worker=gpus,
         placed=[make_worker_view(name, 0, "n0", gpus=gpus)],
     )
-    return replace(made, tenant=tenant, started_at_s=started_at_s)
+    return job_with(made, tenant=tenant, started_at_s=started_at_s)
 
 
 def waits(tenant: str, gpus: int) -> JobView:

@@ -15,7 +15,14 @@ from coordinator.policies.schedulers.pollux.placement import (
     keeping_away,
     parted,
 )
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import pick, whole, yes_or_no
 
 
@@ -193,10 +200,10 @@ def test_flexible_workers_give_way_before_a_job_is_stopped() -> None:
 def test_of_two_gangs_that_clash_the_one_that_loses_least_is_stopped() -> None:
     """a would lose 20 GPU-seconds and b 10; both have hours behind them."""
     a, b = (
-        replace(
+        job_with(
             job(name, *nodes),
             attained_gpu_s=7200.0,
-            lost_if_preempted_gpu_s=lost_gpu_s,
+            unsaved_gpu_s=lost_gpu_s,
             as_of_s=NOW_S,
         )
         for name, nodes, lost_gpu_s in (("a", ("n0", "n1"), 20.0), ("b", ("n1", "n2"), 10.0))
@@ -216,7 +223,7 @@ def test_who_may_not_be_stopped_or_would_lose_most_of_its_work_stays() -> None:
     [stop] = parted(cell(a, rigid)).decisions
     assert isinstance(stop, Preempt)
     assert stop.job_id == "a"
-    lossy = replace(a, attained_gpu_s=7200.0, lost_if_preempted_gpu_s=7200.0, as_of_s=NOW_S)
+    lossy = job_with(a, attained_gpu_s=7200.0, unsaved_gpu_s=7200.0, as_of_s=NOW_S)
     assert parted(cell(lossy, rigid)).decisions == ()
     resting = replace(a, is_resting=True)
     assert parted(cell(resting, rigid)).decisions == ()
@@ -225,16 +232,16 @@ def test_who_may_not_be_stopped_or_would_lose_most_of_its_work_stays() -> None:
 def test_who_was_stopped_within_the_hour_is_not_stopped_for_a_clash() -> None:
     """The other one is, though it loses more; and an hour later the first one again."""
     a, b = job("a", "n0", "n1"), job("b", "n1", "n2")
-    lately = replace(a, preempted_at_s=NOW_S - 3599.0)
-    both = (replace(b, attained_gpu_s=7200.0, lost_if_preempted_gpu_s=10.0, as_of_s=NOW_S), b)
+    lately = job_with(a, preemptions_latest_at_s=NOW_S - 3599.0)
+    both = (job_with(b, attained_gpu_s=7200.0, unsaved_gpu_s=10.0, as_of_s=NOW_S), b)
     for other in both:
         [stop] = parted(cell(lately, other)).decisions
         assert isinstance(stop, Preempt)
         assert stop.job_id == "b"
-    [stop] = parted(cell(replace(a, preempted_at_s=NOW_S - 3600.0), both[0])).decisions
+    [stop] = parted(cell(job_with(a, preemptions_latest_at_s=NOW_S - 3600.0), both[0])).decisions
     assert isinstance(stop, Preempt)
     assert stop.job_id == "a"
-    assert parted(cell(lately, replace(b, preempted_at_s=NOW_S))).decisions == ()
+    assert parted(cell(lately, job_with(b, preemptions_latest_at_s=NOW_S))).decisions == ()
 
 
 @st.composite

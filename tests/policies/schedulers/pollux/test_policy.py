@@ -25,7 +25,14 @@ from coordinator.policies.schedulers.pollux.genetic_search import (
     search,
 )
 from coordinator.policies.schedulers.pollux.rounds import workers_after
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import pick, whole, yes_or_no
 
 SMALL = SearchKnobs(population=20, generations=20)
@@ -69,7 +76,9 @@ def problems(draw: st.DrawFn) -> Problem:
         )
         if draw(yes_or_no()):
             placed = tuple(make_worker_view(str(number), index, "n0") for index in range(least))
-            made = replace(made, state=JobState.RUNNING, gpu_type="H100", placed=placed, attempt=1)
+            made = job_with(
+                made, state=JobState.RUNNING, gpu_type="H100", placed=placed, attempt_number=1
+            )
         jobs.append(made)
     return Problem(SMALL, pool(draw(whole(1, 24)), *jobs), NOW_S)
 
@@ -125,12 +134,12 @@ def test_who_scales_badly_leaves_its_share_to_who_scales_well() -> None:
 def test_a_job_pays_for_a_change_by_its_age() -> None:
     """(T - R delta) / (T + delta): after 60 s and one restart a change counts (60 - 30) / 90."""
     placed = tuple(make_worker_view("a", index, "n0") for index in range(2))
-    young = replace(
+    young = job_with(
         job("a", most=4),
         state=JobState.RUNNING,
         gpu_type="H100",
         placed=placed,
-        attempt=2,
+        attempt_number=2,
         submitted_at_s=NOW_S - 60.0,
     )
     problem = Problem(SMALL, pool(4, young), NOW_S)
@@ -140,32 +149,32 @@ def test_a_job_pays_for_a_change_by_its_age() -> None:
 def test_a_stop_costs_what_its_job_would_do_over() -> None:
     """Nothing of 1e-3 becomes nothing of 1e-3 (T + delta) / (T + delta + lost): 60 s of 150 s."""
     placed = tuple(make_worker_view("a", index, "n0") for index in range(2))
-    young = replace(
+    young = job_with(
         job("a", least=2, most=4),
         state=JobState.RUNNING,
         gpu_type="H100",
         placed=placed,
-        attempt=1,
+        attempt_number=1,
         submitted_at_s=NOW_S - 60.0,
         as_of_s=NOW_S,
-        lost_if_preempted_gpu_s=120.0,
+        unsaved_gpu_s=120.0,
         attained_gpu_s=120.0,
     )
     problem = Problem(SMALL, pool(4, young), NOW_S)
     assert problem.values[0, 0] + LEAST == pytest.approx(LEAST * 90.0 / 150.0)
-    saves = Problem(SMALL, pool(4, replace(young, saves_when_asked=True)), NOW_S)
+    saves = Problem(SMALL, pool(4, job_with(young, saves_when_asked=True)), NOW_S)
     assert saves.values[0, 0] == 0.0
 
 
 def test_nobody_is_stopped_for_an_equal_when_it_would_lose_its_work() -> None:
     """One gang of two gets the pool: the one that runs, if a stop would throw its hour away."""
     placed = [make_worker_view("a", index, "n0") for index in range(2)]
-    slow = replace(
+    slow = job_with(
         job("a", least=2, most=2),
         state=JobState.RUNNING,
         gpu_type="H100",
         placed=tuple(placed),
-        attempt=1,
+        attempt_number=1,
         submitted_at_s=NOW_S - 3600.0,
         as_of_s=NOW_S,
         attained_gpu_s=7200.0,
@@ -173,7 +182,7 @@ def test_nobody_is_stopped_for_an_equal_when_it_would_lose_its_work() -> None:
     # A fair share of one GPU is half of what either needs; the other one makes more of its two.
     fast = job("b", least=2, most=2, gains=(0.1, 1.9))
     assert found(Problem(SMALL, pool(2, slow, fast), NOW_S)) == [0, 2]
-    lossy = replace(slow, lost_if_preempted_gpu_s=7200.0)
+    lossy = job_with(slow, unsaved_gpu_s=7200.0)
     assert found(Problem(SMALL, pool(2, lossy, fast), NOW_S)) == [2, 0]
 
 
@@ -202,7 +211,7 @@ def test_who_waits_is_told_whether_the_last_round_knew_it() -> None:
     whole = [replace(job(name, least=8), submitted_at_s=at_s) for name in ("a", "b")]
     memory = made.allocate(node_with(*whole, now_s=at_s), b"").memory
     since = replace(job("c"), submitted_at_s=at_s + 5.0)
-    barred = replace(job("d"), avoid_nodes=(NodeName("n0"),))
+    barred = job_with(job("d"), nodes_avoided=(NodeName("n0"),))
     snapshot = node_with(whole[0], since, barred, now_s=at_s + 10.0)
     known, came, nowhere = made.pending_reasons(snapshot, memory)
     assert "next in 50 s; the last round gave its GPUs" in known.blockers[0]
@@ -215,10 +224,10 @@ def test_a_round_that_changed_nothing_is_good_for_so_many_more() -> None:
     job that comes ends the rest."""
     made = policy("pollux:generations=2:population=4:rest_rounds=2")
     placed = [make_worker_view("a", index, "n0") for index in range(8)]
-    whole = replace(
+    whole = job_with(
         make_job_view("a", state=JobState.RUNNING, workers=(8, 8), placed=placed),
         submitted_at_s=NOW_S - 3600.0,
-        attempt=1,
+        attempt_number=1,
     )
     memory, searched = b"", list[bool]()
     for number in range(7):
@@ -241,10 +250,10 @@ def settled_round(memory: bytes) -> int | None:
 def test_a_round_grows_a_job_into_gpus_that_came_free() -> None:
     """Two workers of a linear job become eight once it is old enough to pay for the change."""
     placed = [make_worker_view("a", index, "n0", is_flexible=index > 0) for index in range(2)]
-    old = replace(
+    old = job_with(
         make_job_view("a", state=JobState.RUNNING, workers=(1, 8), placed=placed),
         submitted_at_s=NOW_S - 3600.0,
-        attempt=1,
+        attempt_number=1,
     )
     made = policy("pollux:generations=5:population=10:grows_at_most=null")
     [grow] = made.allocate(node_with(old), b"").decisions

@@ -23,7 +23,14 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.pollux.genetic_search import Genes, Problem, SearchKnobs
 from coordinator.policies.schedulers.pollux.placement import ApartFloor, apart, first_to_leave
 from coordinator.policies.schedulers.pollux.rounds import Asking, workers_after
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import pick, whole, yes_or_no
 from tests.tables import each_row
 
@@ -78,12 +85,12 @@ class World:
         match decision:
             case Start():
                 job = self.jobs[decision.job_id]
-                started = replace(
+                started = job_with(
                     job,
                     state=JobState.RUNNING,
                     gpu_type="H100",
-                    attempt=job.attempt + 1,
-                    first_started_at_s=job.first_started_at_s or self.now_s,
+                    attempt_number=job.attempt.number + 1,
+                    first_started_at_s=job.attempt.first_started_at_s or self.now_s,
                     is_resizable=job.is_elastic,
                     placed=added(job, decision.placements, ()),
                 )
@@ -264,7 +271,7 @@ def test_what_a_job_held_between_two_rounds_counts() -> None:
 
 def test_a_job_that_ran_before_anything_was_remembered_held_its_smallest_gang() -> None:
     """Its memory is lost, or another policy's: it starts with at most twice three."""
-    job = replace(waiting("a", 3, 20), first_started_at_s=NOW_S - 300.0, attempt=1)
+    job = job_with(waiting("a", 3, 20), first_started_at_s=NOW_S - 300.0, attempt_number=1)
     world = World(3, [job])
     world.next_round()
     assert world.counts() == {"a": 6}
@@ -274,7 +281,7 @@ def test_a_resize_that_must_wait_is_asked_for_again_in_the_next_round() -> None:
     """A round that found only that is no round that changed nothing: no rest follows it."""
     world = World(3, [waiting("a", 1, 20)], "pollux:generations=4:population=8:rest_rounds=10")
     world.next_round()
-    resized = replace(world["a"], last_resized_at_s=world.now_s - 30.0)
+    resized = job_with(world["a"], resizes_latest_at_s=world.now_s - 30.0)
     world.jobs[resized.job_id] = resized
     cooling = replace(world.snapshot(), resize_cooldown_s=60.0)
     made = policy("pollux:generations=4:population=8").allocate(cooling, world.memory)
@@ -318,8 +325,8 @@ def test_jobs_that_stood_there_before_are_parted_in_one_round() -> None:
         places = [
             Placement(node=make_node_view(name).name, worker_count=count) for name, count in nodes
         ]
-        world.jobs[job.job_id] = replace(
-            job, gpu_type="H100", attempt=1, placed=added(job, places, ())
+        world.jobs[job.job_id] = job_with(
+            job, gpu_type="H100", attempt_number=1, placed=added(job, places, ())
         )
     assert world.clashes() == ["n1"]
     [stop] = world.next_round()
@@ -381,12 +388,12 @@ def test_a_job_that_others_keep_on_its_node_is_told_whose() -> None:
         Placement(node=make_node_view(full).name, worker_count=count, is_flexible=count > 1)
         for count in (1, 3)
     ]
-    world.jobs[small.job_id] = replace(
+    world.jobs[small.job_id] = job_with(
         small,
         state=JobState.RUNNING,
         gpu_type="H100",
         is_resizable=True,
-        attempt=1,
+        attempt_number=1,
         placed=added(small, places, ()),
     )
     [told] = policy(FAST).standing(world.snapshot(), world.memory, small.job_id)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from msgspec import structs
 
 from common.model import JobId
 from coordinator.policies.contract.decisions import Reject
@@ -15,7 +14,7 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.admission_batch import AGAIN_S, MOST_PLANS, answer
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 
 CROWD = 400
 """A pass answers some 250 of these."""
@@ -102,7 +101,7 @@ def test_those_that_are_admitted_together_are_answered_together() -> None:
 def asks(number: int) -> JobView:
     """Of half an hour on one worker; the first dozens leave the others no room."""
     plain = make_job_view(f"j{number:04}", workers=(1, 4), submitted_at_s=NOW_S - 1000.0 + number)
-    return structs.replace(
+    return job_with(
         plain,
         remaining_work_s=1800.0,
         estimated_left_s=1800.0,

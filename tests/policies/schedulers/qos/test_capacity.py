@@ -9,7 +9,14 @@ from common.model import JobState, NodeName, Preemptibility
 from coordinator.policies.contract.decisions import Allocation, Reject, Start
 from coordinator.policies.contract.snapshot import JobView, TenantView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 WORK_S = 1000.0
 M, N = NodeName("m"), NodeName("n")
@@ -20,9 +27,7 @@ def asks(gpus: int, tenant: str = "") -> JobView:
     job = make_job_view(
         "asks", workers=(gpus, gpus), remaining_work_s=gpus * WORK_S, submitted_at_s=NOW_S
     )
-    return structs.replace(
-        job, deadline_at_s=NOW_S + 1.2 * WORK_S, estimated_left_s=WORK_S, tenant=tenant
-    )
+    return job_with(job, deadline_at_s=NOW_S + 1.2 * WORK_S, estimated_left_s=WORK_S, tenant=tenant)
 
 
 def runs(node: str, gpus: int, tenant: str = "") -> JobView:

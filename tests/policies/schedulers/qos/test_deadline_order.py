@@ -11,7 +11,14 @@ from common.model import JobState
 from coordinator.policies.contract.decisions import Reject, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 FLOW = "qos-elasticflow:margin=1"
 
@@ -33,7 +40,7 @@ def wants(
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - waited_s,
     )
-    return replace(
+    return job_with(
         job,
         deadline_at_s=None if deadline_s is None else NOW_S + deadline_s,
         estimated_left_s=work_s,

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from common.model import JobState, Preemptibility, WorkerRange
 from common.profile import JobProfile
 from coordinator.policies.contract.decisions import Preempt, Start
-from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.pooling import Pool
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.demands import Line, Wish, wish_of
@@ -60,7 +61,7 @@ def job_of(number: int, row: Row) -> JobView:
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - number % 3,
         placed=placed if standing else (),
-        lost_if_preempted_gpu_s=work_s * fewest * gpus / 3 if standing >= 2 else 0.0,
+        unsaved_gpu_s=work_s * fewest * gpus / 3 if standing >= 2 else 0.0,
         preemptibility=Preemptibility.NON if standing == 3 else Preemptibility.FULL,
     )
     return structs.replace(job, deadline_at_s=NOW_S + deadline_s, profile=PROFILES[profile])
@@ -232,7 +233,7 @@ def asks(
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - waited_s,
         placed=[make_worker_view(name, 0, "n", gpus=1)] if runs else (),
-        lost_if_preempted_gpu_s=max(0.0, lost_s),
+        unsaved_gpu_s=max(0.0, lost_s),
     )
     return replace(job, deadline_at_s=NOW_S + deadline_s)
 

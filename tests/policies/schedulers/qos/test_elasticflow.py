@@ -23,7 +23,7 @@ from coordinator.sim.run.play import Run, play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
 from coordinator.workloads.shaping import RuntimeModel
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 
 EXACT = "qos-elasticflow:margin=1"
 CURVES = {
@@ -196,7 +196,7 @@ def view(
     at_s = None if deadline_s is None else NOW_S + deadline_s
     job = make_job_view(name, workers=workers, remaining_work_s=work_s, submitted_at_s=NOW_S)
     profile = JobProfile(speedup=((1, 1.0), (2, 1.5), (4, 2.0)))
-    return structs.replace(job, deadline_at_s=at_s, profile=profile, estimated_left_s=work_s)
+    return job_with(job, deadline_at_s=at_s, profile=profile, estimated_left_s=work_s)
 
 
 def one_pass(*jobs: JobView, gpus: int = 4, text: str = EXACT) -> Allocation:
@@ -249,7 +249,7 @@ def test_who_was_promised_a_deadline_is_not_rejected_when_it_is_late() -> None:
     urgent, later = view("a", 200.0, 100.1), view("b", 100.0, 200.0)
     first = one_pass(urgent, later)
     assert [d.job_id for d in first.decisions if isinstance(d, Start)] == ["a"]
-    memory, longer = first.memory, structs.replace(later, estimated_left_s=1e4)
+    memory, longer = first.memory, job_with(later, estimated_left_s=1e4)
     for at_s in (10.0, 20.0):
         snapshot = make_snapshot(nodes=[make_node_view("n", gpus=4)], jobs=[urgent, longer])
         found = policy(EXACT).allocate(structs.replace(snapshot, now_s=NOW_S + at_s), memory)
@@ -273,7 +273,7 @@ def test_a_start_says_whether_its_deadline_was_promised(
 
 def test_a_job_that_has_run_is_not_rejected() -> None:
     """Whatever let it in, a job that was preempted waits; it has lost its deadline at most."""
-    job = structs.replace(view("a", 1e6, 10.0), first_started_at_s=0.0)
+    job = job_with(view("a", 1e6, 10.0), first_started_at_s=0.0)
     assert rejects(one_pass(job)) == {}
 
 

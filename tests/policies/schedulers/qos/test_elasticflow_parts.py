@@ -9,7 +9,8 @@ from msgspec import structs
 
 from common.model import JobState, Preemptibility, WorkerRange
 from common.profile import JobProfile
-from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.schedulers.qos.applicants import applicants, fixed_gpus
 from coordinator.policies.schedulers.qos.claims import Claims
 from coordinator.policies.schedulers.qos.elasticflow import Settled
@@ -18,7 +19,7 @@ from coordinator.policies.schedulers.qos.overheads import Overhead
 from coordinator.policies.schedulers.qos.reasons import grant_reason, refusal, waiting_reason
 from coordinator.policies.schedulers.qos.sizes import least_in_time
 from coordinator.policies.schedulers.qos.timeline import Piece
-from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view
+from tests.builders import NOW_S, job_with, make_job_view, make_snapshot, make_worker_view
 from tests.tables import each_row
 
 PLAN = (Piece(NOW_S + 20.0, NOW_S + 50.0, 1), Piece(NOW_S + 50.0, NOW_S + 90.0, 2))
@@ -27,7 +28,7 @@ PLAN = (Piece(NOW_S + 20.0, NOW_S + 50.0, 1), Piece(NOW_S + 50.0, NOW_S + 90.0, 
 def asking(name: str, *, came_s: float = 0.0, **changed: object) -> JobView:
     """A job with a deadline that waits."""
     job = make_job_view(name, submitted_at_s=NOW_S + came_s)
-    return structs.replace(job, **{"deadline_at_s": NOW_S + 100.0, **changed})
+    return job_with(job, **{"deadline_at_s": NOW_S + 100.0, **changed})
 
 
 # --- who asks -------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_newcomers_ask_in_order_of_submission_and_of_equals_by_id() -> None:
 )
 def test_who_has_begun_asks_no_more(begun: dict[str, object]) -> None:
     """It starts, or ran once and waits again: it is not refused, whoever let it in."""
-    job = structs.replace(asking("a"), **begun)
+    job = job_with(asking("a"), **begun)
     assert applicants((job,), ()).promised == (job,)
 
 
@@ -127,7 +128,7 @@ def test_only_who_runs_and_cannot_be_stopped_is_no_part_of_plans(
 def claimed(job: JobView, gpus: int = 8, *, start_s: float = 0.0, unseen_s: float = 0.0) -> Claim:
     """Of so many GPUs; of its attempt so much was counted as done that nobody did."""
     snapshot = structs.replace(make_snapshot(nodes=[], jobs=[job]), start_s=start_s)
-    known = Overhead(attempt=job.attempt, has_run=True, workers=1, unseen_s=unseen_s)
+    known = Overhead(attempt=job.attempt.number, has_run=True, workers=1, unseen_s=unseen_s)
     made = Claims(
         snapshot,
         {job.job_id: known},
@@ -144,7 +145,7 @@ def running() -> JobView:
     job = make_job_view(
         "a", state=JobState.RUNNING, workers=(1, 4), placed=[make_worker_view("a", 0, "n0")]
     )
-    return structs.replace(job, estimated_left_s=100.0, as_of_s=NOW_S, started_at_s=NOW_S - 50.0)
+    return job_with(job, estimated_left_s=100.0, as_of_s=NOW_S, started_at_s=NOW_S - 50.0)
 
 
 def test_what_an_estimate_does_not_see_is_claimed_where_changes_take_time() -> None:

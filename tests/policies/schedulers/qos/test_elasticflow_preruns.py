@@ -22,12 +22,14 @@ from common.model import (
 from coordinator.engine.state.settings import EngineSettings
 from coordinator.policies.contract.decisions import Allocation, Reject, Start
 from coordinator.policies.contract.estimates import Source
-from coordinator.policies.contract.snapshot import Behind, ClusterSnapshot, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.sim.run.cluster import NodeSpec
 from coordinator.sim.run.simulation import Simulation, Submission
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -62,7 +64,7 @@ def asks(
         submitted_at_s=NOW_S,
         preemptibility=preemptibility,
     )
-    gang = replace(
+    gang = job_with(
         gang,
         deadline_at_s=None if deadline_s is None else NOW_S + deadline_s,
         waiting_since_s=NOW_S,
@@ -71,7 +73,7 @@ def asks(
     if not has_prerun:
         return gang
     there = on is not None
-    return replace(
+    return job_with(
         gang,
         workers=WorkerRange(min=1, max=1),
         gpus_per_worker=1,
@@ -89,7 +91,7 @@ def asks(
         placed=(make_worker_view(name, 0, on, gpus=1),) if on is not None else (),
         started_at_s=NOW_S if there else None,
         first_started_at_s=NOW_S if there else None,
-        attempt=int(there),
+        attempt_number=int(there),
         as_of_s=NOW_S,
         work_rate=1 if there else 0,
         computing_gpus=int(there),
@@ -163,7 +165,9 @@ def test_nobody_is_promised_what_the_gang_behind_a_pre_run_needs(
     second = ELASTICFLOW.allocate(cell(runs, late, now_s=NOW_S + 10.0), first.memory)
     assert set(refused(second)) == {"b"}
     after = asks("a", deadline_s=3400.0, runs_s=3000.0, workers=2, has_prerun=False)
-    after = replace(after, attempt=1, first_started_at_s=NOW_S, preemptibility=preemptibility)
+    after = job_with(
+        after, attempt_number=1, first_started_at_s=NOW_S, preemptibility=preemptibility
+    )
     third = ELASTICFLOW.allocate(cell(after, now_s=NOW_S + PRERUN_S), second.memory)
     assert starts(third) == {"a": (2, True)}
 
@@ -177,14 +181,14 @@ def test_a_pre_run_starts_before_its_plan_where_it_can_give_the_gpu_back(
 ) -> None:
     """Its gang has to wait for that of another job, while one GPU is idle."""
     other = make_worker_view("other", 0, "n0", gpus=8)
-    busy = replace(
+    busy = job_with(
         asks("other", deadline_s=1001.0, runs_s=1000.0, has_prerun=False),
         state=JobState.RUNNING,
         gpu_type="H100",
         placed=(other,),
         started_at_s=NOW_S,
         first_started_at_s=NOW_S,
-        attempt=1,
+        attempt_number=1,
     )
     job = asks("j", deadline_s=9000.0, runs_s=1000.0, workers=2, preemptibility=preemptibility)
     found = ELASTICFLOW.allocate(cell(busy, job), b"")
@@ -198,7 +202,7 @@ def test_a_pre_run_that_is_being_stopped_is_over_or_begins_anew(
     """Over: its gang begins next, and is in time. Stopped before: another one comes first."""
     job = asks("j", deadline_s=3301.0, runs_s=3000.0, workers=2, on="n0")
     first = ELASTICFLOW.allocate(cell(job), b"")
-    stops = replace(job, state=JobState.PREEMPTING, remaining_work_s=left_s, work_rate=0)
+    stops = job_with(job, state=JobState.PREEMPTING, remaining_work_s=left_s, work_rate=0)
     found = ELASTICFLOW.allocate(cell(stops, now_s=NOW_S + 100.0), first.memory)
     promises, late = (
         msgspec.msgpack.decode(found.memory)[0],

@@ -24,6 +24,7 @@ from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
 from tests.builders import (
     NOW_S,
+    job_with,
     make_cluster,
     make_job_view,
     make_node_view,
@@ -40,13 +41,13 @@ def running(
     """Rigid jobs on one node of eight GPUs that never save, and have run for an hour."""
     _, jobs = make_cluster({"n1": dict(held)}, role=NodeRole.TRAINING)
     return [
-        structs.replace(
+        job_with(
             job,
             workers=WorkerRange(min=1, max=1),
             started_at_s=NOW_S - ran_s,
             first_started_at_s=NOW_S - ran_s,
             as_of_s=NOW_S,
-            lost_if_preempted_gpu_s=ran_s * job.gpus_per_worker,
+            unsaved_gpu_s=ran_s * job.gpus_per_worker,
             attained_gpu_s=ran_s * job.gpus_per_worker,
             remaining_work_s=left_s,
             **more,
@@ -88,7 +89,7 @@ def test_equals_do_not_stop_one_another() -> None:
 
 def test_whose_work_would_be_lost_goes_on_beside_those_without_a_promise() -> None:
     """A job that never saves keeps its base gang, whatever another one would gain by it."""
-    flat = structs.replace(running({"b": 8})[0], remaining_work_s=1e6)
+    flat = job_with(running({"b": 8})[0], remaining_work_s=1e6)
     assert kinds(decided([waiting("a", 8, 10.0), flat])) == {}
 
 
@@ -109,7 +110,7 @@ def test_a_promise_that_cannot_wait_stops_a_job_without_one() -> None:
 def test_whose_stop_costs_most_is_spared_first() -> None:
     """Where one of two must go, it is the one with less to lose."""
     old, young = running({"a": 4, "b": 4}, left_s=5000.0)
-    young = structs.replace(young, lost_if_preempted_gpu_s=400.0, attained_gpu_s=400.0)
+    young = job_with(young, unsaved_gpu_s=400.0, attained_gpu_s=400.0)
     found = decided([old, young, waiting("c", 4, 1000.0, 1100.0)])
     assert kinds(found) == {"b": "Preempt", "c": "Start"}
 
@@ -192,7 +193,7 @@ def test_a_promised_job_is_not_paused_where_its_work_would_be_lost() -> None:
     never = running({"b": 8}, left_s=1000.0, deadline_at_s=NOW_S + 3000.0)
     newcomer = waiting("a", 8, 1000.0, 1100.0)
     assert kinds(decided([newcomer, *never])) == {"a": "Reject"}
-    saves = [structs.replace(job, saves_when_asked=True) for job in never]
+    saves = [job_with(job, saves_when_asked=True) for job in never]
     assert kinds(decided([newcomer, *saves])) == {"a": "Start", "b": "Preempt"}
 
 

@@ -20,6 +20,7 @@ from coordinator.policies.schedulers.qos.admission import Book
 from coordinator.policies.schedulers.qos.minimum_shares import Claim
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -45,7 +46,7 @@ def job(
         placed=placed,
     )
     runs = node is not None
-    return structs.replace(
+    return job_with(
         plain,
         **{
             "saves_when_asked": True,
@@ -53,7 +54,7 @@ def job(
             "estimated_left_s": work_s,
             "as_of_s": NOW_S,
             "work_rate": 1.0 if runs else 0.0,
-            "attempt": 1 if runs else 0,
+            "attempt_number": 1 if runs else 0,
             "started_at_s": NOW_S - 50_000.0 if runs else None,
             "first_started_at_s": NOW_S - 50_000.0 if runs else None,
             **changed,
@@ -126,11 +127,11 @@ def test_who_would_be_late_by_a_move_stays() -> None:
 def test_who_would_lose_work_stays() -> None:
     """No job does its work over so that another one finds room."""
     a, b = (
-        structs.replace(
+        job_with(
             job(name, node),
             saves_when_asked=False,
             attained_gpu_s=9e9,
-            lost_if_preempted_gpu_s=100.0,
+            unsaved_gpu_s=100.0,
         )
         for name, node in (("a", "n1"), ("b", "n2"))
     )

@@ -15,7 +15,14 @@ from coordinator.policies.schedulers.qos.admission import Book, Plans
 from coordinator.policies.schedulers.qos.minimum_shares import Claim, fill, greedily
 from coordinator.policies.schedulers.qos.overheads import NONE, Overhead, changes_of, left_s, seen
 from coordinator.policies.schedulers.qos.timeline import Piece, Timeline
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.tables import each_row
 
 A = JobId("a")
@@ -44,7 +51,7 @@ def claim(name: str = "a", **changed: object) -> Claim:
 def job(deadline_s: float | None = None, **changed: object) -> JobView:
     """It takes 100 s on one worker."""
     plain = make_job_view("a", workers=(1, 4), remaining_work_s=100.0, submitted_at_s=NOW_S)
-    return structs.replace(
+    return job_with(
         plain,
         **{
             "estimated_left_s": 100.0,
@@ -203,13 +210,13 @@ def test_one_that_is_in_time_only_by_its_plan_keeps_nobody_out() -> None:
 
 def test_an_estimate_does_not_see_starts_restarts_and_resizes() -> None:
     """Work that it counts as done while the gang began, loaded or stood still is still to do."""
-    runs = job(state=JobState.RUNNING, started_at_s=NOW_S, attempt=1, work_rate=1.0)
+    runs = job(state=JobState.RUNNING, started_at_s=NOW_S, attempt_number=1, work_rate=1.0)
     known = seen({}, costly([runs]))
     assert known[A].unseen_s == START_S
-    again = structs.replace(runs, attempt=2)
+    again = job_with(runs, attempt_number=2)
     known = seen(known, costly([again]))
     assert known[A].unseen_s == START_S + RESTART_S
-    resized = structs.replace(again, last_resized_at_s=NOW_S + 5.0)
+    resized = job_with(again, resizes_latest_at_s=NOW_S + 5.0)
     known = seen(known, costly([resized]))
     assert known[A].unseen_s == START_S + RESTART_S + RESIZE_S
     assert seen(known, costly([resized])) == known
@@ -218,13 +225,13 @@ def test_an_estimate_does_not_see_starts_restarts_and_resizes() -> None:
 
 def test_a_start_that_was_seen_to_begin_is_not_counted_twice() -> None:
     """What has passed of it before its workers were told to run is behind it."""
-    starts = job(state=JobState.STARTING, attempt=1)
+    starts = job(state=JobState.STARTING, attempt_number=1)
     known = seen({}, costly([starts]))
     later = structs.replace(costly([starts]), now_s=NOW_S + 4.0)
     changes = changes_of(starts, seen(known, later)[A], later)
     assert changes is not None
     assert changes.begins_s == START_S - 4.0
-    runs = structs.replace(starts, state=JobState.RUNNING, started_at_s=NOW_S + 4.0)
+    runs = job_with(starts, state=JobState.RUNNING, started_at_s=NOW_S + 4.0)
     known = seen(known, structs.replace(later, jobs=(runs,)))
     assert known[A].unseen_s == START_S - 4.0
 
@@ -238,7 +245,7 @@ def test_a_job_at_the_end_of_its_estimate_is_about_to_end() -> None:
 
 def test_where_nothing_takes_time_nothing_is_remembered() -> None:
     """Plans are the paper's then."""
-    runs = job(state=JobState.RUNNING, started_at_s=NOW_S, attempt=2)
+    runs = job(state=JobState.RUNNING, started_at_s=NOW_S, attempt_number=2)
     snapshot = make_snapshot(nodes=[], jobs=[runs])
     assert (seen({}, snapshot), changes_of(runs, NONE, snapshot)) == ({}, None)
 

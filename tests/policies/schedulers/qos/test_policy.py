@@ -26,7 +26,14 @@ from coordinator.policies.schedulers.qos.prediction import (
     key_of,
     refitted,
 )
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 EXACT = "qos:margin=1"
 
@@ -52,7 +59,7 @@ def view(
             for index in range(placed)
         ],
     )
-    return structs.replace(
+    return job_with(
         job,
         deadline_at_s=None if deadline_s is None else NOW_S + deadline_s,
         profile=JobProfile(model=model),
@@ -111,11 +118,11 @@ HERE = "H100"
 
 def measured(job: JobView, workers: int, step_s: float, *, on: str = HERE) -> JobView:
     """A running job that has measured a step time."""
-    return structs.replace(
+    return job_with(
         job,
         step_time_s=step_s,
-        step_time_workers=workers,
-        step_time_gpu_type=on,
+        steps_workers=workers,
+        steps_gpu_type=on,
         steps_left=100.0,
     )
 
@@ -213,12 +220,12 @@ def test_what_a_job_needs_of_a_pool_counts_workers_as_its_type_has_them() -> Non
 def test_each_pool_learns_from_its_own_gpus() -> None:
     """100 s of work in 60 s: two V100 are twice as fast as one, two T4 are no faster than one."""
     jobs = [
-        structs.replace(
+        job_with(
             view(f"{kind}-{count}", 1e6, None, placed=count, model="m"),
             gpu_type=kind,
             step_time_s=step_s,
-            step_time_workers=count,
-            step_time_gpu_type=kind,
+            steps_workers=count,
+            steps_gpu_type=kind,
             steps_left=100.0,
         )
         for kind, rows in (("V100", ((1, 2.0), (2, 1.0))), ("T4", ((1, 2.0), (2, 2.0))))
@@ -289,9 +296,9 @@ def test_a_long_job_that_runs_gives_way_to_a_short_one() -> None:
 
 def test_work_that_a_stop_would_throw_away_counts_for_who_runs() -> None:
     """The same job with a day of unsaved work goes on: stopping it would not give time free."""
-    long = structs.replace(
+    long = job_with(
         view("a", 8000.0, 1200.0, workers=(8, 8), placed=8),
-        lost_if_preempted_gpu_s=86_400.0,
+        unsaved_gpu_s=86_400.0,
         attained_gpu_s=86_400.0,
     )
     assert decide(long, view("b", 80.0, 12.0, workers=(8, 8))) == {}
@@ -342,7 +349,7 @@ def test_a_job_that_is_hardly_early_keeps_what_it_has() -> None:
 
 def test_a_job_that_was_just_resized_rests() -> None:
     """Hysteresis: within `resize_every_s` it keeps what it has beyond its need."""
-    early = structs.replace(view("a", 800.0, 1000.0, placed=6), last_resized_at_s=NOW_S - 10.0)
+    early = job_with(view("a", 800.0, 1000.0, placed=6), resizes_latest_at_s=NOW_S - 10.0)
     waits = view("b", 1e6, None, workers=(4, 4))
     assert decide(early, waits) == {}
     assert isinstance(decide(early, waits, text=f"{EXACT}:resize_every_s=5")["a"], Resize)
@@ -401,14 +408,14 @@ SHORT = f"{EXACT}:resize_every_s=5"
 
 def test_who_was_just_resized_does_not_grow_onto_idle_gpus() -> None:
     """Nobody waits for them; it gets them once its rest is over."""
-    job = structs.replace(view("a", 8000.0, 4000.0, placed=2), last_resized_at_s=NOW_S - 10.0)
+    job = job_with(view("a", 8000.0, 4000.0, placed=2), resizes_latest_at_s=NOW_S - 10.0)
     assert decide(job) == {}
     assert isinstance(decide(job, text=SHORT)["a"], Resize)
 
 
 def test_who_would_be_late_grows_however_lately_it_was_resized() -> None:
     """The rest is for what can wait; a deadline cannot."""
-    late = structs.replace(view("a", 800.0, 200.0, placed=2), last_resized_at_s=NOW_S - 10.0)
+    late = job_with(view("a", 800.0, 200.0, placed=2), resizes_latest_at_s=NOW_S - 10.0)
     resize = decide(late, view("b", 1e6, None, workers=(4, 4)))["a"]
     assert isinstance(resize, Resize)
     assert sum(placement.worker_count for placement in resize.added) == 2
@@ -417,7 +424,7 @@ def test_who_would_be_late_grows_however_lately_it_was_resized() -> None:
 def test_who_was_just_started_is_not_stopped_for_two_others() -> None:
     """One more job would be in time without it; so soon after its start it goes on all the same."""
     wide = view("wide", 800.0, 110.0, workers=(8, 8), placed=8)
-    wide = structs.replace(wide, started_at_s=NOW_S - 10.0)
+    wide = job_with(wide, started_at_s=NOW_S - 10.0)
     others = [view(name, 400.0, 110.0, workers=(4, 4)) for name in ("b", "c")]
     assert decide(wide, *others) == {}
     found = decide(wide, *others, text=SHORT)
@@ -439,7 +446,7 @@ def test_a_reason_tells_the_time_that_its_workers_take() -> None:
 def test_nor_is_who_was_just_resized() -> None:
     """A resize counts as a start does, whichever was later."""
     wide = view("wide", 800.0, 110.0, workers=(8, 8), placed=8)
-    wide = structs.replace(wide, started_at_s=NOW_S - 600.0, last_resized_at_s=NOW_S - 10.0)
+    wide = job_with(wide, started_at_s=NOW_S - 600.0, resizes_latest_at_s=NOW_S - 10.0)
     others = [view(name, 400.0, 110.0, workers=(4, 4)) for name in ("b", "c")]
     assert decide(wide, *others) == {}
     assert isinstance(decide(wide, *others, text=SHORT)["wide"], Preempt)

@@ -13,7 +13,7 @@ from coordinator.policies.parts.grants import turn_over
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.quota_stops import with_quota_stops
 from coordinator.policies.tenants.quota_guard import guarded
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 
 MAY_USE_8 = (TenantView(name="t", borrow_limit_gpus=8),)
@@ -106,7 +106,7 @@ def borrowed() -> ClusterSnapshot:
         TenantView(name="keeper", guarantee_gpus=8, lend_limit_gpus=4),
     )
     jobs = [runs(f"u{n}", "u", f"n{n // 4}", 2, lost_gpu_s=10.0 * n) for n in range(5)]
-    new = replace(
+    new = job_with(
         waits("new", "t", 6, submitted_at_s=NOW_S),
         remaining_work_s=1000.0,
         estimated_left_s=1000.0,

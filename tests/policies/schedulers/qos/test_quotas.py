@@ -23,7 +23,7 @@ from coordinator.sim.run.build import RunOptions
 from coordinator.sim.run.play import play
 from coordinator.sim.run.runtime import Saves
 from coordinator.workloads.records import TraceJob, Workload
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import cell, names, runs, waits
 
 EXACT = "qos-elasticflow:margin=1"
@@ -35,13 +35,13 @@ def wants(name: str, tenant: str, gpus: int, work_s: float, deadline_s: float | 
     """A job of one worker that waits; `deadline_s` from now."""
     at_s = None if deadline_s is None else NOW_S + deadline_s
     job = waits(name, tenant, gpus, submitted_at_s=NOW_S)
-    return replace(job, remaining_work_s=work_s, estimated_left_s=work_s, deadline_at_s=at_s)
+    return job_with(job, remaining_work_s=work_s, estimated_left_s=work_s, deadline_at_s=at_s)
 
 
 def has(job: JobView, *, since_s: float, now_s: float) -> JobView:
     """The same once it runs, and saves when it is asked to."""
     made = runs(job.job_id, job.tenant, "n0", job.gpus_per_worker)
-    return replace(
+    return job_with(
         job,
         state=made.state,
         placed=made.placed,
@@ -49,7 +49,7 @@ def has(job: JobView, *, since_s: float, now_s: float) -> JobView:
         started_at_s=since_s,
         first_started_at_s=since_s,
         as_of_s=now_s,
-        estimated_left_s=job.remaining_work_s - (now_s - since_s),
+        estimated_left_s=job.estimate.remaining_work_s - (now_s - since_s),
         saves_when_asked=True,
     )
 

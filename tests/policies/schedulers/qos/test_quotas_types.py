@@ -11,7 +11,14 @@ from common.model import JobState, Preemptibility
 from coordinator.policies.contract.decisions import Decision, Reject, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 EXACT = "qos-elasticflow:margin=1"
 
@@ -32,7 +39,7 @@ def team(
         submitted_at_s=NOW_S,
         placed=placed,
     )
-    return replace(
+    return job_with(
         made,
         tenant="team",
         as_of_s=NOW_S,
@@ -118,7 +125,7 @@ def test_workers_beyond_a_base_gang_on_another_type_keep_no_promise_out() -> Non
 def test_who_goes_to_another_type_takes_its_quota_along() -> None:
     """What it is planned to use there is promised to nobody on the type that it left."""
     last = team("last", "A100", gpus=4, within_s=900.0)
-    last = replace(last, gpu=replace(last.gpu, types=("A100", "H100")), remaining_work_s=200.0)
+    last = job_with(last, gpu=replace(last.gpu, types=("A100", "H100")), remaining_work_s=200.0)
     other = team("other", "A100", gpus=8, has=1, within_s=None)
     other = replace(other, tenant="others", deadline_at_s=NOW_S + 101.0)
     plans = {"last": [[NOW_S + 100.0, NOW_S + 300.0, 1]], "other": [[NOW_S, NOW_S + 100.0, 1]]}
@@ -141,11 +148,11 @@ def test_two_that_each_go_to_the_type_of_the_other_are_not_promised_the_same_quo
     )
     run = team("run", "A100", gpus=2, has=1, within_s=61.0)
     others = [
-        replace(job, tenant="others", remaining_work_s=work_s)
+        job_with(job, tenant="others", remaining_work_s=work_s)
         for job, work_s in ((due, 100.0), (dh, 500.0), (run, 60.0))
     ]
     first = team("first", "A100", gpus=4, within_s=110.0)
-    second = replace(team("second", "H100", gpus=5, within_s=55.0), remaining_work_s=50.0)
+    second = job_with(team("second", "H100", gpus=5, within_s=55.0), remaining_work_s=50.0)
     newcomers = [
         replace(job, gpu=replace(job.gpu, types=types))
         for job, types in ((first, ("A100", "H100")), (second, ("H100", "A100")))

@@ -14,7 +14,8 @@ from common.clock import SystemClock
 from common.model import WorkerRange
 from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.free_gpus import FreeGpus
-from coordinator.policies.contract.snapshot import Behind, JobView
+from coordinator.policies.contract.job_groups import Behind
+from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.admission import Book

@@ -13,7 +13,7 @@ from coordinator.policies.contract.snapshot import JobView
 from coordinator.policies.parts.blockers_for_all import NOWHERE
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.qos.type_choice import Kinds
-from tests.builders import NOW_S, make_node_view
+from tests.builders import NOW_S, job_with, make_node_view
 from tests.policies.schedulers.qos.type_cells import (
     BOTH,
     EXACT,
@@ -41,7 +41,7 @@ def waiting_cell(*, within_s: float = 1000.0) -> tuple[list[JobView], JobView, b
 def test_a_promise_stays_on_its_type_while_no_other_has_free_gpus() -> None:
     """Whatever a newcomer would choose now."""
     held, last, memory = waiting_cell()
-    sooner = replace(held[1], remaining_work_s=10.0)
+    sooner = job_with(held[1], remaining_work_s=10.0)
     found = decided(cell([held[0], sooner, last]), memory)
     assert promised(found)[1]["last"] == "A100"
     assert found.decisions == ()
@@ -101,7 +101,7 @@ def test_free_gpus_that_were_promised_to_another_one_are_not_taken() -> None:
 def test_who_would_be_late_on_its_type_goes_where_it_is_in_time() -> None:
     """Though it has to wait there as well: the job before it took longer than was predicted."""
     held, last, memory = waiting_cell(within_s=420.0)
-    longer = replace(held[0], remaining_work_s=400.0, deadline_at_s=NOW_S + 401.0)
+    longer = job_with(held[0], remaining_work_s=400.0, deadline_at_s=NOW_S + 401.0)
     found = decided(cell([longer, held[1], last]), memory)
     assert promised(found) == ({"a", "h", "last"}, {"a": "A100", "h": "H100", "last": "H100"})
     assert msgspec.msgpack.decode(found.memory)[4] == []

@@ -18,6 +18,7 @@ from coordinator.policies.contract.snapshot import (
 from coordinator.policies.registry import policy
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -40,7 +41,7 @@ def asks(
 def runs(job: JobView, kind: str) -> JobView:
     """It has the whole node of a type."""
     worker = make_worker_view(job.job_id, 0, kind, gpus=job.gpus_per_worker)
-    return replace(
+    return job_with(
         job,
         state=JobState.RUNNING,
         gpu_type=kind,

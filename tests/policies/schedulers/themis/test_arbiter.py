@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 import pytest
-from msgspec.structs import replace
 
 from coordinator.policies.contract.decisions import Placement
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
@@ -22,7 +21,7 @@ from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment,
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.partial_allocation import Award, Bid
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 LEASE_S = ThemisKnobs().lease_s
@@ -35,7 +34,7 @@ def waiting(
     job = make_job_view(
         name, workers=workers, remaining_work_s=work_s, submitted_at_s=NOW_S - waited_s
     )
-    return replace(job, whole_work_s=work_s)
+    return job_with(job, whole_work_s=work_s)
 
 
 def cell(gpus: int, jobs: Iterable[JobView]) -> ClusterSnapshot:

@@ -19,7 +19,14 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import Aim, Alo
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 from tests.draws import pick, whole
 from tests.tables import each_row
 
@@ -37,7 +44,7 @@ def waiting(
     """A job of one GPU a worker; `far_ratio` of its speed is left over several racks."""
     job = make_job_view(name, workers=workers, remaining_work_s=work_s, submitted_at_s=NOW_S)
     profile = JobProfile(far_speed_ratio=far_ratio)
-    return replace(job, app=app, whole_work_s=work_s, profile=profile)
+    return job_with(job, app=app, whole_work_s=work_s, profile=profile)
 
 
 def cell(jobs: Iterable[JobView], racks: Iterable[int]) -> ClusterSnapshot:
@@ -107,7 +114,7 @@ def test_a_trial_that_does_not_help_its_app_takes_nobodys_gpus() -> None:
 def running(job: JobView, node: str, *, ago_s: float) -> JobView:
     """The same job on one node for so long; it loses nothing by a stop."""
     workers = tuple(make_worker_view(job.job_id, at, node, gpus=1) for at in range(job.workers.min))
-    return replace(
+    return job_with(
         job,
         state=JobState.RUNNING,
         gpu_type="H100",
@@ -170,7 +177,7 @@ def idle_cells(draw: st.DrawFn) -> ClusterSnapshot:
         )
         app = draw(pick(None, None, "search"))
         profile = JobProfile(rack_speed_ratio=near, far_speed_ratio=far)
-        jobs.append(replace(job, whole_work_s=work_s, app=app, profile=profile))
+        jobs.append(job_with(job, whole_work_s=work_s, app=app, profile=profile))
     return make_snapshot(nodes=nodes, jobs=jobs)
 
 

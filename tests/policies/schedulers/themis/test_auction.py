@@ -10,7 +10,14 @@ from coordinator.policies.schedulers.themis.arbiter import Arbiter
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    job_with,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 ALL_BID = ThemisKnobs(f=0.0, payment=Payment.FLOOR, horizon=Horizon.GOOD)
 """Worths are as in the paper's formula: in proportion to the GPUs of a new app that scales."""
@@ -19,13 +26,13 @@ ALL_BID = ThemisKnobs(f=0.0, payment=Payment.FLOOR, horizon=Horizon.GOOD)
 def app(name: str, most: int) -> JobView:
     """One job, of one GPU a worker, that has much to do."""
     job = make_job_view(name, workers=(1, most), remaining_work_s=1e7, submitted_at_s=NOW_S)
-    return replace(job, whole_work_s=1e7)
+    return job_with(job, whole_work_s=1e7)
 
 
 def busy(count: int) -> list[JobView]:
     """Apps that have all that they can use, on a node of theirs: they make shares small."""
     return [
-        replace(
+        job_with(
             app(f"busy{number}", 1),
             state=JobState.RUNNING,
             gpu_type="H100",

@@ -18,7 +18,7 @@ from coordinator.policies.schedulers.themis.bids import Agent, Offer
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon, Payment, inverse, saved
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick
 from tests.tables import each_row
 
@@ -39,7 +39,7 @@ def elastic(name: str, work_s: float, *, waited_s: float = 0.0, least: int = 1) 
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - waited_s,
     )
-    return replace(job, whole_work_s=work_s)
+    return job_with(job, whole_work_s=work_s)
 
 
 def arbiter(jobs: list[JobView], **knobs: object) -> Arbiter:

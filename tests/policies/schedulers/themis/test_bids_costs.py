@@ -21,6 +21,7 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Horizon
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.seeded_chance import Chance
+from tests.builders import job_with
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
@@ -73,7 +74,7 @@ def test_an_app_like_one_before_it_bids_without_a_look_for_nodes() -> None:
             {"gpus_per_worker": 2},
             {"workers": WorkerRange(min=3, max=6)},
             {"gpu": GpuRequest(types=("A100",))},
-            {"avoid_nodes": ("n1",)},
+            {"nodes_avoided": ("n1",)},
             {"profile": JobProfile(far_speed_ratio=0.5, rack_speed_ratio=0.8)},
         ]
     ),
@@ -84,7 +85,7 @@ def test_apps_to_which_one_offer_is_made_bid_as_if_each_had_its_own(
 ) -> None:
     """Also where they are unlike in one thing that decides where a gang has room."""
     job = waiting("a", workers=(2, 6))
-    unlike_it = replace(job, **({"job_id": JobId("b")} | other))
+    unlike_it = job_with(job, **({"job_id": JobId("b")} | other))
     sizes = {f"n{at}": gpus for at, gpus in enumerate(free)}
     snapshot = cluster(sizes, [job, unlike_it], racks={"n0": "x", "n1": "x", "n2": "y", "n3": "y"})
     nodes = [

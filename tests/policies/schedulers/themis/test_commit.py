@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from common.model import NodeName
 from coordinator.policies.contract.decisions import Placement, Preempt, Resize, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.commit import given_where
+from tests.builders import job_with
 from tests.draws import pick, whole, yes_or_no
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
 from tests.tables import each_row
@@ -28,7 +28,7 @@ def test_who_wins_gpus_starts_though_a_flexible_worker_stood_on_them(seed: int) 
         waiting("old", workers=(1, 2), work_s=1e6, waited_s=9e3), ["n1", "n0"], started_s_ago=9000
     )
     jobs = [
-        replace(old, saves_when_asked=True),
+        job_with(old, saves_when_asked=True),
         waiting("winner", gpus=2, workers=(2, 2), work_s=5000, waited_s=10),
         waiting("other", workers=(2, 2), work_s=1e4, waited_s=5000),
     ]
@@ -45,7 +45,7 @@ def test_a_job_that_nobody_wants_gpus_of_stays_as_it_is() -> None:
         started_s_ago=9000,
     )
     done = waiting("late", gpus=8, work_s=1e6)  # it wants some, and fits nowhere
-    snapshot = cluster({"n0": 4, "n1": 4, "n2": 4}, [replace(job, saves_when_asked=True), done])
+    snapshot = cluster({"n0": 4, "n1": 4, "n2": 4}, [job_with(job, saves_when_asked=True), done])
     assert policy("themis").allocate(snapshot, b"").decisions == ()
 
 
@@ -80,7 +80,7 @@ def cells(draw: st.DrawFn) -> ClusterSnapshot:
                     put.append(name)
             if len(put) >= least:
                 ran_s = draw(pick(100, 1300, 9000))
-                job = replace(running(job, put, started_s_ago=ran_s), saves_when_asked=True)
+                job = job_with(running(job, put, started_s_ago=ran_s), saves_when_asked=True)
             else:
                 for name in put:
                     free[name] += gpus

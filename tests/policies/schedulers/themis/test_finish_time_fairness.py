@@ -22,7 +22,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     measures,
     pace,
 )
-from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.builders import job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import whole
 
 NODES = frozenset({NodeName("n1")})
@@ -39,7 +39,7 @@ def job(
 ) -> JobView:
     """A job of one-GPU workers."""
     made = make_job_view(name, workers=(1, most), remaining_work_s=work_s, submitted_at_s=at_s)
-    return replace(made, whole_work_s=work_s, app=app or None, tenant=tenant)
+    return job_with(made, whole_work_s=work_s, app=app or None, tenant=tenant)
 
 
 def measured(jobs: list[JobView], yard: Yardstick, attendance: Attendance) -> dict[str, Measure]:
@@ -128,7 +128,7 @@ def test_an_app_is_done_no_sooner_than_its_longest_trial() -> None:
     found = measured(jobs, Yardstick(gpus=8, now_s=0.0), attendance)["app lab/x"]
     assert found.alone_s == pytest.approx(800.0)
     assert found.share_left_s == pytest.approx(800.0)
-    later = [replace(jobs[0], remaining_work_s=200.0), jobs[1]]
+    later = [job_with(jobs[0], remaining_work_s=200.0), jobs[1]]
     again = measured(later, Yardstick(gpus=8, now_s=600.0), attendance)["app lab/x"]
     assert again.share_left_s == pytest.approx(200.0)
     assert again.rho(again.share_left_s) == pytest.approx(1.0)

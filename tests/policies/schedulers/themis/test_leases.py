@@ -17,7 +17,7 @@ from coordinator.policies.schedulers.themis.arbiter import Arbiter
 from coordinator.policies.schedulers.themis.finish_time_fairness import AppRecord, Attendance, Work
 from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, make_worker_view
+from tests.builders import NOW_S, job_with, make_worker_view
 from tests.policies.schedulers.themis.test_policy import cluster, running, started, waiting
 
 PATIENT = policy("themis:patience=1")
@@ -128,7 +128,7 @@ def test_whom_leases_end_together_for_nobody_overtakes_in_its_line() -> None:
     """
     nodes = {"n0": 2, **NODES}
     wide = gang("wide", count=3, waited_s=1400.0)
-    narrow = replace(gang("narrow", count=1), remaining_work_s=1e6)
+    narrow = job_with(gang("narrow", count=1), remaining_work_s=1e6)
     newer = waiting("newer", gpus=2, work_s=1.0, waited_s=600.0)
     found = PATIENT.allocate(cluster(nodes, [*holders(), wide, narrow, newer]), b"")
     assert started(found) == {"newer": 1}
@@ -244,7 +244,7 @@ def test_who_comes_from_another_policy_has_had_what_that_gave(
 ) -> None:
     """Until then it was served; only who never was is infinitely poor."""
     made = waiting("j", waited_s=300.0)
-    job = replace(made, first_started_at_s=first_s, waiting_since_s=since_s)
+    job = job_with(made, first_started_at_s=first_s, waiting_since_s=since_s)
     if placed:
         job = replace(job, placed=(make_worker_view("j", 0, "n1"),), state=JobState.RUNNING)
     attendance = Attendance()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
-from msgspec.structs import replace
 
 from common.model import JobId, NodeName
 from coordinator.policies.contract.snapshot import JobView
@@ -24,7 +23,7 @@ from coordinator.policies.schedulers.themis.partial_allocation import (
     partial_allocation,
     proportional_fair,
 )
-from tests.builders import make_job_view
+from tests.builders import job_with, make_job_view
 
 
 def wants(gpus: int, value: float, *, place: int = 0) -> list[Bid]:
@@ -110,7 +109,7 @@ def standing(
 ) -> Standing:
     """An app of one job with 800 s of work, which came 100 s ago and would have all of 4 GPUs."""
     made = make_job_view("j", workers=(1, 4), gpus_per_worker=1, remaining_work_s=800.0)
-    job: JobView = replace(made, whole_work_s=800.0, submitted_at_s=NOW_S - 100.0)
+    job: JobView = job_with(made, whole_work_s=800.0, submitted_at_s=NOW_S - 100.0)
     works = {JobId("j"): Work(800.0, 4)}
     record = AppRecord(NOW_S - 100.0, 0.0, works, granted_at_s=granted_at_s, rho=rho)
     return Standing(

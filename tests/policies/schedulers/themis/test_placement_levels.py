@@ -13,7 +13,7 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.lease_terms import Payment
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.placement_levels import orders
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 
@@ -21,7 +21,7 @@ def gang(name: str, far_ratio: float) -> JobView:
     """Two workers of one GPU that have `far_ratio` of their speed over several racks."""
     job = make_job_view(name, workers=(2, 2), remaining_work_s=36_000.0, submitted_at_s=NOW_S)
     profile = JobProfile(far_speed_ratio=far_ratio)
-    return replace(job, whole_work_s=36_000.0, profile=profile)
+    return job_with(job, whole_work_s=36_000.0, profile=profile)
 
 
 def nodes_of(racks: Iterable[str]) -> list[NodeView]:

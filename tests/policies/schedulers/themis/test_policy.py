@@ -24,6 +24,7 @@ from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.themis.leases import Memory
 from tests.builders import (
     NOW_S,
+    job_with,
     make_job_view,
     make_node_view,
     make_snapshot,
@@ -52,7 +53,7 @@ def waiting(
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - waited_s,
     )
-    return replace(job, app=app, whole_work_s=work_s, profile=profile or JobProfile())
+    return job_with(job, app=app, whole_work_s=work_s, profile=profile or JobProfile())
 
 
 def running(job: JobView, nodes: Iterable[str], *, started_s_ago: float) -> JobView:
@@ -67,7 +68,7 @@ def running(job: JobView, nodes: Iterable[str], *, started_s_ago: float) -> JobV
         )
         for index, node in enumerate(nodes)
     )
-    return replace(
+    return job_with(
         job,
         state=JobState.RUNNING,
         gpu_type="H100",
@@ -293,7 +294,7 @@ def test_no_gpu_idles_beside_a_job_that_fits(
                 slots = sum(
                     gpus // job.gpus_per_worker
                     for node, gpus in nodes.items()
-                    if node not in job.avoid_nodes
+                    if node not in job.nodes.avoided
                 )
                 assert not job.accepts(gpu_type) or slots < job.workers_on(gpu_type).min
 

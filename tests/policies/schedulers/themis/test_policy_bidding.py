@@ -22,7 +22,7 @@ from coordinator.policies.schedulers.themis.finish_time_fairness import (
     most_gpus,
 )
 from coordinator.policies.schedulers.themis.leases import Memory
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.tables import each_row
 
 LEASE_S = 1200.0
@@ -47,7 +47,7 @@ def waiting(
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - waited_s,
     )
-    return replace(job, whole_work_s=work_s)
+    return job_with(job, whole_work_s=work_s)
 
 
 def cluster(jobs: Iterable[JobView], **gpus: int) -> ClusterSnapshot:
@@ -66,7 +66,11 @@ def served_before(jobs: Iterable[JobView], **record: tuple[float, float]) -> byt
                 submitted_at_s=job.submitted_at_s,
                 area_s=0.0,
                 seen_at_s=job.submitted_at_s,
-                jobs={job.job_id: Work(job.whole_work_s * job.gpus_per_worker, most_gpus(job))},
+                jobs={
+                    job.job_id: Work(
+                        job.estimate.whole_work_s * job.gpus_per_worker, most_gpus(job)
+                    )
+                },
                 granted_at_s=NOW_S - since_s,
                 rho=rho,
             )

@@ -23,7 +23,7 @@ from coordinator.policies.schedulers.themis.knobs import ThemisKnobs
 from coordinator.policies.schedulers.themis.leases import Memory
 from coordinator.policies.schedulers.themis.partial_allocation import Bid, proportional_fair
 from coordinator.policies.schedulers.themis.placement_levels import has_room
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import NOW_S, job_with, make_job_view, make_node_view, make_snapshot
 from tests.draws import pick, whole
 from tests.policies.counted_calls import calls
 from tests.policies.schedulers.themis.test_policy import cluster, running, waiting
@@ -52,7 +52,7 @@ def fixed(job: JobView) -> JobView:
 
 def unsaved(job: JobView) -> JobView:
     """A stop would throw away all that it computed."""
-    return replace(job, saves_when_asked=False, lost_if_preempted_gpu_s=300.0, attained_gpu_s=300.0)
+    return job_with(job, saves_when_asked=False, unsaved_gpu_s=300.0, attained_gpu_s=300.0)
 
 
 def stoppable(job: JobView) -> JobView:
@@ -215,7 +215,7 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
             job = running(job, [name], started_s_ago=draw(pick(300.0, 700.0, 1200.0)))
             holders.append(draw(pick(fixed, unsaved, stoppable))(job))
     gangs = [
-        replace(
+        job_with(
             waiting(
                 f"w{at}",
                 gpus=draw(whole(1, 2)),
@@ -225,7 +225,7 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
                 app=draw(pick(None, "a", "b")),
             ),
             priority=draw(whole(0, 1)),
-            avoid_nodes=draw(pick((), ("n0",))),
+            nodes_avoided=draw(pick((), ("n0",))),
         )
         for at in range(draw(whole(1, 8)))
     ]
@@ -258,7 +258,7 @@ UNLIKE = st.sampled_from(
         {"workers": WorkerRange(min=3, max=6)},
         {"gpu": GpuRequest(types=("A100",))},
         {"gpu": GpuRequest(worker_multiplier={"H100": 2})},
-        {"avoid_nodes": ("n1",)},
+        {"nodes_avoided": ("n1",)},
     ]
 )
 """What one gang may have unlike another one that is the same besides."""
@@ -270,7 +270,7 @@ def test_gangs_that_do_not_have_room_alike_are_not_alike(
 ) -> None:
     """Whatever decides whether a base gang has room is part of what it is remembered by."""
     one = make_job_view("a", workers=(2, 6))
-    changed = replace(one, **other)
+    changed = job_with(one, **other)
     nodes = {
         NodeName(f"n{at}"): make_node_view(f"n{at}", gpus=8, gpu_type="A100" if at == 2 else "H100")
         for at in range(3)

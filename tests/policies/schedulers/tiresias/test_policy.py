@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from common.errors import ConfigError
 from common.profile import JobProfile
@@ -14,7 +13,7 @@ from coordinator.policies.contract.decisions import Preempt, Start
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
 from coordinator.policies.schedulers.tiresias.policy import Memory, TiresiasKnobs
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.served import cell, changed
 from tests.served import served_job as job
 from tests.tables import each_row
@@ -47,7 +46,7 @@ def mean_ticks(name: str, jobs: Mapping[str, tuple[int, int]], gpus: int) -> flo
                 waits_since_s=now_s,
             )
             left_s = (length - ran[each]) * UNIT_S
-            views.append(structs.replace(view, as_of_s=now_s, remaining_work_s=left_s))
+            views.append(job_with(view, as_of_s=now_s, remaining_work_s=left_s))
         allocation = made.allocate(cell(views, now_s=now_s, n0=gpus), memory)
         memory = allocation.memory
         running -= {d.job_id for d in allocation.decisions if isinstance(d, Preempt)}

@@ -18,7 +18,7 @@ from coordinator.policies.schedulers.tiresias.queues import (
     QueueMemory,
     Queues,
 )
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.draws import pick
 from tests.served import cell, changed
 from tests.served import served_job as job
@@ -74,8 +74,8 @@ def test_a_worker_that_counts_twice_reaches_the_limit_twice_as_soon() -> None:
     for; of one that still starts, the most that it could have on any type."""
     slower = GpuRequest(worker_multiplier={"T4": 2})
     waits = job("waits", 8, submitted_at_s=1.0)
-    runs = structs.replace(job("runs", 4, node="n0", first_s=0.0), gpu=slower, computing_gpus=8)
-    starts = structs.replace(job("starts", 4), gpu=slower, computing_gpus=0)
+    runs = job_with(job("runs", 4, node="n0", first_s=0.0), gpu=slower, computing_gpus=8)
+    starts = job_with(job("starts", 4), gpu=slower, computing_gpus=0)
     for each in (runs, starts):
         queues = Queues(QueueKnobs(), cell([each, waits], n0=8), QueueMemory())
         assert queues.wake_at_s([each], [waits]) == NOW_S + 450.0
@@ -282,7 +282,7 @@ def served_snapshots(draw: st.DrawFn) -> ClusterSnapshot:
     """Clusters in which jobs have attained something."""
     snapshot = draw(snapshots())
     jobs = tuple(
-        structs.replace(
+        job_with(
             each,
             attained_gpu_s=served,
             as_of_s=snapshot.now_s,
