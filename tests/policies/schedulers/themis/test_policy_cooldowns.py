@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.policies.contract.decisions import Allocation, Resize, placed_count
 from coordinator.policies.contract.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.registry import policy
-from tests.builders import NOW_S
+from tests.builders import NOW_S, job_with
 from tests.policies.schedulers.themis.test_policy import cluster, running, started, waiting
 
 COOLDOWN_S = 60.0
@@ -22,7 +22,7 @@ def resized(workers: int, *, started_s_ago: float = 100.0) -> JobView:
     """An elastic job of up to eight workers that was resized ten seconds ago."""
     job = waiting("grower", workers=(1, 8), work_s=1e5, waited_s=started_s_ago)
     job = running(job, ["n1"] * workers, started_s_ago=started_s_ago)
-    return replace(job, last_resized_at_s=NOW_S - 10.0, priority=1)
+    return job_with(job, resizes_latest_at_s=NOW_S - 10.0, priority=1)
 
 
 def cell(jobs: Iterable[JobView], now_s: float = NOW_S) -> ClusterSnapshot:
@@ -60,7 +60,7 @@ def test_a_job_bids_for_growth_once_its_cooldown_is_over() -> None:
 
 def test_a_job_wins_its_own_workers_back_in_its_cooldown() -> None:
     """They are auctioned at the end of its lease, and no resize gives them back."""
-    job = replace(resized(4, started_s_ago=9000.0), lost_if_preempted_gpu_s=36_000.0)
+    job = job_with(resized(4, started_s_ago=9000.0), unsaved_gpu_s=36_000.0)
     too_wide = waiting("wide", gpus=8)
     assert THEMIS.allocate(cell([job, too_wide]), b"").decisions == ()
 
@@ -68,6 +68,6 @@ def test_a_job_wins_its_own_workers_back_in_its_cooldown() -> None:
 def test_the_fairness_of_a_job_is_the_same_in_its_cooldown() -> None:
     """rho counts what it holds and what it could use, whenever it was resized."""
     job = resized(2)
-    rested = replace(job, last_resized_at_s=None)
+    rested = job_with(job, resizes_latest_at_s=None)
     said = [THEMIS.standing(cell([each]), b"", each.job_id) for each in (job, rested)]
     assert said[0] == said[1] != ()
